@@ -1,0 +1,1 @@
+"""Run a whole fleet from one bucket."""

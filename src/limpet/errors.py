@@ -1,0 +1,119 @@
+"""Every error that Limpet raises on purpose.
+
+    LimpetError
+    ├── Invalid          fix the input; nothing was changed
+    ├── Missing          no object of that name
+    ├── NotModified      the reader already has this version
+    ├── Conflict         somebody else wrote first, and nothing of yours is there: re-read, retry
+    ├── Held             the lock is taken: wait, or come back after `until`
+    ├── LeaseLost        you no longer hold it: stop
+    ├── Unavailable      nothing was acknowledged: back off, retry
+    ├── OutcomeUnknown   it may or may not have happened, or may happen yet: do not clean up
+    ├── Corrupt          stored bytes are not what Limpet wrote: stop, report
+    ├── Unsupported      this store or version cannot do that: use another
+    └── Denied           the credentials, the role or the disk forbid it
+
+The kinds answer one question: what should the caller do now? Each carries a `hint` that says it in a sentence.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+__all__ = [
+    "Conflict",
+    "Corrupt",
+    "Denied",
+    "Held",
+    "Invalid",
+    "LeaseLost",
+    "LimpetError",
+    "Missing",
+    "NotModified",
+    "OutcomeUnknown",
+    "Unavailable",
+    "Unsupported",
+]
+
+
+class LimpetError(Exception):
+    """Base of the tree. `str(error)` is one line; `error.hint` says what to do about it."""
+
+    default_hint = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = self.default_hint if hint is None else hint
+
+
+class Invalid(LimpetError):
+    """The input is wrong. Nothing was changed."""
+
+    default_hint = "correct the input and try again"
+
+
+class Missing(LimpetError):
+    """There is no object of that name."""
+
+    default_hint = "check the name, or create it first"
+
+
+class NotModified(LimpetError):
+    """The object still has the version that the reader named in `if_none_match`."""
+
+    default_hint = "use the copy that you have"
+
+
+class Conflict(LimpetError):
+    """The condition of a write or read did not hold: somebody else wrote first."""
+
+    default_hint = "read it again, decide again, retry"
+
+
+class Held(LimpetError):
+    """The lock is held by somebody else. `try_acquire` returns this; `acquire` and `hold` raise it."""
+
+    default_hint = "wait for it (wait_s=...), or come back later"
+
+    def __init__(self, name: str, *, by: str, until: datetime | None, token: int) -> None:
+        when = f", at least until {until:%H:%M:%S} UTC" if until else ""
+        super().__init__(f"lock {name!r} is held by {by}{when} (token {token})")
+        self.by = by
+        self.until = until
+        self.token = token
+
+
+class LeaseLost(LimpetError):
+    """The lease is no longer yours: it expired, was broken, or a newer token has written."""
+
+    default_hint = "stop this work; whoever holds the newer token goes on with it"
+
+
+class Unavailable(LimpetError):
+    """The store did not do it, and nothing was acknowledged."""
+
+    default_hint = "back off and retry"
+
+
+class OutcomeUnknown(LimpetError):
+    """A write may have happened, or may happen yet. Reading again cannot settle it now."""
+
+    default_hint = "do not clean up after it; read again later before deciding"
+
+
+class Corrupt(LimpetError):
+    """Stored bytes are not what Limpet wrote."""
+
+    default_hint = "stop, keep the object as it is, and report it"
+
+
+class Unsupported(LimpetError):
+    """This store, or this version of Limpet, cannot do what was asked."""
+
+    default_hint = "use another store, or another version of limpet"
+
+
+class Denied(LimpetError):
+    """The credentials, the role or the disk do not allow it."""
+
+    default_hint = "check the credentials and the role's rights"

@@ -1,0 +1,149 @@
+"""The only builder of object keys.
+
+A key is `segment/segment/...`. Rooms never join strings themselves: they call a function here, so that a user's name
+cannot climb out of its prefix, alias another name, or be refused by one store and taken by the next (F26, F28).
+
+Two encodings, one for each border:
+
+- `segment(name)` turns a user's name into one segment of `[A-Za-z0-9_-]`, non-leading dots and `%XX`.
+- `disk_name(segment, leaf=)` turns a segment into a file name that survives case-folding and Unicode-normalising
+  disks, and keeps the object `k` apart from the folder of `k/x`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import NewType
+from urllib.parse import quote, unquote
+
+from limpet.errors import Invalid
+
+__all__ = [
+    "FLEET",
+    "Key",
+    "cell_key",
+    "check",
+    "check_prefix",
+    "clock_key",
+    "disk_name",
+    "from_disk_name",
+    "join",
+    "lock_key",
+    "name_of",
+    "probe_key",
+    "segment",
+]
+
+Key = NewType("Key", str)
+
+KEY_BYTES_MAX = 900
+DISK_NAME_BYTES_MAX = 240
+SEGMENT_BYTES_MAX = 160
+HASHED = "%h"
+
+FLEET = Key("limpet.json")
+LOCKS = "locks/user"
+CELLS = "cells"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_FILE_ENDING = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|sql)$")
+_DISK_UNSAFE = re.compile(r"^\.|[^a-z0-9._%@~+,-]")
+_DISK_ESCAPE = re.compile(r"=([0-9a-f]{2})")
+
+
+def segment(name: str) -> str:
+    """One key segment for a user's name; distinct names give distinct segments.
+
+    Raises: Invalid for an empty name, control characters or text that is not valid Unicode.
+    """
+    if not isinstance(name, str) or not name:
+        raise Invalid(f"a name must be a non-empty string, not {name!r}")
+    if _CONTROL.search(name):
+        raise Invalid(f"the name {name!r} has control characters", hint="use printable characters")
+    encoded = quote(name, safe="").replace("~", "%7E")
+    if encoded.startswith("."):
+        encoded = "%2E" + encoded[1:]
+    if len(encoded) > SEGMENT_BYTES_MAX:
+        return HASHED + hashlib.sha256(name.encode()).hexdigest()
+    return encoded
+
+
+def name_of(encoded: str) -> str:
+    """The user's name behind a segment (a hashed one stays as it is)."""
+    return encoded if encoded.startswith(HASHED) else unquote(encoded)
+
+
+@lru_cache(maxsize=4096)
+def check(key: str) -> Key:
+    """`key`, if every store can hold it; the same rule for all of them.
+
+    Raises: Invalid for `..`, empty segments, a leading slash, control characters, or more bytes than a store takes.
+    """
+    if not isinstance(key, str) or not key:
+        raise Invalid(f"a key must be a non-empty string, not {key!r}")
+    if _CONTROL.search(key):
+        raise Invalid(f"the key {key!r} has control characters", hint="use printable characters")
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise Invalid(f"the key {key!r} has an empty, '.' or '..' segment", hint="write it as segment/segment")
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes, this one {len(key.encode())}")
+    for i, part in enumerate(parts):
+        if len(disk_name(part, leaf=i == len(parts) - 1)) > DISK_NAME_BYTES_MAX:
+            raise Invalid(f"the key segment {part[:40]!r}... is too long", hint="use a shorter name")
+    return Key(key)
+
+
+@lru_cache(maxsize=1024)
+def check_prefix(prefix: str) -> str:
+    """`prefix` if it is empty or whole segments; without a trailing slash."""
+    return str(check(prefix.removesuffix("/"))) if prefix else ""
+
+
+def join(prefix: str, key: str) -> Key:
+    """`key` below `prefix` (which may be empty)."""
+    return Key(f"{prefix}/{key}") if prefix else Key(key)
+
+
+def disk_name(part: str, *, leaf: bool) -> str:
+    """The file name of one segment: lower-case ASCII, `=xx` for every other byte.
+
+    Objects end in a known ending or else in `=`, folders the other way round, so `k` and `k/x` never collide.
+    """
+    name = _DISK_UNSAFE.sub(_escape, part)
+    return name if bool(_FILE_ENDING.search(name)) is leaf else name + "="
+
+
+def from_disk_name(name: str) -> str | None:
+    """The segment behind a file name; None for a file that is not ours."""
+    try:
+        raw = _DISK_ESCAPE.sub(lambda m: chr(int(m[1], 16)), name.removesuffix("="))
+        return raw.encode("latin-1").decode()
+    except UnicodeError:
+        return None
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "".join(f"={byte:02x}" for byte in found[0].encode())
+
+
+def lock_key(name: str) -> Key:
+    """The lease record of a user's lock."""
+    return Key(f"{LOCKS}/{segment(name)}.lock")
+
+
+def cell_key(name: str) -> Key:
+    """The object of a user's cell."""
+    return Key(f"{CELLS}/{segment(name)}.json")
+
+
+def clock_key(slot: int) -> Key:
+    """An object that is rewritten only to read the store's clock from its LastModified."""
+    return Key(f"clock/{slot:x}.json")
+
+
+def probe_key(id_: str, name: str) -> Key:
+    """A throw-away object of one `doctor` run."""
+    return Key(f"probe/{segment(id_)}/{segment(name)}.json")

@@ -1,0 +1,114 @@
+"""Typed, strict JSON: what Limpet writes, and how it reads it back.
+
+Bytes are capped before they are parsed, types are checked while they are parsed, and a failure is `Corrupt` for what
+the store holds and `Invalid` for what a user hands in (F23, F32). Unknown fields are kept out, not refused: a newer
+version of Limpet may have added them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from limpet.errors import Corrupt, Invalid
+
+__all__ = ["RECORD_BYTES_MAX", "decode", "encode", "parse_json", "plain", "to_fields"]
+
+T = TypeVar("T")
+
+RECORD_BYTES_MAX = 1 << 20
+DEPTH_MAX = 64
+
+_encoder = msgspec.json.Encoder()
+
+
+@lru_cache(maxsize=64)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, strict=True)
+
+
+def encode(value: Any) -> bytes:
+    """Compact UTF-8 JSON of a struct or a plain value."""
+    return _encoder.encode(value)
+
+
+def to_fields(record: msgspec.Struct) -> dict[str, Any]:
+    """The record as a dict of JSON-ready fields."""
+    fields = msgspec.to_builtins(record)
+    assert isinstance(fields, dict)
+    return fields
+
+
+def decode(data: bytes, kind: type[T], *, what: str) -> T:
+    """`data` as a `kind`.
+
+    Raises: Corrupt, naming `what` and the first thing that is wrong.
+    """
+    if len(data) > RECORD_BYTES_MAX:
+        raise Corrupt(f"{what} has {len(data)} bytes, more than the {RECORD_BYTES_MAX} that a record may have")
+    try:
+        return _decoder(kind).decode(data)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"{what} is not a valid {kind.__name__}: {error or 'nested too deeply'}") from None
+
+
+def plain(value: Any, *, what: str) -> Any:
+    """`value`, if it is JSON that reads back equal: str keys, finite numbers, at most 64 levels.
+
+    Raises: Invalid, naming the place.
+    """
+    _check_plain(value, what, 0)
+    return value
+
+
+def _check_plain(value: Any, where: str, depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise Invalid(f"{where.split('[')[0]} is nested deeper than {DEPTH_MAX} levels")
+    match value:
+        case None | bool() | int():
+            return
+        case str():
+            if any("\ud800" <= char <= "\udfff" for char in value):
+                raise Invalid(f"{where} is not valid Unicode")
+        case float():
+            if not math.isfinite(value):
+                raise Invalid(f"{where} is {value}, which JSON cannot hold")
+        case list() | tuple():
+            for i, item in enumerate(value):
+                _check_plain(item, f"{where}[{i}]", depth + 1)
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise Invalid(f"{where} has the key {key!r}; JSON keys are strings")
+                _check_plain(item, f"{where}[{key!r}]", depth + 1)
+        case _:
+            raise Invalid(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MAX) -> Any:
+    """A user's JSON text, strictly: no NaN, no duplicate keys, capped in bytes and depth.
+
+    Raises: Invalid.
+    """
+    if len(text) > bytes_max:
+        raise Invalid(f"{what} has more than {bytes_max} bytes")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{what} is not valid JSON: {error}") from None
+    return plain(value, what=what)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

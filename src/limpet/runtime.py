@@ -1,0 +1,190 @@
+"""Time, chance and threads. No other module touches them.
+
+Everything above takes a `Runtime` as an argument, so the simulation can run the same synchronous code on a virtual
+clock with one seed (`limpet.sim`). `system()` is the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["Flag", "Runtime", "SystemRuntime", "Worker", "system"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+FAN_OUT_MAX = 32
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Flag(Protocol):
+    """A latch that threads can wait for."""
+
+    def set(self) -> None:
+        """Raise it, for good."""
+
+    def is_set(self) -> bool:
+        """Whether it was raised."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is raised or `timeout` seconds have passed; whether it was raised."""
+
+
+class Worker(Protocol):
+    """A thread of this process."""
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+
+
+class Runtime(Protocol):
+    """What the core may know of time, chance and threads."""
+
+    @property
+    def owner(self) -> str:
+        """Random id of this process, made anew at start and after a fork (F17)."""
+
+    @property
+    def label(self) -> str:
+        """`host:pid`, for people; never compared."""
+
+    @property
+    def rng(self) -> random.Random:
+        """Chance that no other process shares."""
+
+    def wall(self) -> datetime:
+        """This machine's wall clock, in UTC: a label for people, never compared with another's (F13)."""
+
+    def elapsed_s(self) -> float:
+        """Seconds on a clock that only rises and counts time asleep (CLOCK_BOOTTIME where there is one)."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    def new_id(self) -> str:
+        """26 lower-case characters, unique, sorted by creation time within a second or so (a ULID)."""
+
+    def flag(self) -> Flag:
+        """A new latch."""
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """A new lock between threads of this process."""
+
+    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+        """Run `work` beside the caller, in a thread that does not keep the process alive."""
+
+    def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = FAN_OUT_MAX) -> list[B]:
+        """`call` for each item, at most `at_once` at a time; results in the order of the items.
+
+        `call` must not raise: an error is a result like any other.
+        """
+
+
+class SystemRuntime:
+    """The real clock, chance and threads of this process."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._fresh()
+        os.register_at_fork(after_in_child=self._fresh)
+
+    def _fresh(self) -> None:
+        self._rng = random.Random(os.urandom(32))
+        self._owner = self.new_id()
+        self._label = f"{socket.gethostname()}:{os.getpid()}"
+        self._pool: ThreadPoolExecutor | None = None
+        self._in_pool = threading.local()
+        self._mutex = threading.Lock()
+
+    @property
+    def owner(self) -> str:
+        """See `Runtime.owner`."""
+        return self._owner
+
+    @property
+    def label(self) -> str:
+        """See `Runtime.label`."""
+        return self._label
+
+    @property
+    def rng(self) -> random.Random:
+        """See `Runtime.rng`."""
+        return self._rng
+
+    def wall(self) -> datetime:
+        """See `Runtime.wall`."""
+        return datetime.now(UTC)
+
+    def elapsed_s(self) -> float:
+        """See `Runtime.elapsed_s`."""
+        return time.clock_gettime(_BOOTTIME)
+
+    def sleep(self, seconds: float) -> None:
+        """See `Runtime.sleep`."""
+        time.sleep(max(0.0, seconds))
+
+    def new_id(self) -> str:
+        """See `Runtime.new_id`."""
+        return ulid(time.time_ns() // 1_000_000, self._rng.getrandbits(80))
+
+    def flag(self) -> Flag:
+        """See `Runtime.flag`."""
+        return threading.Event()
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """See `Runtime.mutex`."""
+        return threading.Lock()
+
+    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+        """See `Runtime.spawn`."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = FAN_OUT_MAX) -> list[B]:
+        """See `Runtime.fan_out`. A call made from inside a fan-out runs its items one after another."""
+        todo = list(items)
+        if len(todo) < 2 or at_once < 2 or getattr(self._in_pool, "yes", False):
+            return [call(item) for item in todo]
+        slots = threading.BoundedSemaphore(min(at_once, FAN_OUT_MAX))
+
+        def one(item: A) -> B:
+            with slots:
+                self._in_pool.yes = True
+                return call(item)
+
+        return list(self._executor().map(one, todo))
+
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._mutex:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(FAN_OUT_MAX, thread_name_prefix="limpet-io")
+            return self._pool
+
+
+def ulid(unix_ms: int, chance: int) -> str:
+    """48 bits of time and 80 of chance in Crockford's base 32, lower case."""
+    bits = (unix_ms << 80) | chance
+    return "".join(_ALPHABET[(bits >> shift) & 31] for shift in range(125, -1, -5))
+
+
+_system: SystemRuntime | None = None
+
+
+def system() -> SystemRuntime:
+    """The one real runtime of this process."""
+    global _system
+    if _system is None:
+        _system = SystemRuntime()
+    return _system

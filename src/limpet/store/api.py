@@ -1,0 +1,127 @@
+"""What every store promises: the protocol, and the values that pass through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NewType, Protocol, runtime_checkable
+
+from limpet.errors import LimpetError
+from limpet.keys import Key
+
+__all__ = ["Absent", "Always", "Blob", "Match", "Put", "Stat", "Store", "Version", "When"]
+
+Version = NewType("Version", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """Put whatever is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Put only if there is no object of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Put only if the object has exactly this version."""
+
+    version: Version
+
+
+When = Always | Absent | Match
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What a listing or a HEAD tells of an object."""
+
+    key: Key
+    size: int
+    version: Version
+    modified: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes of an object, with the version that they belong to. `size` is that of the whole object."""
+
+    data: bytes
+    version: Version
+    modified: datetime
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """One write of a `put_many`."""
+
+    key: Key
+    data: bytes
+    when: When = Always()
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Bytes under names, with conditional writes. The same behaviour on a directory, in memory and in a bucket.
+
+    Every call may raise `Unavailable` (back off), `Denied`, or `Invalid` (a key no store can hold).
+    """
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """The object, or bytes `[start, stop)` of it (a stop past the end is clipped).
+
+        Raises: Missing; Conflict (if_match); NotModified (if_none_match); Invalid (a range that starts past the end).
+        Cost: 1 GET; a range moves only its own bytes.
+        """
+
+    def head(self, key: Key) -> Stat:
+        """The object's size, version and time, without its bytes.   Raises: Missing.   Cost: 1 HEAD."""
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """Write the whole object, atomically and durably, if `when` holds; the new version.
+
+        Raises: Conflict, when the store answers that the condition does not hold (also where an earlier copy of this
+        very request made it so: `cell` and `put_once` settle that by reading back); OutcomeUnknown, when no clear
+        answer came. Cost: 1 PUT. Crash: the old object or the new one, whole.
+        """
+
+    def delete(self, key: Key) -> None:
+        """Remove the object; one that is not there is fine.   Cost: 1 DELETE."""
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """The objects below `prefix/` in the byte order of their keys, lazily; `after` resumes behind that key.
+
+        A hint, not the truth: what changes meanwhile may or may not show (F22). Cost: 1 LIST per 1,000 objects.
+        """
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        """Up to `n` objects below `prefix/` from a random place, order not promised.   Cost: 1 or 2 LISTs."""
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """The names of the folders just below `prefix/`, sorted.   Cost: 1 LIST per 1,000 entries."""
+
+    def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
+        """Each object or the error that its read met.   Cost: 1 GET each, a bounded number at once."""
+
+    def put_many(self, puts: Iterable[Put]) -> Mapping[Key, Version | LimpetError]:
+        """Each new version or the error that its write met.   Cost: 1 PUT each, a bounded number at once."""
+
+    def delete_many(self, keys: Iterable[Key]) -> Mapping[Key, LimpetError | None]:
+        """Delete each; None, or the error that it met (F20).   Cost: 1 DELETE each, a bounded number at once."""
+
+    def now(self, *, max_age_s: float | None = None) -> datetime:
+        """A lower bound of the store's own clock: the newest LastModified seen, plus the time since on our clock.
+
+        Cost: 0; if nothing was seen yet, or the last reading is older than `max_age_s`, 1 PUT + 1 HEAD.
+        """

@@ -1,0 +1,86 @@
+"""What all stores share: fan-out of the batch verbs, and reading the store's clock."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TypeVar
+
+from limpet.errors import LimpetError
+from limpet.keys import Key, clock_key
+from limpet.runtime import Runtime
+from limpet.store.api import Always, Blob, Put, Stat, Version, When
+from limpet.store.clock import StoreClock
+
+__all__ = ["BaseStore"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+CLOCK_SLOTS = 16
+
+
+class BaseStore(ABC):
+    """The verbs that follow from `get`, `head`, `put` and `delete`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._clock = StoreClock(runtime)
+
+    @abstractmethod
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """See `Store.get`."""
+
+    @abstractmethod
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+
+    @abstractmethod
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+
+    @abstractmethod
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+
+    def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
+        """See `Store.get_many`."""
+        return self._each(lambda key: key, self.get, keys)
+
+    def put_many(self, puts: Iterable[Put]) -> Mapping[Key, Version | LimpetError]:
+        """See `Store.put_many`."""
+        return self._each(lambda put: put.key, lambda put: self.put(put.key, put.data, when=put.when), puts)
+
+    def delete_many(self, keys: Iterable[Key]) -> Mapping[Key, LimpetError | None]:
+        """See `Store.delete_many`."""
+        return self._each(lambda key: key, self.delete, keys)
+
+    def _each(
+        self, key_of: Callable[[A], Key], call: Callable[[A], B], items: Iterable[A]
+    ) -> dict[Key, B | LimpetError]:
+        def one(item: A) -> tuple[Key, B | LimpetError]:
+            try:
+                return key_of(item), call(item)
+            except LimpetError as error:
+                return key_of(item), error
+
+        return dict(self._runtime.fan_out(one, items))
+
+    def now(self, *, max_age_s: float | None = None) -> datetime:
+        """See `Store.now`."""
+        bound = self._clock.read(max_age_s=max_age_s)
+        if bound is not None:
+            return bound
+        key = clock_key(self._runtime.rng.randrange(CLOCK_SLOTS))
+        self.put(key, b"{}")
+        modified = self.head(key).modified
+        self._clock.reset(modified)
+        return modified

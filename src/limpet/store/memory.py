@@ -1,0 +1,117 @@
+"""A store in this process's memory: the reference model, and what users' tests run on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from limpet.errors import Conflict, Invalid, Missing, NotModified
+from limpet.keys import Key, check, check_prefix
+from limpet.runtime import Runtime, system
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
+from limpet.store.base import BaseStore
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    data: bytes
+    version: Version
+    modified: datetime
+
+
+class MemoryStore(BaseStore):
+    """Objects in a dict. Threads may share it; it ends with the process."""
+
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        super().__init__(runtime or system())
+        self._objects: dict[Key, _Entry] = {}
+        self._mutex = self._runtime.mutex()
+        self._written = 0
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """See `Store.get`."""
+        entry = self._find(key)
+        if if_match is not None and entry.version != if_match:
+            raise Conflict(f"{key} is no longer version {if_match}")
+        if if_none_match is not None and entry.version == if_none_match:
+            raise NotModified(f"{key} is still version {if_none_match}")
+        data = entry.data if range is None else entry.data[clip(key, range, len(entry.data))]
+        return Blob(data, entry.version, entry.modified, len(entry.data))
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        entry = self._find(key)
+        return Stat(key, len(entry.data), entry.version, entry.modified)
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        check(key)
+        with self._mutex:
+            found = self._objects.get(key)
+            match when:
+                case Absent() if found is not None:
+                    raise Conflict(f"{key} exists")
+                case Match(version) if found is None or found.version != version:
+                    raise Conflict(f"{key} is no longer version {version}")
+            self._written += 1
+            version = Version(f"m{self._written}")
+            self._objects[key] = _Entry(bytes(data), version, self._runtime.wall())
+        self._clock.observe(self._objects[key].modified)
+        return version
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        with self._mutex:
+            self._objects.pop(check(key), None)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`."""
+        keys = self._below(prefix)
+        start = bisect_right(keys, after.encode(), key=str.encode) if after else 0
+        for key in keys[start:]:
+            entry = self._objects.get(key)
+            if entry is not None:
+                yield Stat(key, len(entry.data), entry.version, entry.modified)
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        """See `Store.sample`."""
+        found = [*self.list(prefix)]
+        return self._runtime.rng.sample(found, min(n, len(found)))
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """See `Store.list_dirs`."""
+        skip = len(check_prefix(prefix)) + 1 if prefix else 0
+        return sorted({name for key in self._below(prefix) for name, slash, _ in [key[skip:].partition("/")] if slash})
+
+    def _below(self, prefix: str) -> Sequence[Key]:
+        head = check_prefix(prefix) + "/" if prefix else ""
+        with self._mutex:
+            return sorted((key for key in self._objects if key.startswith(head)), key=str.encode)
+
+    def _find(self, key: Key) -> _Entry:
+        entry = self._objects.get(check(key))
+        if entry is None:
+            raise Missing(f"there is no object {key}")
+        self._clock.observe(entry.modified)
+        return entry
+
+
+def clip(key: Key, range: tuple[int, int], size: int) -> slice:
+    """`range` within an object of `size` bytes.   Raises: Invalid for one that is empty or starts past the end."""
+    start, stop = range
+    if not 0 <= start < stop:
+        raise Invalid(f"the range {start}..{stop} of {key} is not a range", hint="give 0 <= start < stop")
+    if start >= size:
+        raise Invalid(f"the range {start}..{stop} starts past the end of {key}, which has {size} bytes")
+    return slice(start, min(stop, size))
