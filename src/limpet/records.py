@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,9 +25,13 @@ DEPTH_MAX = 64
 _encoder = msgspec.json.Encoder()
 
 
-@lru_cache(maxsize=64)
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind, strict=True)
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind, strict=True)
+    return _decoders[kind]
 
 
 def encode(value: Any) -> bytes:
@@ -51,7 +54,7 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
     if len(data) > RECORD_BYTES_MAX:
         raise Corrupt(f"{what} has {len(data)} bytes, more than the {RECORD_BYTES_MAX} that a record may have")
     try:
-        return _decoder(kind).decode(data)  # type: ignore[no-any-return]
+        return _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{what} is not a valid {kind.__name__}: {error or 'nested too deeply'}") from None
 
