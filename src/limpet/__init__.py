@@ -1,1 +1,47 @@
-"""Run a whole fleet from one bucket."""
+"""Run a whole fleet from one bucket: `fleet = limpet.open("s3://bucket/prefix")`.
+
+A task queue, a record index, locks with fencing and a table catalog whose only server is the object store that you
+already have, or a plain directory.
+"""
+
+from limpet.app import Fleet, open
+from limpet.cell import Cell, Fence
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Denied,
+    Held,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    Missing,
+    NotModified,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
+from limpet.lease import Lease, Lock
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cell",
+    "Conflict",
+    "Corrupt",
+    "Denied",
+    "Fence",
+    "Fleet",
+    "Held",
+    "Invalid",
+    "Lease",
+    "LeaseLost",
+    "LimpetError",
+    "Lock",
+    "Missing",
+    "NotModified",
+    "OutcomeUnknown",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+    "open",
+]

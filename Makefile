@@ -1,0 +1,43 @@
+# Two commands to know: `make demo` and `make test`. Both set up .venv by themselves (tools/install.py).
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+SECONDS ?= 600
+BIN := .venv/bin
+
+# The first Python that is new enough. Evaluated only by the targets that use it.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help demo test test-full check bench soak clean have-python
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: have-python ## see a lock survive kill -9, on a local directory (installs the small core only)
+	@$(PYTHON) tools/install.py core
+	@$(BIN)/limpet demo
+
+test: have-python ## everything that must hold before a commit, with the time budget
+	@$(PYTHON) tools/budget.py test
+
+test-full: have-python ## `test` plus the tests marked full: more servers, more minutes
+	@$(PYTHON) tools/budget.py test-full
+
+check: have-python ## lint and types only
+	@$(PYTHON) tools/budget.py check
+
+bench: have-python ## our store against the bare client and bare file calls, as ratios
+	@$(PYTHON) tools/install.py dev
+	@$(BIN)/python bench/kernel.py
+
+soak: have-python ## simulate new seeds for SECONDS=600
+	@$(PYTHON) tools/install.py dev
+	@$(BIN)/python -m limpet.sim soak --seconds $(SECONDS)
+
+clean: ## remove the venv, caches and build output
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+have-python:
+	@test -n "$(PYTHON)" || { echo "limpet needs Python 3.11 or newer with venv, and found none: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }

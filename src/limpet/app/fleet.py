@@ -1,0 +1,121 @@
+"""`open` and `Fleet`: everything under one URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from limpet import keys
+from limpet.app.formats import FleetRecord, check, fresh, may_write, upgraded
+from limpet.app.urls import Durability, store_for, url_or_default
+from limpet.cell import PLAIN, Cell, struct_codec
+from limpet.errors import Conflict, Denied, Invalid, Missing, Unsupported
+from limpet.lease import LeaseRecord, Lock, Sightings
+from limpet.runtime import Runtime, system
+from limpet.store import MeteredStore, Store
+from limpet.store.probe import quick
+
+__all__ = ["Fleet", "open"]
+
+
+def open(
+    url: str | os.PathLike[str] | None = None,
+    *,
+    read_only: bool = False,
+    durability: Durability = "fsync",
+    runtime: Runtime | None = None,
+) -> Fleet:
+    """The fleet at `url`: `./dir`, `file://`, `memory://`, `s3://`, `gs://`, `az://`; without one, at LIMPET_URL.
+
+    A place that holds no fleet yet is probed for what Limpet needs of a store, and `limpet.json` is written there;
+    with `read_only` it is an error instead, and nothing is ever written.
+    Raises: Unsupported for a fleet of a newer format, or a store that ignores conditions; Missing; Denied; Invalid.
+    Cost: 1 GET; on a new place once 6 PUTs, 2 GETs and 1 DELETE more.
+    """
+    runtime = runtime or system()
+    where = url_or_default(url)
+    store = store_for(where, runtime, durability=durability)
+    record = _record_cell(store, runtime).read()
+    if record is None and read_only:
+        raise Missing(f"there is no fleet at {where}", hint="check the URL; opening it for writing creates one")
+    found = record.value if record else _set_up(store, runtime, where)
+    check(found, where=where)
+    if not read_only and not may_write(found):
+        raise Unsupported(
+            f"the fleet at {where} wants writers of level {found.min_writer}",
+            hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
+        )
+    if hasattr(store, "etag_style"):
+        store.etag_style = found.probe.etag_style
+    return Fleet(store, where, found, runtime)
+
+
+def _record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
+    return Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+
+
+def _set_up(store: Store, runtime: Runtime, where: str) -> FleetRecord:
+    cell = _record_cell(store, runtime)
+    try:
+        return cell.create(fresh(quick(store, runtime))).value
+    except Conflict:
+        seen = cell.read()
+        assert seen is not None
+        return seen.value
+    except Denied as error:
+        raise Denied(
+            f"there is no fleet at {where} yet, and it cannot be set up: {error}",
+            hint="open it once with a key that may write",
+        ) from error
+
+
+class Fleet:
+    """What lives under one URL. Cheap to make, safe to share between threads; a forked child should open its own."""
+
+    def __init__(self, store: Store, url: str, record: FleetRecord, runtime: Runtime) -> None:
+        self.url = url
+        self.record = record
+        self.store = MeteredStore(store, runtime=runtime, budget=_budget())
+        self._runtime = runtime
+        self._sightings = Sightings(runtime)
+
+    def __repr__(self) -> str:
+        return f"Fleet({self.url!r})"
+
+    def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
+        """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
+        return Lock(self.store, keys.lock_key(name), name, ttl_s, self._runtime, self._sightings, look_first=look_first)
+
+    def locks(self) -> Iterator[LeaseRecord]:
+        """The record of every lock that was ever used, in the order of their keys.   Cost: 1 LIST + 1 GET a lock."""
+        codec = struct_codec(LeaseRecord)
+        for stat in self.store.list(keys.LOCKS):
+            seen = Cell(self.store, stat.key, codec, self._runtime).read()
+            if seen is not None:
+                yield seen.value
+
+    def cell(self, name: str) -> Cell[Any]:
+        """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
+        return Cell(self.store, keys.cell_key(name), PLAIN, self._runtime)
+
+    def upgrade(self) -> bool:
+        """Raise the recorded formats to this version's. Older versions of Limpet refuse the fleet from then on.
+
+        Returns whether anything changed.   Cost: 1 GET + at most 1 PUT.
+        """
+        before = self.record
+        seen = _record_cell(self.store, self._runtime).update(lambda record: upgraded(record) if record else None)
+        if seen is None:
+            raise Missing(f"there is no fleet at {self.url}")
+        self.record = seen.value
+        return self.record != before
+
+
+def _budget() -> int | None:
+    text = os.environ.get("LIMPET_REQUEST_BUDGET")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise Invalid(f"LIMPET_REQUEST_BUDGET is {text!r}, not a number", hint="give a number of requests")
+    return int(text)

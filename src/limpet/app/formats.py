@@ -1,0 +1,59 @@
+"""`limpet.json`: which formats a fleet is written in, and whether this version of Limpet may touch it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from limpet.errors import Unsupported
+from limpet.store.probe import Findings
+
+__all__ = ["CURRENT", "LEVEL", "FleetRecord", "check", "fresh", "may_write", "upgraded"]
+
+LEVEL = 1
+"""What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""
+
+CURRENT = {"queue": 1, "index": 1, "catalog": 1}
+"""The newest format of each room that this version writes."""
+
+FEATURES: frozenset[str] = frozenset()
+"""The optional features that this version knows."""
+
+
+class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `limpet.json` beside the cell's header."""
+
+    format: dict[str, int]
+    min_reader: int
+    min_writer: int
+    features: list[str]
+    probe: Findings
+
+
+def fresh(probe: Findings) -> FleetRecord:
+    """The record of a new fleet."""
+    return FleetRecord(format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL, features=[], probe=probe)
+
+
+def check(record: FleetRecord, *, where: str) -> None:
+    """Whether this version of Limpet may read the fleet.   Raises: Unsupported, saying what is too new."""
+    newer = [f"{room} format {n}" for room, n in sorted(record.format.items()) if n > CURRENT.get(room, 0)]
+    unknown = [f"feature {name!r}" for name in sorted(record.features) if name not in FEATURES]
+    if record.min_reader > LEVEL:
+        newer.append(f"readers of level {record.min_reader}")
+    if newer or unknown:
+        raise Unsupported(
+            f"the fleet at {where} uses {', '.join(newer + unknown)}, which this limpet does not know",
+            hint="upgrade limpet here: pip install -U limpet",
+        )
+
+
+def may_write(record: FleetRecord) -> bool:
+    """Whether this version of Limpet may write to the fleet."""
+    return record.min_writer <= LEVEL
+
+
+def upgraded(record: FleetRecord) -> FleetRecord | None:
+    """The record after `limpet upgrade`; None when there is nothing to raise."""
+    if record.format == CURRENT and record.min_writer == LEVEL:
+        return None
+    return msgspec.structs.replace(record, format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL)

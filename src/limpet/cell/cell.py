@@ -1,0 +1,263 @@
+"""`Cell`: one small JSON object that everybody may write, one winner at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from limpet import records
+from limpet.cell.decide import SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
+from limpet.keys import Key
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Blob, Match, Store, Version
+from limpet.store.outcome import Verdict, put_settled
+
+__all__ = ["PLAIN", "Cell", "Codec", "Fenced", "Lost", "Seen", "Won", "struct_codec"]
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+TRIES_MAX = 20
+BACKOFF_S = 0.05
+GONE = Version("replaced")
+
+
+class Fenced(Protocol):
+    """Anything that carries a fencing token: a `Lease`, or a bare `Fence`."""
+
+    @property
+    def lock(self) -> str:
+        """The key of the lock."""
+
+    @property
+    def token(self) -> int:
+        """The token that the lock gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """How a cell's value becomes fields beside the header, and back."""
+
+    to_fields: Callable[[T], dict[str, Any]]
+    from_bytes: Callable[[bytes, str], T]
+
+
+def struct_codec(kind: type[S]) -> Codec[S]:
+    """The struct's fields stand beside the header's."""
+    return Codec(records.to_fields, lambda data, what: records.decode(data, kind, what=what))
+
+
+class _Plain(msgspec.Struct):
+    value: Any
+
+
+PLAIN: Codec[Any] = Codec(
+    lambda value: {"value": records.plain(value, what="the value")},
+    lambda data, what: records.decode(data, _Plain, what=what).value,
+)
+"""Any JSON value, under the field `value`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """One look at a cell: its value, and the version to swap on. `modified` is None for a write of our own."""
+
+    value: T
+    header: Header
+    version: Version
+    modified: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Won(Generic[T]):
+    """The write happened, and `seen` is what we wrote."""
+
+    seen: Seen[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced(Generic[T]):
+    """The write happened and was since replaced by `now`. No swap on `seen`, what we wrote, can win."""
+
+    seen: Seen[T]
+    now: Seen[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Generic[T]):
+    """The write did not happen and never will. `now` is what stands there instead."""
+
+    now: Seen[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear(Generic[T]):
+    """Whether the write happened cannot be told: too many others came after it. It is not, and cannot become, `now`."""
+
+    now: Seen[T]
+
+
+Outcome = Won[T] | Replaced[T] | Lost[T] | Unclear[T]
+"""What became of one attempt to write a cell."""
+
+
+class Cell(Generic[T]):
+    """One object that is read, decided upon, and swapped.
+
+    Every write either wins against exactly the version that it was decided on, or changes nothing. `deletable` cells
+    may be removed, and then their name is never used again; for them a lost reply to a create stays unknown.
+    """
+
+    def __init__(self, store: Store, key: Key, codec: Codec[T], runtime: Runtime, *, deletable: bool = False) -> None:
+        self._store = store
+        self._key = key
+        self._codec = codec
+        self._runtime = runtime
+        self._deletable = deletable
+        self._last: Seen[T] | None = None
+
+    @property
+    def key(self) -> Key:
+        """Where the cell lives."""
+        return self._key
+
+    def read(self) -> Seen[T] | None:
+        """The cell as it is now; None if it was never written.
+
+        Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
+        """
+        try:
+            self._last = self._decode(self._store.get(self._key))
+        except Missing:
+            self._last = None
+        return self._last
+
+    def create(self, value: T) -> Seen[T]:
+        """Write the first version.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
+        return self._won(self.attempt(None, value))
+
+    def swap(self, seen: Seen[T], value: T) -> Seen[T]:
+        """Replace exactly what was `seen`.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
+        return self._won(self.attempt(seen, value))
+
+    def update(self, change: Callable[[T | None], T | None]) -> Seen[T] | None:
+        """Read, let `change` decide, swap; again from the start when somebody else wrote first.
+
+        `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
+        times. Raises: OutcomeUnknown; Conflict after 20 lost swaps.   Cost: 1 GET + 1 PUT without contention.
+        """
+        return self._contend(self.read(), lambda seen: _kept(seen), change)
+
+    def write(self, value: T, *, lease: Fenced | None = None) -> Seen[T]:
+        """Put `value`, whatever is there. With a lease, the cell takes it only while no newer token has written.
+
+        The token is compared in the same swap that writes (F12), so a paused holder that wakes up too late changes
+        nothing. A write without a lease keeps the cell's fence.
+        Raises: LeaseLost for a lower token; Invalid for a lease of another lock; OutcomeUnknown.
+        Cost: 1 PUT if this handle saw the newest version, else 1 GET + 1 PUT.
+        """
+        offered = Fence(lease.lock, lease.token) if lease is not None else None
+        seen = self._contend(
+            self._last or self.read(), lambda seen: admit(_kept(seen), offered, what=self._key), lambda _: value
+        )
+        assert seen is not None
+        return seen
+
+    def attempt(
+        self, seen: Seen[T] | None, value: T, fence: Fence | None = None, *, write_id: str | None = None
+    ) -> Outcome[T]:
+        """One conditional write on what was `seen` (None: create), settled. The rooms above build on this.
+
+        A caller that wants to recognise the write after OutcomeUnknown names it by a fresh `write_id`.
+        Raises: OutcomeUnknown when nothing is known at all; whatever the store refuses before anything is sent.
+        """
+        base = seen.header if seen else None
+        header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen))
+        write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
+        data = self._encode(header, value)
+
+        def look(found: Blob | None) -> Verdict:
+            if found is None:
+                return judge(write, None, None)
+            return judge(write, self._header(found), found.version)
+
+        when = Match(seen.version) if seen else Absent()
+        settled = put_settled(self._store, self._runtime, self._key, data, when, look)
+        if settled.version is not None:
+            self._last = Seen(value, header, settled.version, settled.found.modified if settled.found else None)
+            return Won(self._last)
+        if settled.found is None:
+            raise self._unknown()
+        self._last = now = self._decode(settled.found)
+        match settled.verdict:
+            case Verdict.REPLACED:
+                return Replaced(Seen(value, header, GONE, None), now)
+            case Verdict.LOST:
+                return Lost(now)
+            case _:
+                return Unclear(now)
+
+    def _contend(
+        self,
+        seen: Seen[T] | None,
+        fence_for: Callable[[Seen[T] | None], Fence | None],
+        change: Callable[[T | None], T | None],
+    ) -> Seen[T] | None:
+        for tries in range(1, TRIES_MAX + 1):
+            fence = fence_for(seen)
+            value = change(seen.value if seen else None)
+            if value is None:
+                return seen
+            match self.attempt(seen, value, fence):
+                case Won(written) | Replaced(written):
+                    return written
+                case Lost(now):
+                    seen = now
+                case Unclear():
+                    raise self._unknown()
+            self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S) * tries)
+        raise Conflict(f"{self._key} was swapped by others {TRIES_MAX} times in a row", hint="write it less often")
+
+    def _won(self, outcome: Outcome[T]) -> Seen[T]:
+        match outcome:
+            case Won(seen) | Replaced(seen):
+                return seen
+            case Lost():
+                raise Conflict(f"{self._key} was written by somebody else first")
+            case Unclear():
+                raise self._unknown()
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"whether the write of {self._key} happened cannot be told: others wrote or removed it since"
+        )
+
+    def _encode(self, header: Header, value: T) -> bytes:
+        data = records.encode({**records.to_fields(header), **self._codec.to_fields(value)})
+        if len(data) > records.RECORD_BYTES_MAX:
+            raise Invalid(
+                f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",
+                hint="keep large data in an object of its own and its name in the cell",
+            )
+        return data
+
+    def _header(self, blob: Blob) -> Header:
+        header = records.decode(blob.data, Header, what=self._key)
+        if header.schema > SCHEMA:
+            raise Unsupported(f"{self._key} has schema {header.schema}; this limpet reads up to {SCHEMA}")
+        if header.seq < 1 or header.schema < 1:
+            raise Corrupt(f"{self._key} has seq {header.seq} and schema {header.schema}")
+        return header
+
+    def _decode(self, blob: Blob) -> Seen[T]:
+        header = self._header(blob)
+        return Seen(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
+
+
+def _kept(seen: Seen[T] | None) -> Fence | None:
+    return seen.header.fence if seen else None

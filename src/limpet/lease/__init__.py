@@ -1,0 +1,10 @@
+"""Locks whose holders die, sleep and come back, with tokens that keep the late ones out.
+
+Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it is kept, `heartbeat` for the thread.
+"""
+
+from limpet.lease.decide import LeaseRecord, State
+from limpet.lease.lease import Lease
+from limpet.lease.lock import Lock, Sightings
+
+__all__ = ["Lease", "LeaseRecord", "Lock", "Sightings", "State"]

@@ -1,0 +1,144 @@
+"""The lease's decisions: pure functions, no store and no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+import msgspec
+
+from limpet.errors import Invalid
+
+__all__ = [
+    "Create",
+    "LeaseRecord",
+    "State",
+    "Take",
+    "Wait",
+    "check_ttl",
+    "freed",
+    "look_interval_s",
+    "next_step",
+    "renew_interval_s",
+    "renewed",
+    "taken",
+]
+
+LOOK_MARGIN_S = 2.0
+RESOLUTION_S = 1.0
+TTL_MIN_S = 1.0
+TTL_MAX_S = 7 * 86400.0
+
+
+class State(Enum):
+    """What a lease record says."""
+
+    HELD = "held"
+    FREE = "free"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds what. `created_at`, `heartbeat_at` and `expires_at` are labels for people; nobody decides by them."""
+
+    state: State
+    name: str
+    worker_id: str
+    label: str
+    token: int
+    attempt: int
+    created_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+    ttl_s: float
+    not_before: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """There is no record: create it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The lock is free or abandoned: swap on exactly the version seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody holds it, at least until then. `confirm`: it seems abandoned, and a second look would tell."""
+
+    until: datetime
+    confirm: bool
+
+
+def check_ttl(ttl_s: float) -> float:
+    """`ttl_s`, if a lease can have it.   Raises: Invalid."""
+    if not TTL_MIN_S <= ttl_s <= TTL_MAX_S:
+        raise Invalid(f"ttl_s must be between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds, not {ttl_s:g}")
+    return float(ttl_s)
+
+
+def renew_interval_s(ttl_s: float) -> float:
+    """How often a holder renews: two renewals may fail before the lease runs out."""
+    return ttl_s / 3
+
+
+def look_interval_s(ttl_s: float) -> float:
+    """How far apart a contender's two looks at an unchanged record must be: a live holder renews within it."""
+    return renew_interval_s(ttl_s) + LOOK_MARGIN_S
+
+
+def next_step(
+    record: LeaseRecord | None, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime
+) -> Create | Take | Wait:
+    """What a contender does about a lock that it looks at.
+
+    `modified` is the record's LastModified, `unchanged_s` how long this process has watched the same version, `now` a
+    lower bound of the store's clock. Safe under any clock: a wrong `now` can only make us wait, or lose a swap
+    (F8, F13). `wall` only decides whether a look is worth confirming.
+    Raises: Invalid for a record that ended (done, cancelled): it is never taken again.
+    """
+    if record is None:
+        return Create()
+    if record.state is State.FREE:
+        if record.not_before is None or record.not_before <= now:
+            return Take()
+        return Wait(record.not_before, confirm=False)
+    if record.state is not State.HELD:
+        raise Invalid(f"{record.name!r} is {record.state.value}", hint="it has ended; use a new name")
+    until = modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)  # F14: LastModified is rounded down
+    watched = unchanged_s >= look_interval_s(record.ttl_s)
+    if until <= now and watched:
+        return Take()
+    return Wait(until, confirm=until <= now or (not watched and wall > record.expires_at))
+
+
+def taken(
+    record: LeaseRecord | None, *, name: str, worker_id: str, label: str, ttl_s: float, wall: datetime
+) -> LeaseRecord:
+    """The record after a contender takes over what it saw: one token more."""
+    return LeaseRecord(
+        state=State.HELD,
+        name=name,
+        worker_id=worker_id,
+        label=label,
+        token=record.token + 1 if record else 1,
+        attempt=record.attempt + 1 if record else 1,
+        created_at=wall,
+        heartbeat_at=wall,
+        expires_at=wall + timedelta(seconds=ttl_s),
+        ttl_s=ttl_s,
+    )
+
+
+def renewed(record: LeaseRecord, wall: datetime) -> LeaseRecord:
+    """The record after its holder's heartbeat."""
+    return msgspec.structs.replace(record, heartbeat_at=wall, expires_at=wall + timedelta(seconds=record.ttl_s))
+
+
+def freed(record: LeaseRecord) -> LeaseRecord:
+    """The record after a release or a break. The token stays, so that it only ever rises (F9, F10)."""
+    return msgspec.structs.replace(record, state=State.FREE)

@@ -1,0 +1,136 @@
+"""`Lease`: proof of holding a lock, and the token that guards what is written under it."""
+
+from __future__ import annotations
+
+from limpet.cell import Cell, Seen, Won
+from limpet.errors import LeaseLost, OutcomeUnknown
+from limpet.lease.decide import LeaseRecord, State, freed, renewed
+from limpet.runtime import Runtime
+
+__all__ = ["Lease"]
+
+RELEASED = "the lease was released"
+
+
+class Lease:
+    """Held from a won acquire until it is released, lost, or not renewed for `ttl_s`.
+
+    `token` is higher than that of every earlier holder. Hand the lease to `cell.write(value, lease=lease)`: the cell
+    refuses it once a newer token has written. For any other side effect call `check()` just before it: that narrows
+    the window in which a paused holder does harm, and cannot close it.
+    """
+
+    def __init__(self, cell: Cell[LeaseRecord], seen: Seen[LeaseRecord], runtime: Runtime, *, sent_at_s: float) -> None:
+        self._cell = cell
+        self._seen = seen
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._valid_until_s = sent_at_s + seen.value.ttl_s
+        self._progress_at_s = sent_at_s
+        self._unsure = False
+        self._ended: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self._seen.value.name
+
+    @property
+    def lock(self) -> str:
+        """The lock's key: what a cell remembers beside the token."""
+        return self._cell.key
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._seen.value.token
+
+    @property
+    def ttl_s(self) -> float:
+        """How long the lease lasts without a renewal."""
+        return self._seen.value.ttl_s
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to be over, or has run out on this process's own clock."""
+        return self._why_lost() is not None
+
+    def check(self) -> None:
+        """Go on only while the lease is ours as far as this process can know.
+
+        Raises: LeaseLost.   Cost: no request: it compares the last renewal with a clock that counts time asleep.
+        """
+        why = self._why_lost()
+        if why is not None:
+            raise LeaseLost(why)
+
+    def progress(self) -> None:
+        """Tell a `hold(stall_s=...)` that the work moves on."""
+        self._progress_at_s = self._runtime.elapsed_s()
+
+    def renew(self) -> None:
+        """Keep the lease for another `ttl_s`.
+
+        Raises: LeaseLost; OutcomeUnknown or Unavailable, after which it may be tried again until it runs out.
+        Cost: 1 PUT; after an unclear renewal 1 GET + 1 PUT.
+        """
+        with self._mutex:
+            self.check()
+            sent_at_s = self._runtime.elapsed_s()
+            self._swap(renewed(self._current(), self._runtime.wall()))
+            self._valid_until_s = sent_at_s + self.ttl_s
+
+    def release(self) -> None:
+        """Free the lock for the next one. Releasing twice is fine.
+
+        Raises: LeaseLost if it was no longer ours; OutcomeUnknown, Unavailable: then it runs out by itself.
+        Cost: 1 PUT.   Crash: at worst a held lock that runs out after `ttl_s`.
+        """
+        with self._mutex:
+            if self._ended == RELEASED:
+                return
+            self.check()
+            self._swap(freed(self._current()))
+            self._ended = RELEASED
+
+    def valid_for_s(self) -> float:
+        """Seconds until the lease runs out if it is not renewed; negative when it has."""
+        return self._valid_until_s - self._runtime.elapsed_s()
+
+    def stalled_for_s(self) -> float:
+        """Seconds since the last sign of progress."""
+        return self._runtime.elapsed_s() - self._progress_at_s
+
+    def _current(self) -> LeaseRecord:
+        """Our record. After an unclear swap, look which version is ours now: one with our token is."""
+        if not self._unsure:
+            return self._seen.value
+        seen = self._cell.read()
+        if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:
+            raise self._end(f"lock {self.name!r} is no longer held with token {self.token}")
+        self._seen = seen
+        self._unsure = False
+        return seen.value
+
+    def _swap(self, record: LeaseRecord) -> None:
+        try:
+            outcome = self._cell.attempt(self._seen, record)
+        except OutcomeUnknown:
+            self._unsure = True
+            raise
+        if not isinstance(outcome, Won):
+            raise self._end(f"lock {self.name!r} was taken from token {self.token}")
+        self._seen = outcome.seen
+
+    def _end(self, why: str) -> LeaseLost:
+        self._ended = why
+        return LeaseLost(why)
+
+    def _why_lost(self) -> str | None:
+        if self._ended is not None:
+            return self._ended
+        if self._runtime.owner != self._seen.value.worker_id:
+            return f"the lease of {self.name!r} belongs to the process that this one was forked from"
+        if self.valid_for_s() <= 0:
+            return f"the lease of {self.name!r} (token {self.token}) ran out without a renewal"
+        return None

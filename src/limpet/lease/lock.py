@@ -1,0 +1,240 @@
+"""`Lock`: how a lease is won."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won, struct_codec
+from limpet.errors import Held, LeaseLost, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import Key
+from limpet.lease.decide import (
+    Create,
+    LeaseRecord,
+    State,
+    Take,
+    Wait,
+    check_ttl,
+    freed,
+    look_interval_s,
+    next_step,
+    renewed,
+    taken,
+)
+from limpet.lease.heartbeat import Heartbeat
+from limpet.lease.lease import Lease
+from limpet.runtime import Runtime
+from limpet.store.api import Store, Version
+
+__all__ = ["Lock", "Sightings"]
+
+POLL_MIN_S = 0.2
+POLL_MAX_S = 5.0
+SIGHTINGS_MAX = 10_000
+
+
+class Sightings:
+    """Since when this process has seen which version of which lock, on its own rising clock."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._first: dict[Key, tuple[Version, float]] = {}
+
+    def knows(self, key: Key) -> bool:
+        """Whether this process has seen a record there."""
+        return key in self._first
+
+    def unchanged_s(self, key: Key, version: Version) -> float:
+        """How long `version` has stood there, as far as this process saw; notes the first sight of it."""
+        at_s = self._runtime.elapsed_s()
+        first = self._first.pop(key, None)
+        if first is None or first[0] != version:
+            first = (version, at_s)
+        self._first[key] = first
+        if len(self._first) > SIGHTINGS_MAX:
+            del self._first[next(iter(self._first))]
+        return at_s - first[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The lock is somebody's. `confirm`: it seems abandoned and is worth another look."""
+
+    held: Held
+    confirm: bool
+
+
+class Lock:
+    """A name that at most one process holds at a time, with a token that rises each time it changes hands.
+
+    Clocks matter for how soon an abandoned lock is taken over, never for safety: what is written with a lease's token
+    is refused once a newer token has written, whatever any clock says.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        name: str,
+        ttl_s: float,
+        runtime: Runtime,
+        sightings: Sightings,
+        *,
+        look_first: bool = False,
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._ttl_s = check_ttl(ttl_s)
+        self._runtime = runtime
+        self._sightings = sightings
+        self._look_first = look_first
+        self._unsure_write_id: str | None = None
+        self._cell = Cell(store, key, struct_codec(LeaseRecord), runtime)
+
+    def try_acquire(self) -> Lease | Held:
+        """Take the lock if it is free or abandoned, without waiting.
+
+        An abandoned one is taken once its LastModified + ttl_s has passed on the store's clock *and* this process saw
+        the same version at two looks at least a renew interval + 2 s apart.
+        Raises: OutcomeUnknown (ask again; a token that was won meanwhile is recognised or skipped).
+        Cost: 1 PUT for a lock that was never used; 1 GET + 1 PUT for a free one that this process knows, or with
+        `look_first` (an unknown one: 1 refused PUT more); 1 GET when held; on takeover at most 1 PUT + 1 HEAD more
+        for a clock reading.
+        Crash: at worst a held lock that runs out after ttl_s.
+        """
+        outcome = self._try()
+        return outcome.held if isinstance(outcome, _Waiting) else outcome
+
+    def acquire(self, wait_s: float | None = None) -> Lease:
+        """Take the lock, waiting up to `wait_s` seconds for its holder (None: for ever). The caller renews it.
+
+        A lock that seems abandoned is watched for a renew interval + 2 s even when `wait_s` is shorter, so that short
+        jobs started by cron do take over from a dead one.
+        Raises: Held when the wait is over; OutcomeUnknown.   Cost: `try_acquire` every 0.2 to 5 s.
+        """
+        started_s = self._runtime.elapsed_s()
+        patience_s = float("inf") if wait_s is None else wait_s
+        pause_s = POLL_MIN_S
+        while True:
+            outcome = self._try()
+            if isinstance(outcome, Lease):
+                return outcome
+            watch_s = look_interval_s(self._ttl_s) + POLL_MAX_S if outcome.confirm else 0.0
+            left_s = max(patience_s, watch_s) - (self._runtime.elapsed_s() - started_s)
+            if left_s <= 0:
+                raise outcome.held
+            self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.7, 1.0), left_s))
+            pause_s = min(pause_s * 1.5, POLL_MAX_S)
+
+    @contextmanager
+    def hold(
+        self,
+        wait_s: float | None = None,
+        *,
+        stall_s: float | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> Iterator[Lease]:
+        """`with lock.hold() as lease:` keeps the lock for the block, renewing it from a thread of its own.
+
+        With `stall_s` the renewing stops when the block does not call `lease.progress()` for so long, so that a hung
+        worker does not keep a lock for ever (F16). `on_lost` runs once, in that thread, when the lease is gone.
+        Raises: Held; OutcomeUnknown; LeaseLost at the end of a block whose lease was lost meanwhile.
+        Cost: `acquire`, then 1 PUT per ttl_s / 3, then 1 PUT.   Crash: the lock runs out after ttl_s.
+        """
+        lease = self.acquire(wait_s)
+        heartbeat = Heartbeat(lease, self._runtime, stall_s=stall_s, on_lost=on_lost)
+        try:
+            yield lease
+        except BaseException:
+            heartbeat.stop()
+            with suppress(LeaseLost, OutcomeUnknown, Unavailable):
+                lease.release()
+            raise
+        heartbeat.stop()
+        with suppress(OutcomeUnknown, Unavailable):  # as after a crash, it runs out by itself
+            lease.release()
+
+    def peek(self) -> LeaseRecord | None:
+        """The record as it stands; None if the lock was never used.   Cost: 1 GET."""
+        seen = self._cell.read()
+        return seen.value if seen else None
+
+    def break_(self) -> LeaseRecord:
+        """Free the lock whoever holds it. The token stays, so the next holder's is higher and the old one's stale.
+
+        Raises: Missing for a lock that was never used; Conflict; OutcomeUnknown.   Cost: 1 GET + 1 PUT.
+        """
+        seen = self._cell.update(lambda record: freed(record) if record else None)
+        if seen is None:
+            raise Missing(f"there is no lock {self._name!r}", hint="`limpet lock ls` shows those there are")
+        return seen.value
+
+    def _try(self) -> Lease | _Waiting:
+        if self._look_first or self._sightings.knows(self._cell.key):
+            seen = self._cell.read()
+        else:
+            claimed = self._claim(None)
+            if isinstance(claimed, Lease):
+                return claimed
+            seen = claimed
+        if seen is not None and seen.header.write_id == self._unsure_write_id:
+            return self._lease_or_wait(self._swap(seen, renewed(seen.value, self._runtime.wall())))
+        step = self._decide(seen) if seen else Create()
+        if isinstance(step, Wait):
+            assert seen is not None
+            return self._waiting(seen, step)
+        return self._lease_or_wait(self._claim(seen))
+
+    def _decide(self, seen: Seen[LeaseRecord]) -> Create | Take | Wait:
+        unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
+        step = self._step(seen, unchanged_s, max_age_s=None)
+        record = seen.value
+        if isinstance(step, Wait) and record.state is State.HELD and unchanged_s >= look_interval_s(record.ttl_s):
+            return self._step(seen, unchanged_s, max_age_s=record.ttl_s / 4)
+        return step
+
+    def _step(self, seen: Seen[LeaseRecord], unchanged_s: float, *, max_age_s: float | None) -> Create | Take | Wait:
+        assert seen.modified is not None
+        return next_step(
+            seen.value,
+            modified=seen.modified,
+            unchanged_s=unchanged_s,
+            now=self._store.now(max_age_s=max_age_s),
+            wall=self._runtime.wall(),
+        )
+
+    def _claim(self, seen: Seen[LeaseRecord] | None) -> Lease | Seen[LeaseRecord]:
+        record = taken(
+            seen.value if seen else None,
+            name=self._name,
+            worker_id=self._runtime.owner,
+            label=self._runtime.label,
+            ttl_s=self._ttl_s,
+            wall=self._runtime.wall(),
+        )
+        return self._swap(seen, record)
+
+    def _swap(self, seen: Seen[LeaseRecord] | None, record: LeaseRecord) -> Lease | Seen[LeaseRecord]:
+        """A lease if our record now stands there; else what stands there instead."""
+        sent_at_s = self._runtime.elapsed_s()
+        self._unsure_write_id = write_id = self._runtime.new_id()
+        outcome = self._cell.attempt(seen, record, write_id=write_id)
+        self._unsure_write_id = None
+        match outcome:
+            case Won(mine):
+                self._sightings.unchanged_s(self._cell.key, mine.version)
+                return Lease(self._cell, mine, self._runtime, sent_at_s=sent_at_s)
+            case Replaced(_, now) | Lost(now) | Unclear(now):  # whatever became of it, it does not stand there now
+                return now
+
+    def _lease_or_wait(self, outcome: Lease | Seen[LeaseRecord]) -> Lease | _Waiting:
+        if isinstance(outcome, Lease):
+            return outcome
+        step = self._decide(outcome)
+        return self._waiting(outcome, step if isinstance(step, Wait) else None)
+
+    def _waiting(self, seen: Seen[LeaseRecord], step: Wait | None) -> _Waiting:
+        record = seen.value
+        held = Held(self._name, by=record.label, until=step.until if step else None, token=record.token)
+        return _Waiting(held, confirm=step.confirm if step else False)

@@ -1,0 +1,265 @@
+"""A simulated bucket, and the faulty network between it and each process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.keys import Key, check, check_prefix
+from limpet.sim.nemesis import Knobs, pick_request_fault
+from limpet.sim.runtime import SimRuntime
+from limpet.sim.world import Flight, World
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
+from limpet.store.base import BaseStore
+from limpet.store.memory import clip
+
+__all__ = ["Applied", "Bucket", "SimStore"]
+
+R = TypeVar("R")
+PAGE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One mutation that the bucket really made; `data` is None for a delete."""
+
+    at_s: float
+    who: str
+    key: Key
+    data: bytes | None
+
+
+class Bucket:
+    """The truth: objects, and the journal of every mutation. Each method is one atomic step."""
+
+    def __init__(self, world: World, knobs: Knobs) -> None:
+        self._world = world
+        self._knobs = knobs
+        self.objects: dict[Key, Blob] = {}
+        self.journal: list[Applied] = []
+
+    def get(self, key: Key, if_match: Version | None, if_none_match: Version | None) -> Blob:
+        """The object as it is."""
+        blob = self.objects.get(key)
+        if blob is None:
+            raise Missing(f"there is no object {key}")
+        if if_match is not None and blob.version != if_match:
+            raise Conflict(f"{key} is no longer version {if_match}")
+        if if_none_match is not None and blob.version == if_none_match:
+            raise NotModified(f"{key} is still version {if_none_match}")
+        return blob
+
+    def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
+        """Compare and write."""
+        found = self.objects.get(key)
+        match when:
+            case Absent() if found is not None:
+                raise Conflict(f"{key} exists")
+            case Match(version) if found is None or found.version != version:
+                raise Conflict(f"{key} is no longer version {version}")
+        self.journal.append(Applied(self._world.now_s, who, key, data))
+        digest = hashlib.md5(data).hexdigest() if self._knobs.digest_versions else f"v{len(self.journal)}"
+        self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
+        return self.objects[key].version
+
+    def delete(self, who: str, key: Key) -> None:
+        """Remove."""
+        if self.objects.pop(key, None) is not None:
+            self.journal.append(Applied(self._world.now_s, who, key, None))
+
+    def _modified(self) -> datetime:
+        now = self._world.store_time()
+        return now.replace(microsecond=0) if self._knobs.whole_seconds else now
+
+
+class _LockBody(msgspec.Struct):
+    state: str
+    token: int
+
+
+class _CellBody(msgspec.Struct):
+    seq: int
+    fence: dict[str, object] | None = None
+
+
+class SimStore(BaseStore):
+    """One process's view of the bucket: every call gives way, may be struck by a fault, and is written down."""
+
+    def __init__(self, world: World, bucket: Bucket, runtime: SimRuntime, knobs: Knobs) -> None:
+        super().__init__(runtime)
+        self._world = world
+        self._bucket = bucket
+        self._process = runtime.process
+        self._knobs = knobs
+        self._unsettled: set[tuple[int, Key]] = set()
+        self._sent = 0
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """See `Store.get`."""
+        task = id(self._world.current())
+        kind = "settle" if (task, key) in self._unsettled else "read"
+        self._unsettled.discard((task, key))
+        step = f"{_room(key)}.{kind}"
+        blob = self._call("get", step, check(key), "", lambda: self._bucket.get(key, if_match, if_none_match))
+        self._clock.observe(blob.modified)
+        if range is not None:
+            return Blob(blob.data[clip(key, range, blob.size)], blob.version, blob.modified, blob.size)
+        return blob
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        blob = self._call("head", f"{_room(key)}.head", check(key), "", lambda: self._bucket.get(key, None, None))
+        self._clock.observe(blob.modified)
+        return Stat(key, blob.size, blob.version, blob.modified)
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        if self._process.newer and data.endswith(b"}") and len(data) > 2:
+            data = data[:-1] + b',"future":[1]}'
+        step = self._put_step(check(key), data, when)
+        try:
+            return self._call(
+                "put", step, key, data, lambda: self._bucket.put(self._process.name, key, data, when), when
+            )
+        except LimpetError:
+            self._unsettled.add((id(self._world.current()), key))
+            raise
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        self._call(
+            "delete", f"{_room(key)}.delete", check(key), "", lambda: self._bucket.delete(self._process.name, key)
+        )
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`: pages of four, each read at its own moment (F22)."""
+        head = check_prefix(prefix) + "/" if prefix else ""
+        while True:
+            page = self._call("list", f"{_room(head)}.list", Key(head), after or "", lambda: self._page(head, after))
+            yield from page
+            if len(page) < PAGE:
+                return
+            after = page[-1].key
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        """See `Store.sample`."""
+        found = [*self.list(prefix)]
+        return self._runtime.rng.sample(found, min(n, len(found)))
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """See `Store.list_dirs`."""
+        skip = len(check_prefix(prefix)) + 1 if prefix else 0
+        return sorted({stat.key[skip:].split("/")[0] for stat in self.list(prefix) if "/" in stat.key[skip:]})
+
+    def _page(self, head: str, after: str | None) -> Sequence[Stat]:
+        names = sorted(key for key in self._bucket.objects if key.startswith(head) and key > (after or ""))
+        blobs = ((key, self._bucket.objects[key]) for key in names[:PAGE])
+        return [Stat(key, blob.size, blob.version, blob.modified) for key, blob in blobs]
+
+    def _call(
+        self, verb: str, step: str, key: Key, detail: str | bytes, apply: Callable[[], R], when: When | None = None
+    ) -> R:
+        world, process = self._world, self._process
+        world.check_alive(process)
+        world.calls += 1
+        process.calls += 1
+        fault = pick_request_fault(world, process, verb, self._knobs.fault_rate)
+        if fault == "refused_409" and not isinstance(when, Absent | Match):
+            fault = "throttled"
+        world.coverage[fault or "none", step] += 1
+        self._sent += 1
+        process.in_flight[self._sent] = Flight(step, lambda: self._land(step, key, detail, apply))
+        try:
+            result = self._carry(self._sent, verb, step, key, detail, fault, apply)
+        except LimpetError as error:
+            world.note(process.name, step, key, detail, type(error).__name__, fault)
+            raise
+        world.note(process.name, step, key, detail, "ok", fault)
+        return result
+
+    def _carry(
+        self, sent: int, verb: str, step: str, key: Key, detail: str | bytes, fault: str, apply: Callable[[], R]
+    ) -> R:
+        """Take one request to the bucket and its answer back, as far as the fault lets them."""
+        world, process = self._world, self._process
+        near_s, far_s = (world.chance(n, process.index, process.calls) for n in (12, 13))
+        if fault == "slow":
+            near_s, far_s = near_s * 300, far_s * 300
+        give_up_s = 0.5 + 2.5 * far_s
+        try:
+            if fault in ("lost_request", "throttled", "cut_off"):
+                process.in_flight.pop(sent)
+                world.pause(give_up_s)
+                raise self._no_answer(verb, key)
+            if fault == "late":
+                world.later(give_up_s * 30 * near_s, process.in_flight.pop(sent).land)
+                world.pause(give_up_s)
+                raise self._no_answer(verb, key)
+            world.pause(0.005 + 0.05 * near_s)
+            process.in_flight.pop(sent)
+            if fault == "refused_409":
+                raise Conflict(f"{key} is being written by somebody else")
+            if fault == "duplicate" and near_s < 0.5:
+                self._land(step, key, detail, apply)
+            try:
+                result = apply()
+            finally:
+                if fault == "duplicate" and near_s >= 0.5:
+                    world.later(far_s * 20, lambda: self._land(step, key, detail, apply))
+                world.pause(0.005 + 0.05 * far_s)
+                if fault == "lost_reply":
+                    world.pause(give_up_s)
+                    raise self._no_answer(verb, key)
+            return result
+        finally:
+            process.in_flight.pop(sent, None)
+
+    def _land(self, step: str, key: Key, detail: str | bytes, apply: Callable[[], object]) -> None:
+        """A copy of a request reaches the bucket; nobody hears the answer."""
+        try:
+            apply()
+            result = "lands"
+        except LimpetError as error:
+            result = f"comes too late: {type(error).__name__}"
+        self._world.note("network", f"a copy of {self._process.name}'s {step}", key, detail, result)
+
+    def _no_answer(self, verb: str, key: Key) -> LimpetError:
+        kind = OutcomeUnknown if verb == "put" else Unavailable
+        return kind(f"no answer to {verb} {key}")
+
+    def _put_step(self, key: Key, data: bytes, when: When) -> str:
+        room = _room(key)
+        found = self._bucket.objects.get(key)
+        if room == "lock":
+            body = msgspec.json.decode(data, type=_LockBody)
+            if isinstance(when, Absent):
+                return "lock.create"
+            if body.state == "free":
+                return "lock.free"
+            before = msgspec.json.decode(found.data, type=_LockBody) if found else body
+            if before.token == body.token:
+                return "lock.renew"
+            return "lock.take" if before.state == "free" else "lock.takeover"
+        if room == "cell":
+            if isinstance(when, Absent):
+                return "cell.create"
+            return "cell.fenced" if msgspec.json.decode(data, type=_CellBody).fence else "cell.swap"
+        return f"{room}.put"
+
+
+def _room(key: str) -> str:
+    first = key.split("/", 1)[0]
+    return {"locks": "lock", "cells": "cell"}.get(first, first or "root")

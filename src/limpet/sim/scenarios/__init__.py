@@ -1,0 +1,1 @@
+"""The worlds that `python -m limpet.sim` can run, by name."""

@@ -1,0 +1,141 @@
+"""The Makefile, the pins and the budget tool."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"limpet_tools_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+budget = _tool("budget")
+install = _tool("install")
+
+
+def _pytest(folder: Path, body: str) -> tuple[str, ...]:
+    (folder / "test_it.py").write_text(body)
+    return (sys.executable, "-m", "pytest", "-q", "--rootdir", str(folder), "-c", os.devnull, str(folder))
+
+
+def test_help_lists_every_target() -> None:
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = " ".join(re.findall(r"^  make (\S+) +\S", said, re.M))
+    assert listed == "help demo test test-full check bench soak clean"
+
+
+def test_make_says_what_is_missing_without_python() -> None:
+    done = subprocess.run(["make", "test", "PYTHON="], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "limpet needs Python 3.11" in done.stderr
+
+
+def test_ci_runs_make_test() -> None:
+    ci = ROOT / ".ci" / "run"
+    assert os.access(ci, os.X_OK)
+    assert "make test" in ci.read_text()
+
+
+def test_constraints_are_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==\d[\w.]*", line)] == []
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = {_plain(line.split("==")[0]) for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {_plain(re.split(r"[\[<>=!~; ]", want)[0]) for want in wanted} - pinned == set()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_budget_covers_the_phases_in_order() -> None:
+    phases = budget.plan("test")
+    assert [phase.name for phase in phases] == [*budget.BUDGET_S]
+    assert sum(phase.budget_s for phase in phases) == budget.TOTAL_S
+    assert all("not full" in phase.commands[0] for phase in phases if phase.pytest and phase.commands)
+
+
+def test_a_failing_phase_stops_the_later_ones_but_not_the_table() -> None:
+    good, bad = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit(3)")
+    phases = [
+        budget.Phase("one", (good,), 60),
+        budget.Phase("two", (bad, good), 60),
+        budget.Phase("three", (good,), 60),
+        budget.Phase("four", (), 60, pytest=True),
+    ]
+    results = budget.run(phases, skips_fail=False)
+    assert [(result.verdict, result.failed) for result in results] == [
+        ("ok", False),
+        ("FAILED", True),
+        ("not run", False),
+        ("-", False),
+    ]
+    assert budget.report(results, total_s=900).splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_a_command_that_is_not_there_fails_its_phase() -> None:
+    [result] = budget.run([budget.Phase("one", (("no-such-command-of-limpet",),))], skips_fail=False)
+    assert result.failed
+
+
+def test_tests_are_counted_from_what_pytest_wrote(tmp_path: Path) -> None:
+    body = (
+        "import os, pytest\n"
+        "def test_a(): assert os.environ['PYTHONHASHSEED'] == '0'\n"
+        "def test_b(): assert 0\n"
+        "def test_c(): pytest.skip('no server')\n"
+        "def test_d(gone): pass\n"
+    )
+    phases = [budget.Phase("unit", (_pytest(tmp_path, body),), pytest=True)]
+    results = budget.run(phases, skips_fail=False)
+    assert results[0].failed
+    assert results[0].tally == budget.Tally(passed=1, failed=2, skipped=1)
+
+
+@pytest.mark.parametrize(("in_ci", "failed"), [(False, 0), (True, 1)])
+def test_a_skip_fails_only_in_ci(tmp_path: Path, in_ci: bool, failed: int) -> None:
+    body = "import pytest\ndef test_a(): pytest.skip('no server')\n"
+    [result] = budget.run([budget.Phase("unit", (_pytest(tmp_path, body),), pytest=True)], skips_fail=in_ci)
+    assert result.failed is in_ci
+    assert result.tally == budget.Tally(failed=failed, skipped=1)
+
+
+def test_a_folder_without_tests_is_no_failure(tmp_path: Path) -> None:
+    [result] = budget.run([budget.Phase("unit", (_pytest(tmp_path, ""),), pytest=True)], skips_fail=True)
+    assert (result.failed, result.verdict) == (False, "no tests")
+
+
+def test_over_budget_is_marked_and_not_failed() -> None:
+    slow = budget.Result(budget.Phase("one", (("x",),), 60), "ok", used_s=61.0)
+    table = budget.report([slow], total_s=60)
+    assert re.search(r"^one +1 min +1:01 +ok +OVER BUDGET$", table, re.M)
+    assert re.search(r"^total +1 min +1:01 +OVER BUDGET$", table, re.M)
+
+
+def test_a_missing_package_is_named_with_what_it_costs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    install.install_packages([install.Package("left-pad", "no-such-command-of-limpet", "padding")])
+    assert capsys.readouterr().out == "missing Debian package left-pad: skipped without it: padding\n"

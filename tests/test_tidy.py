@@ -1,0 +1,386 @@
+"""The rules of the house that no linter knows, each a small function over one file's syntax tree.
+
+`RULES` pairs every rule with code that breaks it, so that a rule which finds nothing is known to look.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+FAILURE_ROWS = 34
+AMBIENT = ("time", "random", "uuid", "threading", "secrets", "concurrent.futures", "asyncio", "multiprocessing")
+AMBIENT_CALLS = ("datetime.now", "datetime.utcnow", "datetime.today", "date.today", "os.urandom")
+EXTRAS = ("obstore", "duckdb", "greenlet", "boto3", "pyarrow", "pyiceberg")
+
+# Joined here, so that this file does not hold what it forbids.
+UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
+REGISTRIES = ("pypi org", "pythonhosted org", "npmjs org", "npmjs com", "yarnpkg com", "crates io", "docker io")
+REGISTRY = re.compile(r"\b(" + "|".join(host.replace(" ", r"\.") for host in REGISTRIES) + r")\b")
+MACHINE_PATH = re.compile(r"(?<![\w.:/~-])/(?:home|Users|root|work|opt/wheels)/[\w.]+")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Finding = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its path below the root, its text, and for Python its tree."""
+
+    path: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parse(self.text)
+
+    @property
+    def module(self) -> str:
+        """The dotted name of a module below src/."""
+        return self.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        return enumerate(self.text.splitlines(), start=1)
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+# ---- rules for the package ----
+
+
+def module_is_small(source: Source) -> Iterator[Finding]:
+    count = len(source.text.splitlines())
+    if count > MODULE_LINES_MAX:
+        yield 1, f"the module has {count} lines; the limit is {MODULE_LINES_MAX}"
+
+
+def functions_are_small(source: Source) -> Iterator[Finding]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, Function):
+            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            if count > FUNCTION_LINES_MAX:
+                yield node.lineno, f"{node.name}() has {count} lines; the limit is {FUNCTION_LINES_MAX}"
+
+
+def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
+    """The simulation can replay only what goes through a Runtime, so the CLI gets no exception either.
+
+    `sim` itself may import random: its one seeded generator decides everything.
+    """
+    if source.module == "limpet.runtime":
+        return
+    allowed = {"random"} if _is_or_below(source.module, "limpet.sim") else set()
+    for line, name in _imports(source):
+        for banned in AMBIENT:
+            if banned not in allowed and _is_or_below(name, banned):
+                yield line, f"imports {name}; only limpet/runtime.py may: take a Runtime argument"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(AMBIENT_CALLS):
+            yield node.lineno, f"uses {ast.unparse(node)}; only limpet/runtime.py may: take a Runtime argument"
+
+
+def obstore_stays_in_the_cloud_store(source: Source) -> Iterator[Finding]:
+    if source.module != "limpet.store.cloud":
+        for line, name in _imports(source):
+            if _is_or_below(name, "obstore"):
+                yield line, f"imports {name}; only limpet/store/cloud.py may"
+
+
+def nobody_imports_the_simulation(source: Source) -> Iterator[Finding]:
+    if not _is_or_below(source.module, "limpet.sim"):
+        for line, name in _imports(source):
+            if _is_or_below(name, "limpet.sim"):
+                yield line, f"imports {name}; nothing outside limpet/sim may"
+
+
+def module_has_docstring_and_all(source: Source) -> Iterator[Finding]:
+    if not ast.get_docstring(source.tree):
+        yield 1, "the module has no docstring"
+    exported = _exported(source.tree)
+    if exported is None:
+        if not source.path.endswith("/__main__.py"):
+            yield 1, "the module has no __all__"
+        return
+    bound = _bound(source.tree.body)
+    for name in exported:
+        if name not in bound:
+            yield 1, f"__all__ names {name}, which the module does not define"
+
+
+def public_names_are_exported(source: Source) -> Iterator[Finding]:
+    """A class or function without an underscore is in `__all__`; so is whatever `limpet/__init__.py` imports."""
+    exported = _exported(source.tree)
+    if exported is None:
+        return
+    for name, node in _bound(source.tree.body).items():
+        whole = source.path.endswith("limpet/__init__.py") and not _is_future(node)
+        if not name.startswith("_") and name not in exported and (whole or isinstance(node, ast.ClassDef | Function)):
+            yield node.lineno, f"{name} is public but not in __all__: export it, or begin its name with an underscore"
+
+
+def public_names_are_documented(source: Source) -> Iterator[Finding]:
+    yield from _undocumented(source.tree.body, "")
+
+
+def errors_are_caught_by_kind(source: Source) -> Iterator[Finding]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                yield node.lineno, "a bare except; name the errors"
+            elif any(isinstance(part, ast.Name) and part.id == "Exception" for part in ast.walk(node.type)):
+                yield node.lineno, "catches Exception; name the errors"
+        elif isinstance(node, ast.Call) and ast.unparse(node).endswith(
+            ("suppress(Exception)", "suppress(BaseException)")
+        ):
+            yield node.lineno, "suppresses every error; name the errors"
+
+
+# ---- rules for every file ----
+
+
+def failure_rows_exist(source: Source) -> Iterator[Finding]:
+    if source.path.endswith((".py", ".md")):
+        for line, text in source.lines():
+            for row in re.findall(r"\bF(\d+)\b", text.split("# noqa")[0]):
+                if not 1 <= int(row) <= FAILURE_ROWS:
+                    yield line, f"F{row} is not a row of FAILURES.md (F1 to F{FAILURE_ROWS})"
+
+
+def nothing_is_left_unfinished(source: Source) -> Iterator[Finding]:
+    if source.path.endswith(".py"):
+        for line, text in source.lines():
+            for found in UNFINISHED.findall(text):
+                yield line, f"says {found}: finish it, or open an issue"
+
+
+def no_registry_is_named(source: Source) -> Iterator[Finding]:
+    for line, text in source.lines():
+        for found in REGISTRY.findall(text):
+            yield line, f"names the registry {found}: where packages come from is the machine's business"
+
+
+def no_machine_path_is_named(source: Source) -> Iterator[Finding]:
+    for line, text in source.lines():
+        for found in MACHINE_PATH.findall(text):
+            yield line, f"names {found}, a path of one machine"
+
+
+def relative_links_resolve(source: Source) -> Iterator[Finding]:
+    if not source.path.endswith(".md"):
+        return
+    fenced = False
+    for line, text in source.lines():
+        fenced ^= text.lstrip().startswith("```")
+        for target in [] if fenced else re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+            path = target.split("#")[0]
+            if path and not re.match(r"[a-z]+:", path) and not (ROOT / source.path).parent.joinpath(path).exists():
+                yield line, f"links to {target}, which is not there"
+
+
+# ---- reading trees ----
+
+
+def _imports(source: Source) -> Iterator[tuple[int, str]]:
+    """Every module or name that is imported anywhere in the file, in dotted form."""
+    package = source.module.split(".")
+    if not source.path.endswith("/__init__.py"):
+        package.pop()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def _is_or_below(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def _exported(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and "__all__" in _bound([node]):
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return None
+
+
+def _bound(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """The names that statements bind at module level, `if` and `try` included."""
+    names: dict[str, ast.stmt] = {}
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names[node.name] = node
+            case ast.Import() | ast.ImportFrom():
+                names |= {(alias.asname or alias.name.split(".")[0]): node for alias in node.names}
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                parts = [part for target in targets for part in ast.walk(target)]
+                names |= {part.id: node for part in parts if isinstance(part, ast.Name)}
+            case ast.If():
+                names |= _bound(node.body) | _bound(node.orelse)
+            case ast.Try():
+                names |= _bound(node.body) | _bound([stmt for handler in node.handlers for stmt in handler.body])
+    return names
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _undocumented(body: list[ast.stmt], prefix: str) -> Iterator[Finding]:
+    for node in body:
+        if not isinstance(node, ast.ClassDef | Function) or node.name.startswith("_"):
+            continue
+        decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+        if any(name.endswith(("overload", ".setter")) for name in decorators):
+            continue
+        if not ast.get_docstring(node):
+            yield node.lineno, f"{prefix}{node.name} has no docstring"
+        if isinstance(node, ast.ClassDef):
+            yield from _undocumented(node.body, f"{prefix}{node.name}.")
+
+
+# ---- the files ----
+
+
+@cache
+def _files() -> tuple[Source, ...]:
+    """Every text file of the tree that .gitignore does not leave out (a fresh machine may have no git to ask)."""
+    patterns = [".git", *(ROOT / ".gitignore").read_text().split()]
+    found = []
+    for path in sorted(_walk(ROOT, patterns)):
+        try:
+            found.append(Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            continue
+    return tuple(found)
+
+
+def _walk(folder: Path, patterns: list[str]) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if any(_ignored(path, pattern) for pattern in patterns) or path.is_symlink():
+            continue
+        if path.is_dir():
+            yield from _walk(path, patterns)
+        else:
+            yield path
+
+
+def _ignored(path: Path, pattern: str) -> bool:
+    if pattern.startswith("/"):
+        return path == ROOT / pattern.strip("/")
+    return fnmatch.fnmatch(path.name, pattern.strip("/"))
+
+
+Rule = Callable[[Source], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, code that breaks it once, and where that code pretends to be."""
+
+    rule: Rule
+    bad: str
+    path: str = "src/limpet/cli/bad.py"
+
+
+PACKAGE_RULES = [
+    Case(module_is_small, "x = 1\n" * (MODULE_LINES_MAX + 1)),
+    Case(functions_are_small, "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX),
+    Case(time_and_chance_come_from_runtime, "from time import sleep"),
+    Case(time_and_chance_come_from_runtime, "from concurrent import futures"),
+    Case(time_and_chance_come_from_runtime, "def f():\n    import threading"),
+    Case(time_and_chance_come_from_runtime, "import time", "src/limpet/sim/bad.py"),
+    Case(time_and_chance_come_from_runtime, "import random", "src/limpet/simple.py"),
+    Case(time_and_chance_come_from_runtime, "at = datetime.datetime.now(UTC)"),
+    Case(obstore_stays_in_the_cloud_store, "from obstore.store import S3Store", "src/limpet/store/directory.py"),
+    Case(nobody_imports_the_simulation, "from limpet import sim"),
+    Case(nobody_imports_the_simulation, "from ..sim.world import World"),
+    Case(nobody_imports_the_simulation, "from . import sim", "src/limpet/__init__.py"),
+    Case(module_has_docstring_and_all, "__all__ = []"),
+    Case(module_has_docstring_and_all, '"""Doc."""'),
+    Case(module_has_docstring_and_all, '"""Doc."""\n__all__ = ["gone"]'),
+    Case(public_names_are_exported, "__all__ = []\ndef f(): ..."),
+    Case(public_names_are_exported, "from limpet.errors import Held\n__all__ = []", "src/limpet/__init__.py"),
+    Case(public_names_are_documented, "class C:\n    '''Doc.'''\n    def f(self): ..."),
+    Case(public_names_are_documented, "async def f(): ..."),
+    Case(errors_are_caught_by_kind, "try: f()\nexcept (OSError, Exception): raise"),
+    Case(errors_are_caught_by_kind, "try: f()\nexcept: raise"),
+    Case(errors_are_caught_by_kind, "with contextlib.suppress(Exception): f()"),
+]
+FILE_RULES = [
+    Case(failure_rows_exist, "# F8: fine\n# F" + "35: no such row"),
+    Case(nothing_is_left_unfinished, "# TO" + "DO: later"),
+    Case(no_registry_is_named, "index = 'https://" + ".".join(("pypi", "org")) + "/simple'", "setup.cfg"),
+    Case(no_machine_path_is_named, "cd /" + "work/checkout", "docs/bad.md"),
+    Case(relative_links_resolve, "[a](#here) [b](https://x.test/y) [c](nowhere.md#there)", "docs/bad.md"),
+]
+
+
+def _name(rule: Rule) -> str:
+    return rule.__name__
+
+
+def _rules(cases: list[Case]) -> list[Rule]:
+    return list(dict.fromkeys(case.rule for case in cases))
+
+
+def _enforce(rule: Rule, sources: Sequence[Source]) -> None:
+    broken = [f"{source.path}:{line}: {what}" for source in sources for line, what in rule(source)]
+    if broken:
+        pytest.fail("\n".join(broken), pytrace=False)
+
+
+@pytest.mark.parametrize("rule", _rules(PACKAGE_RULES), ids=_name)
+def test_package(rule: Rule) -> None:
+    package = [source for source in _files() if re.match(r"src/limpet/.*\.py$", source.path)]
+    assert len(package) > 5
+    _enforce(rule, package)
+
+
+@pytest.mark.parametrize("rule", _rules(FILE_RULES), ids=_name)
+def test_files(rule: Rule) -> None:
+    _enforce(rule, _files())
+
+
+@pytest.mark.parametrize("case", PACKAGE_RULES + FILE_RULES, ids=lambda case: _name(case.rule))
+def test_rule_finds_what_it_forbids(case: Case) -> None:
+    found = [*case.rule(Source(case.path, case.bad))]
+    assert len(found) == 1, found
+
+
+def test_every_rule_is_run() -> None:
+    rules = {case.rule.__name__ for case in PACKAGE_RULES + FILE_RULES}
+    defined = {name for name, value in globals().items() if _takes_source(value)}
+    assert rules == defined
+
+
+def _takes_source(value: object) -> bool:
+    notes = getattr(value, "__annotations__", {})
+    return [*notes] == ["source", "return"] and notes["return"] == "Iterator[Finding]"
+
+
+def test_import_limpet_loads_no_extra() -> None:
+    code = f"import sys, limpet; print(*sorted({set(EXTRAS)!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [], "`import limpet` loads what only a cloud URL or an extra may need"

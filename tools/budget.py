@@ -1,0 +1,216 @@
+"""Run the phases of a make target, and print what each one took against its budget.
+
+    python3 tools/budget.py check | test | test-full
+
+The table comes at the end of every run, a failing one too. A phase over its budget is marked, not failed: a slow
+machine is no bug. After a phase that fails the later ones are not run. Standard library only: it times the install.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["TARGETS", "Phase", "Result", "Tally", "main", "plan", "report", "run"]
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = ROOT / ".venv" / "bin"
+TOTAL_S = 15 * 60
+TARGETS = ("check", "test", "test-full")
+NO_TESTS_COLLECTED = 5
+
+LINT = (
+    ("ruff", "check", "--output-format=concise"),
+    ("ruff", "format", "--check"),
+    ("mypy",),
+    ("lint-imports", "--no-logo"),
+)
+
+# Phases of tests that have folders of their own; whatever else lies in tests/ is unit + conformance.
+FOLDERS = {
+    "simulation": ("tests/sim", "tests/planted"),
+    "real crashes": ("tests/crash",),
+    "clients": ("tests/clients",),
+    "browser": ("tests/browser",),
+}
+BUDGET_S = {
+    "install": 180,
+    "lint + types": 60,
+    "unit + conformance": 180,
+    "simulation": 180,
+    "real crashes": 120,
+    "clients": 120,
+    "browser": 60,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Commands that are timed together; each runs, even if one before it failed. Without any there is nothing yet."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    budget_s: float | None = None
+    pytest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What pytest counted. `failed` includes errors, `skipped` includes expected failures."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a phase went. `used_s` is None if it did not run."""
+
+    phase: Phase
+    verdict: str
+    used_s: float | None = None
+    tally: Tally = field(default_factory=Tally)
+    failed: bool = False
+
+
+def plan(target: str) -> list[Phase]:
+    """The phases of a target, in order. The budget is that of `make test`; the others only report their times."""
+    install = "dev" if target == "check" else target
+    phases = [
+        Phase("install", ((sys.executable, "tools/install.py", install),)),
+        Phase("lint + types", tuple((str(BIN / name), *args) for name, *args in LINT)),
+    ]
+    if target != "check":
+        apart = [folder for folders in FOLDERS.values() for folder in folders]
+        phases.append(_tests("unit + conformance", target, ["tests", *(f"--ignore={folder}" for folder in apart)]))
+        for name, folders in FOLDERS.items():
+            phases.append(_tests(name, target, [folder for folder in folders if (ROOT / folder).is_dir()]))
+    if target != "test":
+        return phases
+    return [Phase(phase.name, phase.commands, BUDGET_S[phase.name], phase.pytest) for phase in phases]
+
+
+def _tests(name: str, target: str, where: Sequence[str]) -> Phase:
+    marked = () if target == "test-full" else ("-m", "not full")
+    command = (str(BIN / "pytest"), "-n", "2", "-r", "fEs", *marked, *where)
+    return Phase(name, (command,) if where else (), pytest=True)
+
+
+def run(phases: Iterable[Phase], *, skips_fail: bool) -> list[Result]:
+    """Run the phases until one fails; a result for each."""
+    results: list[Result] = []
+    stopped = False
+    for phase in phases:
+        if not phase.commands:
+            results.append(Result(phase, "-"))
+        elif stopped:
+            results.append(Result(phase, "not run"))
+        else:
+            print(f"\n== {phase.name}", flush=True)
+            results.append(_run_phase(phase, skips_fail=skips_fail))
+            stopped = results[-1].failed
+    return results
+
+
+def _run_phase(phase: Phase, *, skips_fail: bool) -> Result:
+    begun_s = time.monotonic()
+    # A pinned hash seed: one seed must give one trace, and xdist's workers must agree on an order.
+    env = os.environ | {"PYTHONHASHSEED": "0"}
+    tally = Tally()
+    failed = interrupted = False
+    with tempfile.TemporaryDirectory(prefix="limpet-budget-") as scratch:
+        for i, command in enumerate(phase.commands):
+            xml = Path(scratch) / f"{i}.xml"
+            args = [*command, f"--junitxml={xml}"] if phase.pytest else [*command]
+            print("$", shlex.join([Path(command[0]).name, *command[1:]]), flush=True)
+            try:
+                code = subprocess.run(args, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode
+            except KeyboardInterrupt:
+                code, interrupted = 130, True
+            except OSError as error:
+                print(f"{command[0]}: {error.strerror}", flush=True)
+                code = 127
+            tally += _counted(xml)
+            failed |= code not in ((0, NO_TESTS_COLLECTED) if phase.pytest else (0,))
+            if interrupted:
+                break
+    skipped_in_ci = skips_fail and tally.skipped > 0
+    failed |= skipped_in_ci
+    if failed and not tally.failed:
+        tally += Tally(failed=1)  # the closing line of a failed run must not look clean
+    verdict = "interrupted" if interrupted else _verdict(phase, tally, failed=failed)
+    if skipped_in_ci:
+        verdict += " (CI skips nothing)"
+    return Result(phase, verdict, time.monotonic() - begun_s, tally, failed)
+
+
+def _verdict(phase: Phase, tally: Tally, *, failed: bool) -> str:
+    if phase.pytest:
+        return "no tests" if tally == Tally() else str(tally)
+    return "FAILED" if failed else "ok"
+
+
+def _counted(xml: Path) -> Tally:
+    """The counts in a junit file; none if pytest never got as far as writing it."""
+    if not xml.exists():
+        return Tally()
+    tally = Tally()
+    for suite in ET.parse(xml).getroot().iter("testsuite"):
+        tests, failures, errors, skipped = (
+            int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
+        )
+        tally += Tally(tests - failures - errors - skipped, failures + errors, skipped)
+    return tally
+
+
+def report(results: Sequence[Result], *, total_s: float | None) -> str:
+    """The table, and below it the closing line of all test phases together."""
+    rows = [("phase", "budget", "used", "result")]
+    for result in results:
+        rows.append((result.phase.name, *_times(result.phase.budget_s, result.used_s), _marked(result)))
+    used_s = sum(result.used_s or 0.0 for result in results)
+    over = "OVER BUDGET" if total_s is not None and used_s > total_s else ""
+    rows.append(("total", *_times(total_s, used_s), over))
+    lines = [f"{name:<20}{budget:>8}{used:>9}  {verdict}".rstrip() for name, budget, used, verdict in rows]
+    if any(result.phase.pytest for result in results):
+        lines.append(str(sum((result.tally for result in results), Tally())))
+    return "\n".join(lines)
+
+
+def _marked(result: Result) -> str:
+    over = result.phase.budget_s is not None and (result.used_s or 0.0) > result.phase.budget_s
+    return f"{result.verdict}   OVER BUDGET" if over else result.verdict
+
+
+def _times(budget_s: float | None, used_s: float | None) -> tuple[str, str]:
+    budget = "-" if budget_s is None else f"{budget_s / 60:g} min"
+    return budget, "-" if used_s is None else f"{int(used_s) // 60}:{int(used_s) % 60:02}"
+
+
+def main(target: str) -> int:
+    """Run a target; its exit code."""
+    skips_fail = os.environ.get("CI", "") not in ("", "0", "false")
+    results = run(plan(target), skips_fail=skips_fail)
+    print("\n" + report(results, total_s=TOTAL_S if target == "test" else None), flush=True)
+    return 1 if any(result.failed for result in results) else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in TARGETS:
+        sys.exit(f"usage: budget.py {' | '.join(TARGETS)}")
+    sys.exit(main(sys.argv[1]))

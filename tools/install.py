@@ -1,0 +1,113 @@
+"""Set up `.venv` and the Debian packages that a make target needs. Standard library only: it runs before the install.
+
+    python3 tools/install.py core | dev | test | test-full
+
+A second run costs nothing: a stamp in `.venv` holds the digest of what was installed from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PACKAGES", "Package", "install_packages", "install_venv", "main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
+EXTRAS = {"core": "", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A Debian package, the command that shows it is there, and what is skipped without it."""
+
+    name: str
+    command: str
+    skipped: str
+
+
+PACKAGES: dict[str, tuple[Package, ...]] = {
+    "test": (),
+    "test-full": (
+        Package("radosgw", "radosgw", "conformance on Ceph RGW"),
+        Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
+        Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
+    ),
+}
+
+
+def install_venv(extras: str) -> None:
+    """Make `.venv` hold limpet, editable, with `extras`, at the versions of constraints.txt."""
+    stamp = VENV / f".installed-{extras.strip('[]') or 'core'}"
+    wanted = _digest()
+    # The dev install contains the core.
+    if any(_read(path) == wanted for path in (stamp, VENV / ".installed-dev")) and _works(PYTHON):
+        return
+    if not _works(PYTHON):
+        print(f"creating .venv with Python {sys.version.split()[0]}", flush=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
+    print(f"installing limpet{extras} into .venv", flush=True)
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    _run([*pip, "install", "-qq", "-c", "constraints.txt", "-e", f".{extras}"])
+    stamp.write_text(wanted)
+
+
+def install_packages(packages: Sequence[Package]) -> None:
+    """Install the Debian packages that are missing, if root; else name each, and what is skipped without it."""
+    missing = [package for package in packages if shutil.which(package.command) is None]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        names = [package.name for package in missing]
+        print(f"installing Debian packages: {' '.join(names)}", flush=True)
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names]
+        if _try(install) != 0:  # a fresh machine has no package lists yet
+            _try(["apt-get", "update", "-qq"])
+            _try(install)
+        missing = [package for package in missing if shutil.which(package.command) is None]
+    for package in missing:
+        print(f"missing Debian package {package.name}: skipped without it: {package.skipped}", flush=True)
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(f"{ROOT}\n".encode())
+    for name in INPUTS:
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def _works(python: Path) -> bool:
+    return python.exists() and _try([str(python), "-c", ""]) == 0
+
+
+def _try(command: list[str]) -> int:
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL).returncode
+
+
+def _run(command: list[str]) -> None:
+    code = _try(command)
+    if code != 0:
+        sys.exit(f"install failed ({code}): {' '.join(command)}")
+
+
+def main(target: str) -> None:
+    """Install for one target."""
+    install_venv(EXTRAS[target])
+    install_packages(PACKAGES.get(target, ()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in EXTRAS:
+        sys.exit(f"usage: install.py {' | '.join(EXTRAS)}")
+    main(sys.argv[1])
