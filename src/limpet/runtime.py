@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Flag", "Runtime", "SystemRuntime", "Worker", "system"]
+__all__ = ["Flag", "Runtime", "SystemRuntime", "Worker", "system", "ulid"]
 
 A = TypeVar("A")
 B = TypeVar("B")

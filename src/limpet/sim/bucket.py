@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -147,12 +148,13 @@ class SimStore(BaseStore):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """See `Store.list`: pages of four, each read at its own moment (F22)."""
         head = check_prefix(prefix) + "/" if prefix else ""
+        page: Sequence[Stat] = []
         while True:
-            page = self._call("list", f"{_room(head)}.list", Key(head), after or "", lambda: self._page(head, after))
+            start = page[-1].key if page else after or ""
+            page = self._call("list", f"{_room(head)}.list", Key(head), start, partial(self._page, head, start))
             yield from page
             if len(page) < PAGE:
                 return
-            after = page[-1].key
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         """See `Store.sample`."""
@@ -164,8 +166,8 @@ class SimStore(BaseStore):
         skip = len(check_prefix(prefix)) + 1 if prefix else 0
         return sorted({stat.key[skip:].split("/")[0] for stat in self.list(prefix) if "/" in stat.key[skip:]})
 
-    def _page(self, head: str, after: str | None) -> Sequence[Stat]:
-        names = sorted(key for key in self._bucket.objects if key.startswith(head) and key > (after or ""))
+    def _page(self, head: str, after: str) -> Sequence[Stat]:
+        names = sorted(key for key in self._bucket.objects if key.startswith(head) and key > after)
         blobs = ((key, self._bucket.objects[key]) for key in names[:PAGE])
         return [Stat(key, blob.size, blob.version, blob.modified) for key, blob in blobs]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from limpet.runtime import Flag, Worker
 from limpet.sim.world import EPOCH, Process, Task, World, mix
 
-__all__ = ["SimRuntime"]
+__all__ = ["SimFlag", "SimMutex", "SimRuntime", "SimWorker"]
 
 A = TypeVar("A")
 B = TypeVar("B")

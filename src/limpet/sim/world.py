@@ -17,6 +17,8 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from limpet.errors import LimpetError
+
 __all__ = ["EPOCH", "Event", "Flight", "Killed", "Process", "Task", "Violation", "World", "mix"]
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -131,7 +133,7 @@ class World:
                 work()
             except Killed:
                 pass
-            except Exception as error:
+            except (LimpetError, AssertionError) as error:
                 if process.alive and not self.over:
                     self.failure = self.failure or error
             finally:
@@ -236,5 +238,5 @@ class World:
         """A digest of the whole story: equal for equal runs."""
         digest = hashlib.sha256()
         for e in self.trace:
-            digest.update(f"{e.at_s:.6f}|{e.who}|{e.what}|{e.key}|{e.detail}|{e.result}|{e.fault}\n".encode())
+            digest.update(f"{e.at_s:.6f}|{e.who}|{e.what}|{e.key}|{e.detail!r}|{e.result}|{e.fault}\n".encode())
         return digest.hexdigest()

@@ -13,7 +13,7 @@ from limpet.runtime import Runtime, system
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
 from limpet.store.base import BaseStore
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryStore", "clip"]
 
 
 @dataclass(frozen=True, slots=True)

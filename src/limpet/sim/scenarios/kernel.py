@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,17 +144,13 @@ class _Actor:
             (0.08, self.create_once),
             (0.06, self.write_without_lease),
             (0.04, self.write_with_wrong_lock),
-            (0.04, self.look_around),
+            (1.0, self.look_around),
         ]
         at = self.chance(0)
-        for share, do in turns:
-            at -= share
-            if at < 0:
-                break
-        try:
-            do()
-        except (Held, LeaseLost, OutcomeUnknown, Unavailable):
-            pass
+        while at >= turns[0][0]:
+            at -= turns.pop(0)[0]
+        with suppress(Held, LeaseLost, OutcomeUnknown, Unavailable):
+            turns[0][1]()
         self.runtime.sleep(self.chance(1) * 3)
 
     def lock(self, name: str) -> Lock:
