@@ -13,8 +13,8 @@ from limpet.cell import PLAIN, Cell, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, Missing, Unsupported
 from limpet.lease import LeaseRecord, Lock, Sightings
 from limpet.runtime import Runtime, system
-from limpet.store import MeteredStore, Store
-from limpet.store.probe import quick
+from limpet.store import MeteredStore, ScopedStore, Store
+from limpet.store.probe import quick, use_etag_style
 
 __all__ = ["Fleet", "open"]
 
@@ -35,7 +35,7 @@ def open(
     """
     runtime = runtime or system()
     where = url_or_default(url)
-    store = store_for(where, runtime, durability=durability)
+    store = MeteredStore(store_for(where, runtime, durability=durability), _budget(), runtime=runtime)
     record = _record_cell(store, runtime).read()
     if record is None and read_only:
         raise Missing(f"there is no fleet at {where}", hint="check the URL; opening it for writing creates one")
@@ -46,9 +46,8 @@ def open(
             f"the fleet at {where} wants writers of level {found.min_writer}",
             hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
         )
-    if hasattr(store, "etag_style"):
-        store.etag_style = found.probe.etag_style
-    return Fleet(store, where, found, runtime)
+    use_etag_style(store, found.probe.etag_style)
+    return Fleet(store, where, found, runtime, read_only=read_only)
 
 
 def _record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
@@ -58,7 +57,7 @@ def _record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
 def _set_up(store: Store, runtime: Runtime, where: str) -> FleetRecord:
     cell = _record_cell(store, runtime)
     try:
-        return cell.create(fresh(quick(store, runtime))).value
+        return cell.create(fresh(quick(store, runtime=runtime))).value
     except Conflict:
         seen = cell.read()
         assert seen is not None
@@ -73,10 +72,13 @@ def _set_up(store: Store, runtime: Runtime, where: str) -> FleetRecord:
 class Fleet:
     """What lives under one URL. Cheap to make, safe to share between threads; a forked child should open its own."""
 
-    def __init__(self, store: Store, url: str, record: FleetRecord, runtime: Runtime) -> None:
+    def __init__(
+        self, meter: MeteredStore, url: str, record: FleetRecord, runtime: Runtime, *, read_only: bool = False
+    ) -> None:
         self.url = url
         self.record = record
-        self.store = MeteredStore(store, runtime=runtime, budget=_budget())
+        self.meter = meter
+        self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._runtime = runtime
         self._sightings = Sightings(runtime)
 

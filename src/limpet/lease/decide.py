@@ -97,8 +97,9 @@ def next_step(
     """What a contender does about a lock that it looks at.
 
     `modified` is the record's LastModified, `unchanged_s` how long this process has watched the same version, `now` a
-    lower bound of the store's clock. Safe under any clock: a wrong `now` can only make us wait, or lose a swap
-    (F8, F13). `wall` only decides whether a look is worth confirming.
+    lower bound of the store's clock. A record watched for its whole ttl is expired even if the store's clock was set
+    back. Safe under any clock: a wrong one can only make us wait, or lose a swap (F8, F13). `wall` only decides
+    whether a look is worth confirming.
     Raises: Invalid for a record that ended (done, cancelled): it is never taken again.
     """
     if record is None:
@@ -109,11 +110,13 @@ def next_step(
         return Wait(record.not_before, confirm=False)
     if record.state is not State.HELD:
         raise Invalid(f"{record.name!r} is {record.state.value}", hint="it has ended; use a new name")
-    until = modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)  # F14: LastModified is rounded down
+    lasts_s = record.ttl_s + RESOLUTION_S  # F14: LastModified is rounded down
+    until = modified + timedelta(seconds=lasts_s)
+    expired = until <= now or unchanged_s >= lasts_s
     watched = unchanged_s >= look_interval_s(record.ttl_s)
-    if until <= now and watched:
+    if expired and watched:
         return Take()
-    return Wait(until, confirm=until <= now or (not watched and wall > record.expires_at))
+    return Wait(until, confirm=expired or (not watched and wall > record.expires_at))
 
 
 def taken(

@@ -34,12 +34,19 @@ POLL_MAX_S = 5.0
 SIGHTINGS_MAX = 10_000
 
 
+@dataclass(slots=True)
+class _Sighting:
+    version: Version
+    since_s: float
+    doubted: bool = False
+
+
 class Sightings:
     """Since when this process has seen which version of which lock, on its own rising clock."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._first: dict[Key, tuple[Version, float]] = {}
+        self._first: dict[Key, _Sighting] = {}
 
     def knows(self, key: Key) -> bool:
         """Whether this process has seen a record there."""
@@ -49,12 +56,18 @@ class Sightings:
         """How long `version` has stood there, as far as this process saw; notes the first sight of it."""
         at_s = self._runtime.elapsed_s()
         first = self._first.pop(key, None)
-        if first is None or first[0] != version:
-            first = (version, at_s)
+        if first is None or first.version != version:
+            first = _Sighting(version, at_s)
         self._first[key] = first
         if len(self._first) > SIGHTINGS_MAX:
             del self._first[next(iter(self._first))]
-        return at_s - first[1]
+        return at_s - first.since_s
+
+    def first_doubt(self, key: Key) -> bool:
+        """True once per version: the moment to ask the store for its clock. The reading stays good by itself."""
+        sighting = self._first[key]
+        first, sighting.doubted = not sighting.doubted, True
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +203,8 @@ class Lock:
         unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
         step = self._step(seen, unchanged_s, max_age_s=None)
         record = seen.value
-        if isinstance(step, Wait) and record.state is State.HELD and unchanged_s >= look_interval_s(record.ttl_s):
+        watched = record.state is State.HELD and unchanged_s >= look_interval_s(record.ttl_s)
+        if isinstance(step, Wait) and watched and self._sightings.first_doubt(self._cell.key):
             return self._step(seen, unchanged_s, max_age_s=record.ttl_s / 4)
         return step
 

@@ -1,0 +1,40 @@
+"""A run, told so that a person can follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from limpet.sim.world import Event, World
+
+__all__ = ["describe", "tell"]
+
+
+def tell(world: World, *, keys: frozenset[str] = frozenset()) -> Iterable[str]:
+    """The lines of the story; with `keys`, only those about these objects and about nobody's in particular."""
+    yield f"seed {world.seed}: {world.calls} store calls, {len(world.faults)} faults, {world.now_s:.0f} virtual s"
+    for event in world.trace:
+        if keys and event.key and event.key not in keys:
+            continue
+        yield _line(event)
+
+
+def _line(event: Event) -> str:
+    struck = f"  << {event.fault}" if event.fault else ""
+    about = " ".join(part for part in (event.key, describe(event.detail)) if part)
+    return f"{event.at_s:9.3f}  {event.who:<9} {event.what:<13} {about}  -> {event.result}{struck}".rstrip(" ->")
+
+
+def describe(detail: str | bytes) -> str:
+    """What a body says, in a few words."""
+    if isinstance(detail, str):
+        return detail
+    fields = msgspec.json.decode(detail)
+    if not isinstance(fields, dict) or "seq" not in fields:
+        return ""
+    if "state" in fields:
+        return f"[seq {fields['seq']}: {fields['state']}, token {fields['token']}, {fields['worker_id']}]"
+    fence = fields.get("fence")
+    token = f", token {fence['token']}" if fence else ""
+    return f"[seq {fields['seq']}: {fields.get('value')!r}{token}]"
