@@ -31,7 +31,7 @@ def open(
     A place that holds no fleet yet is probed for what Limpet needs of a store, and `limpet.json` is written there;
     with `read_only` it is an error instead, and nothing is ever written.
     Raises: Unsupported for a fleet of a newer format, or a store that ignores conditions; Missing; Denied; Invalid.
-    Cost: 1 GET; on a new place once 6 PUTs, 2 GETs and 1 DELETE more.
+    Cost: 1 GET; on a new place once 5 PUTs, 1 GET and 1 DELETE more.
     """
     runtime = runtime or system()
     where = url_or_default(url)

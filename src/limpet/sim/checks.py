@@ -14,7 +14,7 @@ from limpet.sim.linear import OPEN, History, Operation, linearizable
 from limpet.sim.nemesis import Knobs
 from limpet.sim.world import Violation, World
 
-__all__ = ["Tally", "check_run"]
+__all__ = ["Sign", "Tally", "cell_model", "check_run"]
 
 CellState = tuple[Any, int]
 
@@ -67,7 +67,7 @@ def check_run(world: World, knobs: Knobs, bucket: Bucket, history: History, tall
     if knobs.sane_clocks:
         _nobody_checks_after_a_newer_win(tally)
     for key, operations in history.operations.items():
-        verdict = linearizable(operations, (None, 0), _apply)
+        verdict = linearizable(operations, (None, 0), cell_model)
         if verdict is False:
             told = "\n    ".join(str(op) for op in operations)
             raise Violation(f"{key} is not linearizable: no order explains these answers\n    {told}")
@@ -148,7 +148,7 @@ def _nobody_checks_after_a_newer_win(tally: Tally) -> None:
                 )
 
 
-def _apply(state: CellState, op: Operation) -> Iterable[CellState]:
+def cell_model(state: CellState, op: Operation) -> Iterable[CellState]:
     """What a cell may become: (value, highest token)."""
     value, token = state
     answer = op.answer if op.ended != OPEN else "ok"

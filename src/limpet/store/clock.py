@@ -18,24 +18,24 @@ class StoreClock:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._modified: datetime | None = None
-        self._seen_at_s = 0.0
+        self._sample: tuple[datetime, float] | None = None
 
     def observe(self, modified: datetime) -> None:
         """Take note of a LastModified in an answer."""
-        at_s = self._runtime.elapsed_s()
-        if self._modified is None or modified > self._modified + timedelta(seconds=at_s - self._seen_at_s):
-            self._modified, self._seen_at_s = modified, at_s
+        bound = self.read(max_age_s=None)
+        if bound is None or modified > bound:
+            self.reset(modified)
 
     def reset(self, modified: datetime) -> None:
         """Take over the LastModified of an object that was written just now, even if it is lower than before."""
-        self._modified, self._seen_at_s = modified, self._runtime.elapsed_s()
+        self._sample = (modified, self._runtime.elapsed_s())
 
     def read(self, *, max_age_s: float | None) -> datetime | None:
         """The bound; None when nothing was seen, or nothing within `max_age_s`."""
-        if self._modified is None:
+        if self._sample is None:
             return None
-        age_s = self._runtime.elapsed_s() - self._seen_at_s
+        modified, seen_at_s = self._sample
+        age_s = self._runtime.elapsed_s() - seen_at_s
         if max_age_s is not None and age_s > max_age_s:
             return None
-        return self._modified + timedelta(seconds=age_s)
+        return modified + timedelta(seconds=age_s)

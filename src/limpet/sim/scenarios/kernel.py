@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-from limpet.cell import PLAIN, Cell, Fence, Seen
-from limpet.errors import (
-    Conflict,
-    Held,
-    Invalid,
-    LeaseLost,
-    OutcomeUnknown,
-    Unavailable,
-)
-from limpet.keys import Key, cell_key, lock_key
+from limpet.cell import Fence
+from limpet.errors import Held, LeaseLost, OutcomeUnknown, Unavailable
+from limpet.keys import lock_key
 from limpet.lease import Lease, Lock, Sightings
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.checks import Tally, check_run
+from limpet.sim.client import Client
 from limpet.sim.linear import History
 from limpet.sim.nemesis import Knobs, Nemesis, draw
 from limpet.sim.runtime import SimRuntime
@@ -117,22 +110,15 @@ class _Cast:
             raise Violation(f"unexpected {self.world.failure!r}") from self.world.failure
 
 
-class _Actor:
-    """One process's program: unchanged kernel code, and notes about what it was told."""
+class _Actor(Client):
+    """One process's program."""
 
     def __init__(self, cast: _Cast, process: Process) -> None:
+        runtime = SimRuntime(cast.world, process)
+        super().__init__(runtime, SimStore(cast.world, cast.bucket, runtime, cast.knobs), cast.history)
         self.cast = cast
-        self.process = process
-        self.world = cast.world
-        self.runtime = SimRuntime(cast.world, process)
-        self.store = SimStore(cast.world, cast.bucket, self.runtime, cast.knobs)
-        self.sightings = Sightings(self.runtime)
-        self.values = 0
-        self.registers: dict[str, Seen[Any]] = {}
-
-    def chance(self, n: int) -> float:
-        """Chance of this process alone."""
-        return self.world.chance(40, self.process.index, self.process.calls, n)
+        self.ttl_s = cast.knobs.ttl_s
+        self.sightings = Sightings(runtime)
 
     def turn(self) -> None:
         """Do one of the things that users do."""
@@ -146,50 +132,38 @@ class _Actor:
             (0.04, self.write_with_wrong_lock),
             (1.0, self.look_around),
         ]
-        at = self.chance(0)
+        at = self.chance()
         while at >= turns[0][0]:
             at -= turns.pop(0)[0]
         with suppress(Held, LeaseLost, OutcomeUnknown, Unavailable):
             turns[0][1]()
-        self.runtime.sleep(self.chance(1) * 3)
+        self.runtime.sleep(self.chance() * 3)
+
+    def some_lock(self) -> str:
+        """Mostly one lock, so that they meet."""
+        return LOCKS[self.chance() < 0.3]
 
     def lock(self, name: str) -> Lock:
         """A fresh handle, as a user would make one."""
-        return Lock(
-            self.store,
-            lock_key(name),
-            name,
-            self.cast.knobs.ttl_s,
-            self.runtime,
-            self.sightings,
-            look_first=self.chance(2) < 0.3,
-        )
-
-    def cell(self, key: Key) -> Cell[Any]:
-        """A fresh handle on a cell."""
-        return Cell(self.store, key, PLAIN, self.runtime)
-
-    def new_value(self) -> str:
-        """A value that nobody else writes."""
-        self.values += 1
-        return f"{self.process.name}-{self.values}"
+        look_first = self.chance() < 0.3
+        return Lock(self.store, lock_key(name), name, self.ttl_s, self.runtime, self.sightings, look_first=look_first)
 
     def hold_and_write(self) -> None:
         """The common use: a block under a lock, writing to the cell that it guards."""
-        name = LOCKS[self.chance(3) < 0.3]
-        with self.lock(name).hold(wait_s=self.chance(4) * 2 * self.cast.knobs.ttl_s) as lease:
+        name = self.some_lock()
+        with self.lock(name).hold(wait_s=self.chance() * 2 * self.ttl_s) as lease:
             self.won(lease)
-            cell = self.cell(cell_key(name))
-            for i in range(1 + int(self.chance(5) * 4)):
+            cell = self.cell(name)
+            for _ in range(1 + int(self.chance() * 4)):
                 self.checked(lease)
                 self.write(cell, lease)
-                self.runtime.sleep(self.chance(6 + i) * self.cast.knobs.ttl_s / 2)
+                self.runtime.sleep(self.chance() * self.ttl_s / 2)
 
     def acquire_by_hand(self) -> None:
         """The advanced use: no heartbeat thread."""
-        name = LOCKS[self.chance(3) < 0.3]
+        name = self.some_lock()
         lock = self.lock(name)
-        if self.cast.knobs.breaks and self.chance(4) < 0.2:
+        if self.cast.knobs.breaks and self.chance() < 0.2:
             if lock.peek() is not None:
                 lock.break_()
             return
@@ -197,11 +171,11 @@ class _Actor:
         if isinstance(got, Held):
             return
         self.won(got)
-        self.runtime.sleep(self.chance(5) * self.cast.knobs.ttl_s * 0.7)
+        self.runtime.sleep(self.chance() * self.ttl_s * 0.7)
         got.renew()
         self.checked(got)
-        self.write(self.cell(cell_key(name)), got)
-        if self.chance(6) < 0.7:
+        self.write(self.cell(name), got)
+        if self.chance() < 0.7:
             got.release()
 
     def won(self, lease: Lease) -> None:
@@ -213,104 +187,31 @@ class _Actor:
         lease.check()
         self.cast.tally.checked(self.world.now_s, self.process.name, lease.name, lease.token)
 
-    def write(self, cell: Cell[Any], lease: Lease | Fence | None) -> None:
-        """A write, with or without a token."""
-        value = self.new_value()
-        token = lease.token if lease else None
-        self.recorded(cell.key, "write", (value, token), lambda: cell.write(value, lease=lease) and "ok")
-
-    def recorded(self, key: Key, name: str, argument: Any, call: Callable[[], Any]) -> Any:
-        """Do it, and put it into the history: an unknown outcome stays open."""
-        operation = self.cast.history.begin(self.process.name, key, name, argument)
-        try:
-            answer = call()
-        except (Conflict, Invalid, LeaseLost) as refused:
-            self.cast.history.end(operation, type(refused).__name__)
-            raise
-        self.cast.history.end(operation, answer)
-        return answer
-
-    def read(self, cell: Cell[Any]) -> Seen[Any] | None:
-        """A read of the whole cell."""
-        found: list[Seen[Any] | None] = []
-
-        def look() -> Any:
-            found.append(cell.read())
-            return found[0].value if found[0] else None
-
-        self.recorded(cell.key, "read", None, look)
-        return found[0]
-
-    def count(self) -> None:
-        """A shared counter: increments by update."""
-        cell = self.cell(cell_key("counter"))
-
-        def add() -> Any:
-            seen = cell.update(lambda n: (n or 0) + 1)
-            return seen.value if seen else None
-
-        self.recorded(cell.key, "add", None, add)
-
-    def swap_register(self) -> None:
-        """Read a register, and swap it on what was read, now or later."""
-        cell = self.cell(cell_key("register"))
-        seen = self.registers.get("register") if self.chance(3) < 0.3 else None
-        seen = seen or self.read(cell)
-        value = self.new_value()
-        if seen is None:
-            self.refusable(lambda: self.recorded(cell.key, "create", value, lambda: cell.create(value) and "ok"))
-            return
-        self.registers["register"] = seen
-        if self.chance(4) < 0.3:
-            self.runtime.sleep(self.chance(5) * 2)
-        base = seen
-        self.refusable(
-            lambda: self.recorded(cell.key, "swap", (base.value, value), lambda: cell.swap(base, value) and "ok")
-        )
-
-    def create_once(self) -> None:
-        """Several race to create one name."""
-        cell = self.cell(cell_key(f"once-{int(self.chance(3) * 3)}"))
-        value = self.new_value()
-        self.refusable(lambda: self.recorded(cell.key, "create", value, lambda: cell.create(value) and "ok"))
-        self.read(cell)
-
     def write_without_lease(self) -> None:
         """An operator's hand edit of a guarded cell: keeps the fence."""
-        cell = self.cell(cell_key(LOCKS[self.chance(3) < 0.3]))
+        cell = self.cell(self.some_lock())
         self.write(cell, None)
         self.read(cell)
 
     def write_with_wrong_lock(self) -> None:
         """A token of another lock is refused, however high."""
-        cell = self.cell(cell_key("red"))
+        cell = self.cell("red")
         seen = self.read(cell)
         if seen is not None and seen.header.fence is not None:
-            value = self.new_value()
-            fence = Fence("locks/user/other.lock", 1_000_000)
-            self.refusable(
-                lambda: self.recorded(cell.key, "foreign", value, lambda: cell.write(value, lease=fence) and "ok")
-            )
+            self.write(cell, Fence("locks/user/other.lock", 1_000_000), name="foreign")
 
     def look_around(self) -> None:
         """List the locks, as an operator does."""
         for stat in self.store.list("locks"):
             self.store.head(stat.key)
 
-    def refusable(self, call: Callable[[], Any]) -> None:
-        """A lost race is an answer, not an error."""
-        try:
-            call()
-        except (Conflict, Invalid):
-            return
-
     def visit_everything(self) -> None:
         """After the faults: every lock can be had, every cell written and read."""
         for name in LOCKS:
             lease = self.lock(name).acquire(wait_s=None)
             self.won(lease)
-            self.write(self.cell(cell_key(name)), lease)
+            self.write(self.cell(name), lease)
             lease.release()
         for name in (*LOCKS, "counter", "register", "once-0", "once-1", "once-2"):
-            self.read(self.cell(cell_key(name)))
+            self.read(self.cell(name))
         self.count()

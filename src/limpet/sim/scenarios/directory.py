@@ -1,0 +1,193 @@
+"""Processes of one machine on a directory: power loss, full disks, failing calls, kill -9 between any two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from limpet.cell import PLAIN, Cell
+from limpet.errors import LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import Key, cell_key
+from limpet.sim.checks import cell_model
+from limpet.sim.client import Client
+from limpet.sim.disk import Disk, SimFiles
+from limpet.sim.linear import History, Operation, linearizable
+from limpet.sim.runtime import SimRuntime
+from limpet.sim.world import Process, Violation, World
+from limpet.store import DirectoryStore
+
+__all__ = ["run"]
+
+ROOT = "/srv/fleet"
+TURNS = 7
+RUN_S = 600.0
+CELLS = ("counter", "register", "once-0", "once-1", "once-2")
+
+
+def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
+    """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
+    world = World(seed, muted=muted)
+    machine = _Machine(world, Disk(world), fault_rate=0.002 + 0.02 * world.chance(60))
+    violation: Violation | None = None
+    try:
+        machine.act()
+    except Violation as found:
+        violation = found
+    finally:
+        world.close()
+    return world, violation
+
+
+@dataclass(slots=True)
+class _Machine:
+    """One machine: its disk, its processes, and what they were told since the power came on."""
+
+    world: World
+    disk: Disk
+    fault_rate: float
+    history: History = field(default_factory=History)
+    kept: dict[Key, object] = field(default_factory=dict)
+    living: list[Process] = field(default_factory=list)
+    turns_left: dict[str, int] = field(default_factory=dict)
+    finished: int = 0
+    processes: int = 3
+
+    def act(self) -> None:
+        """Run until all have had their turns, then look at what is there."""
+        for folder in ("/srv", ROOT):
+            SimFiles(self.disk, self.world, self.world.start("setup"), fault_rate=0)._place(folder)[0].names[
+                folder.rpartition("/")[2]
+            ] = self.disk.new(0o40755)
+        self.disk.root.safe_names = dict(self.disk.root.names)
+        self.disk.root.names["srv"].safe_names = dict(self.disk.root.names["srv"].names)
+        for i in range(self.processes):
+            self.turns_left[f"p{i}"] = TURNS
+            self.launch(f"p{i}", 1)
+        self.world.spawn(self.world.start("nemesis"), self.torment)
+        self.world.run(until_s=RUN_S, done=lambda: self.finished == self.processes)
+        self.fail_on_error()
+        self.world.healed = True
+        self.end_epoch("the end")
+
+    def launch(self, slot: str, life: int) -> None:
+        """Start (again) the process of a slot."""
+        process = self.world.start(f"{slot}#{life}")
+        self.living.append(process)
+        actor = self.client(process)
+        self.world.spawn(process, lambda: self.live(actor, slot))
+
+    def client(self, process: Process) -> _Actor:
+        """A process's program on this machine's disk."""
+        runtime = SimRuntime(self.world, process)
+        files = SimFiles(self.disk, self.world, process, fault_rate=self.fault_rate)
+        return _Actor(runtime, DirectoryStore(ROOT, runtime=runtime, files=files), self.history)
+
+    def live(self, actor: _Actor, slot: str) -> None:
+        """A process's whole life: its slot's remaining turns."""
+        while self.turns_left[slot] > 0:
+            self.turns_left[slot] -= 1
+            actor.turn()
+        self.living.remove(actor.process)
+        self.finished += 1
+
+    def torment(self) -> None:
+        """kill -9 and power loss, now and then."""
+        strikes = 0
+        while not self.world.healed:
+            strikes += 1
+            self.world.pause(0.05 + 1.5 * self.world.chance(61, strikes))
+            kind = "power_loss" if self.world.chance(62, strikes) < 0.3 else "crash"
+            if not self.living or not self.world.strike(f"nemesis/{strikes}", kind):
+                continue
+            one = int(self.world.chance(63, strikes) * len(self.living))
+            victims = [*self.living] if kind == "power_loss" else [self.living[one]]
+            self.world.note("nemesis", kind, detail=" ".join(victim.name for victim in victims), fault=kind)
+            for victim in victims:
+                for flight in victim.in_flight.values():
+                    self.world.coverage[kind, flight.step] += 1
+                self.world.kill(victim)
+                self.living.remove(victim)
+                self.disk.unlock_all(victim)
+            if kind == "power_loss":
+                self.disk.lose_power()
+                self.end_epoch(f"power loss {strikes}")
+            for victim in victims:
+                slot, life = victim.name.split("#")
+                self.launch(slot, int(life) + 1)
+
+    def end_epoch(self, when: str) -> None:
+        """Nobody runs. Everything that was acknowledged is on the disk, and the answers so far make sense."""
+        found = self.recovered()
+        for key in [cell_key(name) for name in CELLS]:
+            operations = self.history.operations.get(key, [])
+            before = (self.kept.get(key), 0)
+            if linearizable(operations, before, cell_model) is False:
+                raise Violation(_told(f"{key} is not linearizable before {when}", operations))
+            # A reader may have seen a write that was not durable yet: only acknowledged writes must be there.
+            writes = [op for op in operations if op.name != "read" and op.answer not in ("Conflict",)]
+            last = Operation("the disk", "read", None, float(10**9), float(10**9 + 1), found.get(key))
+            if linearizable([*writes, last], before, cell_model) is False:
+                raise Violation(_told(f"after {when}, {key} is {found.get(key)!r}", operations))
+        self.kept = found
+        self.history.operations.clear()
+
+    def recovered(self) -> dict[Key, object]:
+        """The cells as the next process will find them.   Raises: Violation for one that is torn."""
+        process = self.world.start("inspector")
+        runtime = SimRuntime(self.world, process)
+        store = DirectoryStore(ROOT, runtime=runtime, files=_Still(self.disk, self.world, process, fault_rate=0))
+        found: dict[Key, object] = {}
+        for name in CELLS:
+            cell = Cell(store, cell_key(name), PLAIN, runtime)
+            try:
+                seen = cell.read()
+            except LimpetError as error:
+                raise Violation(f"{cell.key} cannot be read: {error}") from error
+            if seen is not None:
+                found[cell.key] = seen.value
+        return found
+
+    def fail_on_error(self) -> None:
+        """An error that no caller should ever see is a violation."""
+        if self.world.failure is not None:
+            if isinstance(self.world.failure, Violation):
+                raise self.world.failure
+            raise Violation(f"unexpected {self.world.failure!r}") from self.world.failure
+
+
+class _Still(SimFiles):
+    """Calls that take no time."""
+
+    def _do(self, what: str, path: str, call: Callable[[], object]) -> object:  # type: ignore[override]
+        return call()
+
+
+class _Actor(Client):
+    """Cells, and objects that come and go."""
+
+    def turn(self) -> None:
+        """Do one of the things that users do."""
+        turns: list[tuple[float, Callable[[], None]]] = [
+            (0.4, self.count),
+            (0.3, self.swap_register),
+            (0.2, self.create_once),
+            (1.0, self.come_and_go),
+        ]
+        at = self.chance()
+        while at >= turns[0][0]:
+            at -= turns.pop(0)[0]
+        with suppress(OutcomeUnknown, Unavailable):
+            turns[0][1]()
+
+    def come_and_go(self) -> None:
+        """A single-use object in a folder that others make and prune, too."""
+        key = Key(f"queues/q/{int(self.chance() * 2)}/{self.new_value().replace('#', '-')}.json")
+        self.store.put(key, b"{}")
+        if key not in [stat.key for stat in self.store.list("queues")]:
+            raise Violation(f"{key} was acknowledged and is not listed")
+        self.store.delete(key)
+
+
+def _told(what: str, operations: list[Operation]) -> str:
+    return what + "\n    " + "\n    ".join(str(op) for op in operations)

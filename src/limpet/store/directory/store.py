@@ -1,0 +1,196 @@
+"""The store's verbs on a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified
+from limpet.keys import Key, check_prefix
+from limpet.runtime import Runtime, system
+from limpet.store.api import Always, Blob, Stat, Version, When
+from limpet.store.base import BaseStore
+from limpet.store.directory import walk
+from limpet.store.directory.failure import failure
+from limpet.store.directory.files import Files, FileStat, OsFiles
+from limpet.store.directory.paths import file_path, folder_path
+from limpet.store.directory.writer import Writer, look, version_of
+from limpet.store.memory import clip
+
+__all__ = ["DirectoryStore"]
+
+OBSERVE_NS = 1_000_000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_OBJECT = (errno.ENOENT, errno.ELOOP)
+# Not through a link, and without waiting for the writer of a pipe: neither is an object.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class DirectoryStore(BaseStore):
+    """Objects as files below `root`, shared by any number of processes and threads of one machine.
+
+    `durability="fsync"`: an acknowledged write survives a power loss. `"os"`: it survives the process, not the machine.
+    Opening and reading change nothing; the first write makes the root, and `.limpet` in it for locks and temp files.
+
+    Crash: the old object or the new one, whole; at worst a temp file more, which is swept after a day, and empty
+    folders. A reader may see a write before it is durable, and so before it is acknowledged.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        durability: Literal["fsync", "os"] = "fsync",
+        runtime: Runtime | None = None,
+        files: Files = OsFiles(),
+    ) -> None:
+        super().__init__(runtime or system())
+        if durability not in ("fsync", "os"):
+            raise Invalid(f"durability is {durability!r}", hint='use "fsync" or "os"')
+        if not str(root):
+            raise Invalid("the root of a directory store is empty", hint="name a folder; . is the one you are in")
+        self.root = Path(os.path.abspath(root))
+        self._base = str(self.root)
+        if self._base == "/":
+            raise Invalid("the root of the file system cannot be a store", hint="give the store a folder of its own")
+        self._files = files
+        self._writer = Writer(self._base, files, self._runtime, durable=durability == "fsync")
+        self._newest_ns = 0
+
+    def __repr__(self) -> str:
+        return f"DirectoryStore({str(self.root)!r})"
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """See `Store.get`."""
+        files = self._files
+        path = self._base + file_path(key)
+        try:
+            fd = files.open(path, _READ)
+            try:
+                found = files.fstat(fd)
+                if not stat.S_ISREG(found.st_mode):
+                    raise _missing(key)
+                size = found.st_size
+                version = version_of(found)
+                if if_match is not None and version != if_match:
+                    raise Conflict(f"{key} is no longer version {if_match}")
+                if if_none_match is not None and version == if_none_match:
+                    raise NotModified(f"{key} is still version {if_none_match}")
+                if range is None:
+                    data = self._read(fd, key, 0, size)
+                else:
+                    wanted = clip(key, range, size)
+                    data = self._read(fd, key, wanted.start, wanted.stop)
+            finally:
+                files.close(fd)
+        except OSError as error:
+            if error.errno in _NO_OBJECT:
+                raise _missing(key) from None
+            raise failure(f"could not read {key}", error) from error
+        return Blob(data, version, self._modified(found), size)
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        path = self._base + file_path(key)
+        try:
+            found = look(self._files, path)
+        except OSError as error:
+            raise failure(f"could not look at {key}", error) from error
+        if found is None:
+            raise _missing(key)
+        return Stat(key, found.st_size, version_of(found), self._modified(found))
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`.
+
+        Raises: Unavailable for a full or failing disk and Denied for a read-only one, with nothing changed;
+        OutcomeUnknown when the object is in its place but its folder could not be synced.
+        """
+        path = self._base + file_path(key)
+        try:
+            found = self._writer.write(key, path, data, when)
+        except OSError as error:
+            raise failure(f"could not write {key}", error) from error
+        self._observe(found.st_mtime_ns)
+        return version_of(found)
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`. Folders that it leaves empty go too."""
+        path = self._base + file_path(key)
+        try:
+            self._writer.remove(key, path)
+        except OSError as error:
+            raise failure(f"could not delete {key}", error) from error
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`. Each folder is read once, when its first key is due."""
+        path, below = self._below(prefix)
+        try:
+            for key, found in walk.in_order(self._files, path, below, after or ""):
+                yield Stat(key, found.st_size, version_of(found), self._modified(found))
+        except OSError as error:
+            raise failure(f"could not list {prefix or 'the store'}", error) from error
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        """See `Store.sample`. Reads the folder of `prefix`, and below it only what `n` objects need."""
+        path, below = self._below(prefix)
+        try:
+            found = [*islice(walk.shuffled(self._files, path, below, self._runtime.rng.randrange), n)]
+        except OSError as error:
+            raise failure(f"could not list {prefix or 'the store'}", error) from error
+        return [Stat(key, met.st_size, version_of(met), self._modified(met)) for key, met in found]
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """See `Store.list_dirs`."""
+        path, _ = self._below(prefix)
+        try:
+            return walk.folders(self._files, path)
+        except OSError as error:
+            raise failure(f"could not list {prefix or 'the store'}", error) from error
+
+    def _below(self, prefix: str) -> tuple[str, str]:
+        checked = check_prefix(prefix)
+        return self._base + folder_path(prefix), checked + "/" if checked else ""
+
+    def _read(self, fd: int, key: Key, start: int, stop: int) -> bytes:
+        data = self._files.pread(fd, stop - start, start)
+        while start + len(data) < stop:
+            more = self._files.pread(fd, stop - start - len(data), start + len(data))
+            if not more:
+                # F23: files are never changed in place, so another program has cut this one short.
+                raise Corrupt(f"{key} ends after {start + len(data)} bytes, before byte {stop}")
+            data += more
+        return data
+
+    def _modified(self, found: FileStat) -> datetime:
+        self._observe(found.st_mtime_ns)
+        return _moment(found.st_mtime_ns)
+
+    def _observe(self, mtime_ns: int) -> None:
+        """Let the store's clock take note, where it would move by more than its price."""
+        if mtime_ns > self._newest_ns + OBSERVE_NS:
+            self._newest_ns = mtime_ns
+            self._clock.observe(_moment(mtime_ns))
+
+
+def _moment(unix_ns: int) -> datetime:
+    """Rounded down: LastModified is a lower bound."""
+    return _EPOCH + timedelta(0, 0, unix_ns // 1000)
+
+
+def _missing(key: Key) -> Missing:
+    return Missing(f"there is no object {key}")

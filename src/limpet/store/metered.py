@@ -1,0 +1,164 @@
+"""Counting what a store is asked: requests, bytes, dollars, and a limit that stops a runaway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from limpet.errors import Conflict, Denied
+from limpet.keys import Key, check, check_prefix
+from limpet.runtime import Runtime, system
+from limpet.store import prices
+from limpet.store.api import Always, Blob, Stat, Store, Version, When
+from limpet.store.base import BaseStore
+
+__all__ = ["Cost", "MeteredStore"]
+
+PAGE = 1000
+
+
+@dataclass(slots=True)
+class Cost:
+    """What some calls took. `requests` holds the verbs that were used: get, head, put, list, delete."""
+
+    requests: dict[str, int] = field(default_factory=dict)
+    read_bytes: int = 0
+    written_bytes: int = 0
+    refused: int = 0
+    """Puts that met a Conflict; they are in `requests` and `written_bytes` too."""
+
+    def __sub__(self, earlier: Cost) -> Cost:
+        spent = {verb: count - earlier.requests.get(verb, 0) for verb, count in self.requests.items()}
+        return Cost(
+            {verb: count for verb, count in spent.items() if count},
+            self.read_bytes - earlier.read_bytes,
+            self.written_bytes - earlier.written_bytes,
+            self.refused - earlier.refused,
+        )
+
+    def total(self) -> int:
+        """All requests."""
+        return sum(self.requests.values())
+
+    def dollars(self, provider: str) -> float:
+        """The price of the requests at `provider` (see `prices`).   Raises: Invalid."""
+        return prices.dollars(self.requests, provider)
+
+
+class MeteredStore(BaseStore):
+    """Counts every call on its way to `store`, as the `Store` docstrings price it; threads may share it.
+
+    A request counts when it is sent, whatever its answer; a client's own retries below are not seen. Reading the clock
+    and the batch verbs are made of this store's own calls, so they count by themselves. Put a `ScopedStore` around the
+    meter, not inside: what a role forbids is then not counted.
+
+    With a `budget`, the request that would exceed it and every later one is `Denied` and not sent.
+    """
+
+    def __init__(self, store: Store, budget: int | None = None, *, runtime: Runtime | None = None) -> None:
+        super().__init__(runtime or system())
+        self.inner = store
+        self.budget = budget
+        self._mutex = self._runtime.mutex()
+        self._spent = Cost()
+
+    def snapshot(self) -> Cost:
+        """What was spent so far; the difference of two snapshots is what was spent between them."""
+        with self._mutex:
+            spent = self._spent
+            return Cost(dict(spent.requests), spent.read_bytes, spent.written_bytes, spent.refused)
+
+    @contextmanager
+    def measure(self) -> Iterator[Cost]:
+        """What is spent inside the `with` block; filled in when it ends."""
+        before, cost = self.snapshot(), Cost()
+        try:
+            yield cost
+        finally:
+            spent = self.snapshot() - before
+            cost.requests, cost.refused = spent.requests, spent.refused
+            cost.read_bytes, cost.written_bytes = spent.read_bytes, spent.written_bytes
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """See `Store.get`."""
+        check(key)
+        self._charge("get")
+        blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        self._clock.observe(blob.modified)
+        with self._mutex:
+            self._spent.read_bytes += len(blob.data)
+        return blob
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        check(key)
+        self._charge("head")
+        return self._seen(self.inner.head(key))
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        check(key)
+        self._charge("put", written_bytes=len(data))
+        try:
+            return self.inner.put(key, data, when=when)
+        except Conflict:
+            with self._mutex:
+                self._spent.refused += 1
+            raise
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        check(key)
+        self._charge("delete")
+        self.inner.delete(key)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`. A page counts when its first object is reached; the budget stops at a page's start."""
+        check_prefix(prefix)
+        self._charge("list")
+        for i, stat in enumerate(self.inner.list(prefix, after=after)):
+            if i and i % PAGE == 0:
+                self._charge("list")
+            yield self._seen(stat)
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        """See `Store.sample`. Counted as one LIST per 1,000 objects returned."""
+        check_prefix(prefix)
+        self._charge("list")
+        found = self.inner.sample(prefix, n)
+        self._pages_after_first(len(found))
+        return [self._seen(stat) for stat in found]
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """See `Store.list_dirs`."""
+        check_prefix(prefix)
+        self._charge("list")
+        names = self.inner.list_dirs(prefix)
+        self._pages_after_first(len(names))
+        return names
+
+    def _pages_after_first(self, entries: int) -> None:
+        for _ in range(PAGE, entries, PAGE):
+            self._charge("list")
+
+    def _charge(self, verb: str, *, written_bytes: int = 0) -> None:
+        with self._mutex:
+            if self.budget is not None and self._spent.total() >= self.budget:
+                raise Denied(
+                    f"the budget of {self.budget} requests for this process is spent; this {verb} was not sent",
+                    hint="look for a loop that runs away; if it needs more, raise LIMPET_REQUEST_BUDGET (or budget=)",
+                )
+            self._spent.requests[verb] = self._spent.requests.get(verb, 0) + 1
+            self._spent.written_bytes += written_bytes
+
+    def _seen(self, stat: Stat) -> Stat:
+        self._clock.observe(stat.modified)
+        return stat
