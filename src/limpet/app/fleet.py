@@ -9,7 +9,7 @@ from typing import Any
 from limpet import keys
 from limpet.app.formats import FleetRecord, check, fresh, may_write, upgraded
 from limpet.app.urls import Durability, store_for, url_or_default
-from limpet.cell import PLAIN, Cell, struct_codec
+from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, Missing, Unsupported
 from limpet.lease import LeaseRecord, Lock, Sightings
 from limpet.runtime import Runtime, system
@@ -89,13 +89,22 @@ class Fleet:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
         return Lock(self.store, keys.lock_key(name), name, ttl_s, self._runtime, self._sightings, look_first=look_first)
 
-    def locks(self) -> Iterator[LeaseRecord]:
-        """The record of every lock that was ever used, in the order of their keys.   Cost: 1 LIST + 1 GET a lock."""
-        codec = struct_codec(LeaseRecord)
+    def locks(self) -> Iterator[Seen[LeaseRecord]]:
+        """Every lock that was ever used, in the order of their keys, as it is now; `modified` is the store's stamp.
+
+        Cost: 1 LIST + 1 GET a lock.
+        """
         for stat in self.store.list(keys.LOCKS):
-            seen = Cell(self.store, stat.key, codec, self._runtime).read()
+            seen = self._lease_cell(stat.key).read()
             if seen is not None:
-                yield seen.value
+                yield seen
+
+    def lock_seen(self, name: str) -> Seen[LeaseRecord] | None:
+        """The lock `name` as it is now, like `locks`; None if it was never used.   Cost: 1 GET."""
+        return self._lease_cell(keys.lock_key(name)).read()
+
+    def _lease_cell(self, key: keys.Key) -> Cell[LeaseRecord]:
+        return Cell(self.store, key, struct_codec(LeaseRecord), self._runtime)
 
     def cell(self, name: str) -> Cell[Any]:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""

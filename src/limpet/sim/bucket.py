@@ -20,7 +20,7 @@ from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
 from limpet.store.base import BaseStore
 from limpet.store.memory import clip
 
-__all__ = ["Applied", "Bucket", "SimStore"]
+__all__ = ["Applied", "Bucket", "Sent", "SimStore"]
 
 R = TypeVar("R")
 PAGE = 4
@@ -36,6 +36,19 @@ class Applied:
     data: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A write of a lock or cell that leaves its process. `direct`: it did not first have to read anything back."""
+
+    at_s: float
+    who: str
+    step: str
+    key: Key
+    write_id: str
+    token: int
+    direct: bool
+
+
 class Bucket:
     """The truth: objects, and the journal of every mutation. Each method is one atomic step."""
 
@@ -44,6 +57,7 @@ class Bucket:
         self._knobs = knobs
         self.objects: dict[Key, Blob] = {}
         self.journal: list[Applied] = []
+        self.sent: list[Sent] = []
 
     def get(self, key: Key, if_match: Version | None, if_none_match: Version | None) -> Blob:
         """The object as it is."""
@@ -74,18 +88,22 @@ class Bucket:
         if self.objects.pop(key, None) is not None:
             self.journal.append(Applied(self._world.now_s, who, key, None))
 
+    def at(self, key: Key, moment: int) -> bytes | None:
+        """The object's bytes after the first `moment` mutations."""
+        for applied in reversed(self.journal[:moment]):
+            if applied.key == key:
+                return applied.data
+        return None
+
     def _modified(self) -> datetime:
         now = self._world.store_time()
         return now.replace(microsecond=0) if self._knobs.whole_seconds else now
 
 
-class _LockBody(msgspec.Struct):
-    state: str
-    token: int
-
-
-class _CellBody(msgspec.Struct):
-    seq: int
+class _Body(msgspec.Struct):
+    write_id: str = ""
+    state: str = ""
+    token: int = 0
     fence: dict[str, object] | None = None
 
 
@@ -99,6 +117,7 @@ class SimStore(BaseStore):
         self._process = runtime.process
         self._knobs = knobs
         self._unsettled: set[tuple[int, Key]] = set()
+        self._last: dict[int, Key] = {}
         self._sent = 0
 
     def get(
@@ -113,6 +132,7 @@ class SimStore(BaseStore):
         task = id(self._world.current())
         kind = "settle" if (task, key) in self._unsettled else "read"
         self._unsettled.discard((task, key))
+        self._last[task] = key
         step = f"{_room(key)}.{kind}"
         blob = self._call("get", step, check(key), "", lambda: self._bucket.get(key, if_match, if_none_match))
         self._clock.observe(blob.modified)
@@ -130,13 +150,20 @@ class SimStore(BaseStore):
         """See `Store.put`."""
         if self._process.newer and data.endswith(b"}") and len(data) > 2:
             data = data[:-1] + b',"future":[1]}'
-        step = self._put_step(check(key), data, when)
+        body = msgspec.json.decode(data, type=_Body)
+        step = self._put_step(check(key), body, when)
+        task = id(self._world.current())
+        self._bucket.sent.append(
+            Sent(
+                self._world.now_s, self._process.name, step, key, body.write_id, body.token, self._last.get(task) != key
+            )
+        )
         try:
             return self._call(
                 "put", step, key, data, lambda: self._bucket.put(self._process.name, key, data, when), when
             )
         except LimpetError:
-            self._unsettled.add((id(self._world.current()), key))
+            self._unsettled.add((task, key))
             raise
 
     def delete(self, key: Key) -> None:
@@ -219,6 +246,7 @@ class SimStore(BaseStore):
             try:
                 result = apply()
             finally:
+                process.served = len(self._bucket.journal)
                 if fault == "duplicate" and near_s >= 0.5:
                     world.later(far_s * 20, lambda: self._land(step, key, detail, apply))
                 world.pause(0.005 + 0.05 * far_s)
@@ -242,23 +270,22 @@ class SimStore(BaseStore):
         kind = OutcomeUnknown if verb == "put" else Unavailable
         return kind(f"no answer to {verb} {key}")
 
-    def _put_step(self, key: Key, data: bytes, when: When) -> str:
+    def _put_step(self, key: Key, body: _Body, when: When) -> str:
         room = _room(key)
         found = self._bucket.objects.get(key)
         if room == "lock":
-            body = msgspec.json.decode(data, type=_LockBody)
             if isinstance(when, Absent):
                 return "lock.create"
             if body.state == "free":
                 return "lock.free"
-            before = msgspec.json.decode(found.data, type=_LockBody) if found else body
+            before = msgspec.json.decode(found.data, type=_Body) if found else body
             if before.token == body.token:
                 return "lock.renew"
             return "lock.take" if before.state == "free" else "lock.takeover"
         if room == "cell":
             if isinstance(when, Absent):
                 return "cell.create"
-            return "cell.fenced" if msgspec.json.decode(data, type=_CellBody).fence else "cell.swap"
+            return "cell.fenced" if body.fence else "cell.swap"
         return f"{room}.put"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from limpet.keys import Key
+from limpet.lease.decide import look_interval_s
 from limpet.sim.bucket import Bucket
 from limpet.sim.linear import OPEN, History, Operation, linearizable
 from limpet.sim.nemesis import Knobs
@@ -27,6 +28,7 @@ class Sign:
     who: str
     lock: str
     token: int
+    began_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -35,10 +37,15 @@ class Tally:
 
     wins: list[Sign] = field(default_factory=list)
     checks: list[Sign] = field(default_factory=list)
+    moves: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
 
-    def won(self, at_s: float, who: str, lock: str, token: int) -> None:
-        """`who` got a lease."""
-        self.wins.append(Sign(at_s, who, lock, token))
+    def won(self, at_s: float, who: str, lock: str, token: int, began_s: float) -> None:
+        """`who` got a lease that it began to ask for at `began_s`."""
+        self.wins.append(Sign(at_s, who, lock, token, began_s))
+
+    def moved(self, at_s: float, who: str, lock: str, token: int) -> None:
+        """The holder's work made progress."""
+        self.moves.setdefault((who, lock, token), []).append(at_s)
 
     def checked(self, at_s: float, who: str, lock: str, token: int) -> None:
         """`lease.check()` let `who` go on."""
@@ -50,6 +57,7 @@ class _Lock(msgspec.Struct):
     worker_id: str
     token: int
     seq: int
+    ttl_s: float
 
 
 class _Cell(msgspec.Struct):
@@ -58,10 +66,13 @@ class _Cell(msgspec.Struct):
     fence: dict[str, Any] | None = None
 
 
-def check_run(world: World, knobs: Knobs, bucket: Bucket, history: History, tally: Tally) -> None:
+def check_run(world: World, knobs: Knobs, bucket: Bucket, history: History, tally: Tally, *, stall_s: float) -> None:
     """Every invariant of the kernel.   Raises: Violation."""
     _one_winner_per_token(tally)
     _tokens_rise(bucket)
+    if not knobs.drift:
+        _only_abandoned_locks_are_taken(bucket, knobs)
+        _a_hung_worker_is_not_renewed(bucket, tally, stall_s)
     _fences_rise(bucket)
     _each_write_once(bucket)
     if knobs.sane_clocks:
@@ -81,13 +92,9 @@ def _one_winner_per_token(tally: Tally) -> None:
         first = seen.setdefault((win.lock, win.token), win)
         if first is not win:
             raise Violation(f"token {win.token} of {win.lock} was won by {first.who} and by {win.who}")
-    latest: dict[str, Sign] = {}
-    for win in tally.wins:
-        before = latest.get(win.lock)
-        if before and before.token > win.token and before.at_s < win.at_s - 200:
-            raise Violation(f"{win.lock}: token {win.token} was won long after token {before.token}")
-        if not before or win.token > before.token:
-            latest[win.lock] = win
+        for earlier in seen.values():
+            if earlier.lock == win.lock and earlier.at_s < win.began_s and earlier.token >= win.token:
+                raise Violation(f"{win.lock}: token {win.token} was won after token {earlier.token}")
 
 
 def _tokens_rise(bucket: Bucket) -> None:
@@ -109,6 +116,38 @@ def _tokens_rise(bucket: Bucket) -> None:
         last[applied.key] = now
 
 
+def _only_abandoned_locks_are_taken(bucket: Bucket, knobs: Knobs) -> None:
+    last: dict[Key, tuple[float, _Lock]] = {}
+    for applied in bucket.journal:
+        if not applied.key.startswith("locks/") or applied.data is None:
+            continue
+        now = msgspec.json.decode(applied.data, type=_Lock)
+        at_s, before = last.get(applied.key, (0.0, now))
+        if before.state == "held" and now.token > before.token:
+            least_s = before.ttl_s if knobs.sane_clocks else look_interval_s(before.ttl_s)
+            if applied.at_s - at_s < least_s:
+                raise Violation(
+                    f"{applied.key}: {now.worker_id} took token {now.token} at {applied.at_s:.2f} s, only "
+                    f"{applied.at_s - at_s:.2f} s after a sign of life of {before.worker_id} (ttl {before.ttl_s:g} s)"
+                )
+        last[applied.key] = (applied.at_s, now)
+
+
+def _a_hung_worker_is_not_renewed(bucket: Bucket, tally: Tally, stall_s: float) -> None:
+    written: set[str] = set()
+    for sent in bucket.sent:
+        again = sent.write_id in written
+        written.add(sent.write_id)
+        if sent.step != "lock.renew" or again or not sent.direct:
+            continue
+        moves = tally.moves.get((sent.who, sent.key.split("/")[-1].removesuffix(".lock"), sent.token), [])
+        last_s = max((at_s for at_s in moves if at_s <= sent.at_s), default=sent.at_s)
+        if sent.at_s - last_s > stall_s + 0.1:
+            raise Violation(
+                f"{sent.who} renewed {sent.key} although its work stood still for {sent.at_s - last_s:.1f} s"
+            )
+
+
 def _fences_rise(bucket: Bucket) -> None:
     last: dict[Key, dict[str, Any]] = {}
     for applied in bucket.journal:
@@ -128,9 +167,18 @@ def _fences_rise(bucket: Bucket) -> None:
 
 
 def _each_write_once(bucket: Bucket) -> None:
+    """Under a name that may be deleted, the network's copies can do this; we must not add to them by sending twice."""
+    created: set[str] = set()
+    for sent in bucket.sent:
+        if sent.key.startswith("cells/tmp-"):
+            if sent.write_id in created:
+                raise Violation(f"{sent.key} may be deleted at any time, and {sent.who} sent its create twice")
+            created.add(sent.write_id)
     written: set[tuple[Key, str]] = set()
     for applied in bucket.journal:
         if applied.data is None or not applied.key.startswith(("cells/", "locks/")):
+            continue
+        if applied.key.startswith("cells/tmp-"):
             continue
         name = (applied.key, msgspec.json.decode(applied.data, type=_Cell).write_id)
         if name in written:

@@ -19,8 +19,9 @@ REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
 """Per verb. `refused_409`: S3's answer to a racing write, nothing landed (F6). `torn_pages`: other writes go on between
 the pages. `late`: the client gives up, and the request lands after that."""
 
-PROCESS_FAULTS = ("crash", "pause", "pause_heartbeat", "cut_off", "wall_step", "store_clock_step")
-"""Per process. `pause` is SIGSTOP or a laptop's sleep: the rising clock goes on. `cut_off`: no request gets through."""
+PROCESS_FAULTS = ("crash", "pause", "pause_heartbeat", "hang", "cut_off", "wall_step", "store_clock_step")
+"""Per process. `pause` is SIGSTOP or a laptop's sleep: the rising clock goes on. `hang`: only its heartbeat lives.
+`cut_off`: no request gets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,10 @@ class Nemesis:
                 for task in victim.tasks:
                     if task.name.startswith("limpet-heartbeat"):
                         task.paused_until_s = world.now_s + much * 3 * ttl_s
+            case "hang":
+                for task in victim.tasks:
+                    if task.name == "main":
+                        task.paused_until_s = world.now_s + much * 6 * ttl_s
             case "cut_off":
                 victim.cut_off_until_s = world.now_s + much * 2 * ttl_s
             case "wall_step":

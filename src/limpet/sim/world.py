@@ -84,6 +84,7 @@ class Process:
     newer: bool = False
     tasks: list[Task] = field(default_factory=list)
     calls: int = 0
+    served: int = 0
     in_flight: dict[int, Flight] = field(default_factory=dict)
 
 

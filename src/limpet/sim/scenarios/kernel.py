@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from limpet.cell import Fence
-from limpet.errors import Held, LeaseLost, OutcomeUnknown, Unavailable
-from limpet.keys import lock_key
+from limpet.cell import PLAIN, Cell, Fence
+from limpet.errors import Conflict, Held, LeaseLost, OutcomeUnknown, Unavailable
+from limpet.keys import Key, cell_key, lock_key
 from limpet.lease import Lease, Lock, Sightings
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.checks import Tally, check_run
@@ -22,6 +22,7 @@ __all__ = ["run"]
 
 LOCKS = ("red", "blue")
 TURNS = 9
+STALL_TTLS = 2
 HEAL_S = 600.0
 RUN_S = 3_000.0
 
@@ -34,7 +35,7 @@ def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Viola
     violation: Violation | None = None
     try:
         cast.act()
-        check_run(world, knobs, cast.bucket, cast.history, cast.tally)
+        check_run(world, knobs, cast.bucket, cast.history, cast.tally, stall_s=STALL_TTLS * knobs.ttl_s)
     except Violation as found:
         violation = found
     finally:
@@ -123,12 +124,13 @@ class _Actor(Client):
     def turn(self) -> None:
         """Do one of the things that users do."""
         turns: list[tuple[float, Callable[[], None]]] = [
-            (0.34, self.hold_and_write),
+            (0.30, self.hold_and_write),
             (0.14, self.acquire_by_hand),
             (0.16, self.count),
             (0.14, self.swap_register),
             (0.08, self.create_once),
             (0.06, self.write_without_lease),
+            (0.06, self.use_once),
             (0.04, self.write_with_wrong_lock),
             (1.0, self.look_around),
         ]
@@ -151,13 +153,17 @@ class _Actor(Client):
     def hold_and_write(self) -> None:
         """The common use: a block under a lock, writing to the cell that it guards."""
         name = self.some_lock()
-        with self.lock(name).hold(wait_s=self.chance() * 2 * self.ttl_s) as lease:
-            self.won(lease)
+        began_s = self.world.now_s
+        wait_s = self.chance() * 2 * self.ttl_s
+        with self.lock(name).hold(wait_s, stall_s=STALL_TTLS * self.ttl_s) as lease:
+            self.won(lease, began_s)
             cell = self.cell(name)
             for _ in range(1 + int(self.chance() * 4)):
                 self.checked(lease)
                 self.write(cell, lease)
                 self.runtime.sleep(self.chance() * self.ttl_s / 2)
+                lease.progress()
+                self.cast.tally.moved(self.world.now_s, self.process.name, name, lease.token)
 
     def acquire_by_hand(self) -> None:
         """The advanced use: no heartbeat thread."""
@@ -167,20 +173,28 @@ class _Actor(Client):
             if lock.peek() is not None:
                 lock.break_()
             return
+        began_s = self.world.now_s
         got = lock.try_acquire()
         if isinstance(got, Held):
             return
-        self.won(got)
+        self.won(got, began_s)
         self.runtime.sleep(self.chance() * self.ttl_s * 0.7)
+        self.cast.tally.moved(self.world.now_s, self.process.name, name, got.token)
         got.renew()
         self.checked(got)
         self.write(self.cell(name), got)
         if self.chance() < 0.7:
             got.release()
 
-    def won(self, lease: Lease) -> None:
-        """Remember a won lock."""
-        self.cast.tally.won(self.world.now_s, self.process.name, lease.name, lease.token)
+    def won(self, lease: Lease, began_s: float) -> None:
+        """Remember a won lock. When the bucket last answered us, the lock was ours."""
+        self.cast.tally.won(self.world.now_s, self.process.name, lease.name, lease.token, began_s)
+        self.cast.tally.moved(self.world.now_s, self.process.name, lease.name, lease.token)
+        record = self.cast.bucket.at(Key(lease.lock), self.process.served)
+        if record is None or f'"token":{lease.token},'.encode() not in record:
+            raise Violation(
+                f"{self.process.name} was given token {lease.token} of {lease.name}, which was already gone"
+            )
 
     def checked(self, lease: Lease) -> None:
         """Just before a side effect outside Limpet."""
@@ -200,6 +214,15 @@ class _Actor(Client):
         if seen is not None and seen.header.fence is not None:
             self.write(cell, Fence("locks/user/other.lock", 1_000_000), name="foreign")
 
+    def use_once(self) -> None:
+        """A name that is created, and removed by whoever finds it; it is never used again."""
+        cell = Cell(self.store, cell_key(f"tmp-{self.new_value()}"), PLAIN, self.runtime, deletable=True)
+        with suppress(Conflict):
+            cell.create("once")
+        for stat in self.store.list("cells"):
+            if stat.key.startswith("cells/tmp-"):
+                self.store.delete(stat.key)
+
     def look_around(self) -> None:
         """List the locks, as an operator does."""
         for stat in self.store.list("locks"):
@@ -208,8 +231,9 @@ class _Actor(Client):
     def visit_everything(self) -> None:
         """After the faults: every lock can be had, every cell written and read."""
         for name in LOCKS:
+            began_s = self.world.now_s
             lease = self.lock(name).acquire(wait_s=None)
-            self.won(lease)
+            self.won(lease, began_s)
             self.write(self.cell(name), lease)
             lease.release()
         for name in (*LOCKS, "counter", "register", "once-0", "once-1", "once-2"):
