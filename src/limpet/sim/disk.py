@@ -65,6 +65,7 @@ class Disk:
         self.locks: dict[str, Process | None] = {}
         self.waiting: list[tuple[str, Task]] = []
         self.losses = 0
+        self.pace_s = 0.003 if world.chance(57) < 0.5 else 0.00005
 
     def new(self, mode: int) -> Inode:
         """An inode with the lowest free number."""
@@ -345,7 +346,7 @@ class SimFiles:
         fault = self._fault(what, number)
         world.coverage[fault or "none", what] += 1
         try:
-            world.pause(0.0002 + 0.003 * world.chance(54, process.index, number))
+            world.pause(self._disk.pace_s * (0.1 + world.chance(54, process.index, number)))
             if fault == "after":
                 call()
             if fault:

@@ -17,12 +17,16 @@ _STATUS = re.compile(r"status code: (\d{3})(?: ([A-Za-z -]+))?")
 _CODE = re.compile(r"<Code>([^<]*)</Code>|\(code: (\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>|failed for key .*?: (.*?) \(code: ")
 _KIND = re.compile(r"kind: (Connect|Timeout)\b")
+_PAST_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes 0--1/0"')  # Azure; Azurite
 _CREDENTIALS = re.compile(r"http://169\.254\.|metadata\.google\.internal|/latest/meta-data|/latest/api/token")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`status` is 0 when no HTTP answer came; `sent` is False when the request cannot have reached the server."""
+    """`status` is 0 when no HTTP answer came; `sent` is False when the request cannot have reached the server.
+
+    `credentials` is True when it was the credentials that could not be fetched.
+    """
 
     status: int
     code: str
@@ -39,7 +43,7 @@ class Answer:
 def read_answer(text: str) -> Answer:
     """The facts in the client's error text."""
     status, code, message, kind = (found.search(text) for found in (_STATUS, _CODE, _MESSAGE, _KIND))
-    number = int(status[1]) if status else 0
+    number = int(status[1]) if status else 416 if _PAST_END.search(text) else 0
     name = (code[1] or code[2]) if code else ""
     if status:
         said = (message[1] or message[2]) if message else ""

@@ -41,7 +41,7 @@ __all__ = ["CloudStore"]
 T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
-STRETCH_MAX = 10.0
+JUMP_MAX = 10.0
 
 _CLIENT = {"connect_timeout": "5s", "pool_idle_timeout": "10s"}
 # A read may be long but not silent. A put counts as silent while it uploads, so a large one gets 64 MiB at 1 Mbit/s.
@@ -81,7 +81,7 @@ class CloudStore(BaseStore):
         self._small_puts = _client(self._place, _SMALL_PUT, max_retries=0)
         self._large_puts = _client(self._place, _LARGE_PUT, max_retries=0)
         self._by_generation = self._place.scheme == "gs"
-        self._bounds: dict[str, tuple[str, str]] = {}
+        self._walked: dict[str, str] = {}
         self.etag_style: Literal["quoted", "unquoted"] = "quoted"
         known = self._place.scheme != "az" and self._place.endpoint is None
         self.list_order: Literal["keys", "folders"] = "keys" if known else "folders"
@@ -97,7 +97,7 @@ class CloudStore(BaseStore):
         if_match: Version | None = None,
         if_none_match: Version | None = None,
     ) -> Blob:
-        """See `Store.get`. On Google Cloud `if_none_match` costs a HEAD more."""
+        """See `Store.get`. A failed `if_match` costs a HEAD more off S3, any `if_none_match` on Google Cloud too."""
         check(key)
         options: dict[str, Any] = {}
         if range is not None:
@@ -111,9 +111,13 @@ class CloudStore(BaseStore):
         else:
             options |= {} if if_match is None else {"if_match": if_match}
             options |= {} if if_none_match is None else {"if_none_match": if_none_match}
-        return self._read(
-            f"get {key}", lambda: self._fetch(key, options), changed=self._by_generation and bool(if_match)
-        )
+        try:
+            return self._read(f"get {key}", lambda: self._fetch(key, options))
+        except (Missing, Conflict):
+            if if_match is None or self._place.scheme == "s3":
+                raise
+            self.head(key)  # F7: raises Missing
+            raise Conflict(f"get {key}: no longer that version") from None
 
     def _fetch(self, key: Key, options: Mapping[str, Any]) -> Blob:
         result = obstore.get(self._reads, key, options=options or None)  # type: ignore[arg-type]
@@ -194,40 +198,30 @@ class CloudStore(BaseStore):
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         """See `Store.sample`.
 
-        More than one page: the start is drawn between the lowest and the highest key seen in earlier samples.
+        What does not fit a page is walked page by page, one for each call, round and round. The first call jumps ahead
+        by chance, so that processes spread; a random key would not do, since names that hold a time all start alike.
         """
         folder = check_prefix(prefix)
-        page: Sequence[Stat] = ()
-        if folder not in self._bounds:
-            page = self._first_page(folder)
-            if len(page) < PAGE:
-                return self._draw(page, n)
-            stretch = 2.0 ** self._runtime.rng.uniform(0.0, STRETCH_MAX)
-            self._bounds[folder] = page[0].key, place(page[0].key, page[-1].key, stretch)
-        low, high = self._bounds[folder]
-        start = place(low, high, self._runtime.rng.random())
-        further = next(self._pages(folder, start), ())
-        if len(further) == PAGE:
-            self._bounds[folder] = low, max(high, further[-1].key)
-        else:
-            self._bounds[folder] = low, further[-1].key if further else start
-        if len(further) >= n:
-            return self._draw(further, n)
-        page = page or self._first_page(folder)
-        if len(page) < PAGE:
-            del self._bounds[folder]
-        else:
-            self._bounds[folder] = page[0].key, max(page[-1].key, self._bounds[folder][1])
-        return self._draw([*{stat.key: stat for stat in [*further, *page]}.values()], n)
+        start = self._walked.pop(folder, None)
+        first = None if start else self._page(folder, None)
+        if first and start is None and len(first) == PAGE:
+            start = place([stat.key for stat in first], 2.0 ** self._runtime.rng.uniform(0.0, JUMP_MAX))
+        found = last = self._page(folder, start) if start else first or ()
+        if start and len(found) < n:
+            last = first or self._page(folder, None)
+            found = [*{stat.key: stat for stat in [*found, *last]}.values()]
+        if start or len(last) == PAGE:
+            self._walked[folder] = last[-1].key if len(last) == PAGE else ""
+        return self._draw(found, n)
 
-    def _first_page(self, folder: str) -> Sequence[Stat]:
-        return next(self._pages(folder, None), ())
+    def _page(self, folder: str, after: str | None) -> Sequence[Stat]:
+        return next(self._pages(folder, after), ())
 
     def _draw(self, found: Sequence[Stat], n: int) -> Sequence[Stat]:
         return self._runtime.rng.sample(found, min(n, len(found)))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
+        """See `Store.list_dirs`. A server with real folders may show one for minutes after it was emptied."""
         folder = check_prefix(prefix)
         found = self._read(
             f"list {folder or 'the bucket'}", lambda: obstore.list_with_delimiter(self._reads, folder or None)
@@ -239,16 +233,11 @@ class CloudStore(BaseStore):
         version = (self._by_generation and meta["version"]) or _quoted(meta["e_tag"])
         return Stat(Key(meta["path"]), meta["size"], Version(version), meta["last_modified"])
 
-    def _read(self, what: str, call: Callable[[], T], *, changed: bool = False) -> T:
-        """`call`, its failure told as one of ours; `changed` if a 404 may mean that the version is gone."""
+    def _read(self, what: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except _FAILURES as error:
-            answer = read_answer(str(error))
-            if changed and isinstance(error, FileNotFoundError) and not answer.no_bucket:
-                self.head(Key(what.removeprefix("get ")))
-                raise Conflict(f"{what}: it is no longer that version") from None
-            raise self._failure(what, error, answer) from None
+            raise self._failure(what, error, read_answer(str(error))) from None
 
     def _failure(self, what: str, error: Exception, answer: Answer) -> LimpetError:
         """The failure of a request that changes nothing, or is as good repeated."""
@@ -279,6 +268,10 @@ class CloudStore(BaseStore):
 
     def _refusal(self, what: str, error: Exception, answer: Answer) -> LimpetError | None:
         """A definite no: the request was understood and not done. None if it may help to ask again."""
+        if answer.credentials:
+            if answer.status >= 500:
+                return None
+            return Denied(f"{what}: no credentials were found", hint=_CREDENTIALS_HINT[self._place.scheme])
         if isinstance(error, FileNotFoundError) or answer.status == 404:
             if answer.no_bucket or what.startswith(("put", "list")):
                 bucket = f"{self._place.scheme}://{self._place.bucket}"
@@ -287,8 +280,6 @@ class CloudStore(BaseStore):
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
         if denied or answer.status in (401, 403) or answer.code in ("AccessDenied", *_BAD_CREDENTIALS):
             return Denied(f"{what}: {answer.line}")
-        if answer.credentials:
-            return Denied(f"{what}: no credentials were found", hint=_CREDENTIALS_HINT[self._place.scheme])
         if "redirect" in answer.line or answer.code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
             return Invalid(f"{what}: the bucket is in another region", hint="set AWS_REGION, or ?region=... in the URL")
         if answer.status == 501:

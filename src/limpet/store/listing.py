@@ -24,11 +24,11 @@ __all__ = ["PAGE", "Pages", "in_key_order", "place"]
 PAGE = 1000
 
 Pages = Callable[[str, str | None], Iterator[Sequence[Stat]]]
-"""`pages(folder, after)`: the objects below a folder, a page at a time, in either order; a page that is not full is the last."""
+"""`pages(folder, after)`: the objects below a folder, in either order, a page at a time; the last one is not full."""
 
 _LAST = "\U0010ffff"
-_ALPHABET = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
-_DIGITS = 12
+_DIGITS = 16
+_CARRY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +124,26 @@ def _bound(name: str) -> str:
     return name + " "
 
 
-def place(low: str, high: str, share: float) -> str:
-    """A text that lies `share` of the way from `low` to `high` (beyond it for a share above 1).
+def place(keys: Sequence[str], share: float) -> str:
+    """A text that lies `share` of the way from the first key to the last, or beyond it for a share above 1.
 
-    Only the first characters in which they differ count, and those of other alphabets only roughly.
+    Keys are read as numbers whose digits are the characters that occur in them, from a little before where they differ.
     """
-    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    start, end = _number(low[same:]), _number(high[same:])
-    there = min(int(start + (end - start) * share), len(_ALPHABET) ** _DIGITS - 1)
-    digits = []
+    low, high = keys[0], keys[-1]
+    differ = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    same = max(low.rfind("/", 0, differ) + 1, differ - _CARRY)
+    digits = sorted({char for key in keys for char in key[same : same + _DIGITS]} - {"/", "."}) or ["0"]
+    start, end = (_number(key[same:], digits) for key in (low, high))
+    there = min(int(start + (end - start) * share), len(digits) ** _DIGITS - 1)
+    text = ""
     for _ in range(_DIGITS):
-        there, digit = divmod(there, len(_ALPHABET))
-        digits.append(_ALPHABET[digit])
-    return low[:same] + "".join(reversed(digits))
+        there, digit = divmod(there, len(digits))
+        text = digits[digit] + text
+    return low[:same] + text
 
 
-def _number(text: str) -> int:
+def _number(text: str, digits: Sequence[str]) -> int:
     value = 0
-    for char in text[:_DIGITS].ljust(_DIGITS, _ALPHABET[0]):
-        value = value * len(_ALPHABET) + min(bisect_left(_ALPHABET, char), len(_ALPHABET) - 1)
+    for char in text[:_DIGITS].ljust(_DIGITS, digits[0]):
+        value = value * len(digits) + min(bisect_left(digits, char), len(digits) - 1)
     return value

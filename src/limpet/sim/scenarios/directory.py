@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from limpet.cell import PLAIN, Cell
-from limpet.errors import LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key, cell_key
 from limpet.sim.checks import cell_model
 from limpet.sim.client import Client
@@ -15,20 +15,21 @@ from limpet.sim.disk import Disk, SimFiles
 from limpet.sim.linear import History, Operation, linearizable
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Process, Violation, World
-from limpet.store import DirectoryStore
+from limpet.store import Absent, DirectoryStore, Match, When
 
 __all__ = ["run"]
 
 ROOT = "/srv/fleet"
 TURNS = 7
 RUN_S = 600.0
+RAW = Key("raw/object.json")
 CELLS = ("counter", "register", "once-0", "once-1", "once-2")
 
 
 def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
     """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
     world = World(seed, muted=muted)
-    machine = _Machine(world, Disk(world), fault_rate=0.002 + 0.02 * world.chance(60))
+    machine = _Machine(world, Disk(world), fault_rate=0.01 + 0.05 * world.chance(60))
     violation: Violation | None = None
     try:
         machine.act()
@@ -96,7 +97,7 @@ class _Machine:
         strikes = 0
         while not self.world.healed:
             strikes += 1
-            self.world.pause(0.05 + 1.5 * self.world.chance(61, strikes))
+            self.world.pause(self.disk.pace_s * (15 + 250 * self.world.chance(61, strikes)))
             kind = "power_loss" if self.world.chance(62, strikes) < 0.3 else "crash"
             if not self.living or not self.world.strike(f"nemesis/{strikes}", kind):
                 continue
@@ -119,7 +120,7 @@ class _Machine:
     def end_epoch(self, when: str) -> None:
         """Nobody runs. Everything that was acknowledged is on the disk, and the answers so far make sense."""
         found = self.recovered()
-        for key in [cell_key(name) for name in CELLS]:
+        for key in [*(cell_key(name) for name in CELLS), RAW]:
             operations = self.history.operations.get(key, [])
             before = (self.kept.get(key), 0)
             if linearizable(operations, before, cell_model) is False:
@@ -138,6 +139,8 @@ class _Machine:
         runtime = SimRuntime(self.world, process)
         store = DirectoryStore(ROOT, runtime=runtime, files=_Still(self.disk, self.world, process, fault_rate=0))
         found: dict[Key, object] = {}
+        with suppress(Missing):
+            found[RAW] = store.get(RAW).data
         for name in CELLS:
             cell = Cell(store, cell_key(name), PLAIN, runtime)
             try:
@@ -169,9 +172,10 @@ class _Actor(Client):
     def turn(self) -> None:
         """Do one of the things that users do."""
         turns: list[tuple[float, Callable[[], None]]] = [
-            (0.4, self.count),
-            (0.3, self.swap_register),
-            (0.2, self.create_once),
+            (0.25, self.count),
+            (0.2, self.swap_register),
+            (0.15, self.create_once),
+            (0.25, self.swap_bytes),
             (1.0, self.come_and_go),
         ]
         at = self.chance()
@@ -179,6 +183,26 @@ class _Actor(Client):
             at -= turns.pop(0)[0]
         with suppress(OutcomeUnknown, Unavailable):
             turns[0][1]()
+
+    def swap_bytes(self) -> None:
+        """Swaps of an object without a header, all of one size, as fast as they go (F15)."""
+        for _ in range(4):
+            operation = self.history.begin(self.process.name, RAW, "read")
+            try:
+                found = self.store.get(RAW)
+            except Missing:
+                self.history.end(operation, None)
+                self.put_bytes("create", None, Absent())
+                continue
+            self.history.end(operation, found.data)
+            self.put_bytes("swap", found.data, Match(found.version))
+
+    def put_bytes(self, name: str, base: bytes | None, when: When) -> None:
+        """One conditional put; a directory's Conflict is final."""
+        self.values += 1
+        data = f"{self.process.index:04x}{self.values:04x}".encode()
+        argument = data if base is None else (base, data)
+        self.recorded(RAW, name, argument, lambda: self.store.put(RAW, data, when=when) and "ok")
 
     def come_and_go(self) -> None:
         """A single-use object in a folder that others make and prune, too."""

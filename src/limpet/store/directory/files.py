@@ -41,7 +41,7 @@ class Files(Protocol):
         """`os.open`. Only with O_RDONLY (file or folder), or O_WRONLY | O_CREAT | O_EXCL (a new temp file)."""
 
     def close(self, fd: int, /) -> None:
-        """`os.close`."""
+        """`os.close`. The descriptor is gone even if it raises."""
 
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
         """`os.write`: append; how many bytes were taken."""
@@ -80,7 +80,11 @@ class Files(Protocol):
         """`os.rmdir`: only an empty folder."""
 
     def scandir(self, path: str, /) -> Sequence[tuple[str, bool]]:
-        """The plain files and folders in a folder, in any order: (name, whether it is a folder). Links are left out."""
+        """The plain files and folders in a folder, in any order: (name, whether it is a folder). Links are left out.
+
+        Not a snapshot. On tmpfs a name that is replaced during the call may be missing, in folders too large for one
+        `getdents` (about 1,000 names).
+        """
 
     def lock(self, path: str, /) -> int:
         """Open the lock file, making it if need be, and wait until nobody else has it locked; what `unlock` takes.
@@ -89,7 +93,7 @@ class Files(Protocol):
         """
 
     def unlock(self, fd: int, /) -> None:
-        """Give the lock back."""
+        """Give the lock back. It is free even if this raises."""
 
 
 class OsFiles:

@@ -7,6 +7,9 @@ minus a random part of a tick, and always above that of the object it replaces. 
 **Exclusion.** A name comes to be by `link`, which is atomic. It changes or goes only under its lock. So what a holder
 of the lock has seen there stays until it acts, and what it has not seen can only appear by a `link`.
 
+**Reading back.** A write that is visible but could not be synced is unknown. Reading it back must not turn that into
+an acknowledgement: so the next read in that folder by this store syncs it first, and fails if that fails.
+
 **Folders.** A folder is durable once its parent was synced. Its maker may be killed before that, and others may write
 into it meanwhile: so whoever syncs a folder looks for a mark (set-user-id, which has no meaning on a folder); without
 one it syncs the parent too, and then sets it. A folder that was pruned and made again has no mark (F25).
@@ -67,6 +70,7 @@ class Writer:
         self._runtime = runtime
         self._durable = durable
         self._swept = False
+        self._doubtful: set[str] = set()
 
     def write(self, key: Key, path: str, data: bytes, when: When) -> FileStat:
         """Put `data` at `path` if `when` holds.   Raises: Conflict; OutcomeUnknown; OSError."""
@@ -85,6 +89,13 @@ class Writer:
         except BaseException:
             self._drop(temp)
             raise
+
+    def confirm(self, path: str) -> None:
+        """Make sure that a read does not confirm a write of ours whose folder could not be synced.   Raises: OSError."""
+        folder = parent(path)
+        if folder in self._doubtful:
+            self._sync(folder)
+            self._doubtful.discard(folder)
 
     def remove(self, key: Key, path: str) -> None:
         """Remove the file, and the folders that it leaves empty.   Raises: OutcomeUnknown; OSError."""
@@ -214,6 +225,7 @@ class Writer:
                 raise
             except OSError as error:
                 if self._landed(path, new):
+                    self._doubtful.add(folder)
                     raise unsettled(path, error) from error
                 raise
         else:
@@ -238,6 +250,7 @@ class Writer:
             try:
                 self._sync(folder)
             except OSError as error:
+                self._doubtful.add(folder)
                 raise unsettled(what, error) from error
 
     def _sync(self, folder: str) -> None:

@@ -1,0 +1,66 @@
+"""The command line: `limpet demo | lock | doctor | upgrade`.
+
+One module for each command; `shared` holds exit codes, options and how errors are said. What a command needs is
+imported when it runs, so that `limpet --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from limpet import __version__
+from limpet.cli import demo, doctor, lock, upgrade
+from limpet.cli.shared import EXIT_INTERRUPTED, complain, lines
+from limpet.errors import LimpetError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="limpet",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    help="Run a whole fleet from one bucket: locks with fencing in an object store or a plain directory.",
+    epilog=lines(
+        "Example: see it work, on a temporary folder, in half a minute",
+        "$ limpet demo",
+        "Exit codes: 0 done; 1 refused, failed or unhealthy; 2 wrong usage; 70 the lease was lost while the command "
+        "ran; 75 the lock is held; 130 interrupted. `lock run` passes the command's own code on.",
+    ),
+)
+app.command(epilog=demo.EPILOG)(demo.demo)
+app.add_typer(lock.app)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=upgrade.EPILOG)(upgrade.upgrade)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"limpet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `limpet` itself. (The help text is the app's.)"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit. An error of Limpet's is one line and a hint, never a traceback."""
+    try:
+        app(args=arguments, prog_name="limpet")
+    except LimpetError as error:
+        sys.exit(complain(error))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(0)

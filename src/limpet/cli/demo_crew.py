@@ -1,0 +1,136 @@
+"""The worker processes of `limpet demo`, and what they report."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from limpet.errors import Unavailable
+from limpet.runtime import Runtime
+
+__all__ = ["LOCK", "TTL_S", "Crew", "Event"]
+
+LOCK = "report"
+TTL_S = 3.0
+DEADLINE_S = 60.0
+FAREWELL_S = 5.0
+
+HINT = "run it again; if it happens again, please report it with this line"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that befell a worker, `at_s` seconds after the demo began (all processes read one rising clock)."""
+
+    at_s: float
+    who: str
+    what: str
+    fields: dict[str, Any]
+
+
+class Crew:
+    """Starts workers (`limpet.cli.demo_worker`), gives them orders, hears their events, and ends them."""
+
+    def __init__(self, url: str, runtime: Runtime) -> None:
+        self._url = url
+        self._runtime = runtime
+        self._began_s = runtime.elapsed_s()
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._heard: dict[str, bytes] = {}
+        self._ready: list[Event] = []
+        self.requests: dict[str, dict[str, int]] = {}
+
+    def elapsed_s(self) -> float:
+        """Seconds since the demo began."""
+        return self._runtime.elapsed_s() - self._began_s
+
+    def start(self, name: str, *order: str) -> None:
+        """Start a worker; with an `order` it does that and ends, else it waits for orders."""
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "limpet.cli.demo_worker", self._url, name, *order],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,  # an interrupt is for us, and we end them
+        )
+        assert worker.stdout is not None
+        self._workers[name] = worker
+        self._heard[name] = b""
+        self._selector.register(worker.stdout, selectors.EVENT_READ, name)
+
+    def pid(self, name: str) -> int:
+        """The worker's process id."""
+        return self._workers[name].pid
+
+    def name_of(self, label: str) -> str:
+        """The worker behind `host:pid`."""
+        return next((name for name, each in self._workers.items() if label.endswith(f":{each.pid}")), label)
+
+    def order(self, name: str, order: str) -> None:
+        """Hand a worker an order: turn, stay or go."""
+        stdin = self._workers[name].stdin
+        assert stdin is not None
+        stdin.write(f"{order}\n".encode())
+
+    def kill(self, name: str) -> None:
+        """Kill a worker with -9. Whatever it had still to say is not heard."""
+        worker = self._workers[name]
+        assert worker.stdout is not None
+        self._selector.unregister(worker.stdout)
+        worker.kill()
+        worker.wait()
+
+    def next(self) -> Event:
+        """The next event.   Raises: Unavailable when a worker fails, or when it all takes too long."""
+        while not self._ready:
+            left_s = DEADLINE_S - self.elapsed_s()
+            chosen = self._selector.select(left_s) if left_s > 0 else []
+            if not chosen:
+                raise Unavailable(f"the demo was not done after {DEADLINE_S:.0f} s", hint=HINT)
+            for key, _ in chosen:
+                self._hear(key.data)
+            self._ready.sort(key=lambda event: event.at_s)
+        return self._ready.pop(0)
+
+    def close(self) -> None:
+        """End every worker."""
+        for worker in self._workers.values():
+            if worker.stdin is not None:
+                with suppress(BrokenPipeError):
+                    worker.stdin.close()
+        for worker in self._workers.values():
+            try:
+                worker.wait(FAREWELL_S)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+            for pipe in (worker.stdout, worker.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self._selector.close()
+
+    def _hear(self, name: str) -> None:
+        worker = self._workers[name]
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        said = os.read(worker.stdout.fileno(), 65536)
+        if not said:
+            self._selector.unregister(worker.stdout)
+            if worker.wait() != 0:
+                why = worker.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise Unavailable(f"worker {name} failed: {why or f'exit code {worker.returncode}'}", hint=HINT)
+            return
+        *whole, self._heard[name] = (self._heard[name] + said).split(b"\n")
+        for line in whole:
+            fields = json.loads(line)
+            self.requests[name] = fields.pop("requests")
+            at_s = fields.pop("at_s") - self._began_s
+            self._ready.append(Event(at_s, name, fields.pop("what"), fields))

@@ -1,0 +1,160 @@
+"""`limpet doctor`: may this store be trusted?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from limpet.cli.shared import ENV_URL, EXIT_FAILED, JsonOption, console, lines, print_json
+
+if TYPE_CHECKING:
+    from limpet.store import MeteredStore, Store
+    from limpet.store.examine import Check, Report
+
+__all__ = ["doctor"]
+
+EPILOG = lines(
+    "Example: a folder, and a bucket of an S3 server of your own",
+    "$ limpet doctor ./fleet",
+    "$ limpet doctor 's3://bucket/prefix?endpoint=http://127.0.0.1:8333'",
+    "Exit codes: 0 fit for Limpet; 1 not, or it could not be examined; 2 wrong usage.",
+)
+
+
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL", envvar=ENV_URL, show_default=False, help="./dir, s3://bucket/prefix, gs://, az://."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
+
+    It races creates and swaps against each other, checks listings, ranges, names and the clock, and measures. A store
+    that ignores conditional writes looks healthy until two processes meet: here it fails.
+
+    There need not be a fleet yet. It takes one or two thousand requests (half a cent on S3), and deletes all that it
+    writes.
+    """
+    from limpet.app.urls import url_or_default
+    from limpet.runtime import system
+    from limpet.store import MeteredStore
+    from limpet.store.examine import examine
+
+    where = url_or_default(url)
+    with _patient(where) as patient, _progress() as progress:
+        meter = MeteredStore(patient, runtime=system())
+        report = examine(meter, progress=progress)
+    if json:
+        print_json({"url": where, "ok": report.ok, "report": report, "requests": meter.snapshot().requests})
+    else:
+        _show(where, report, meter)
+    if not report.ok:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _patient(url: str) -> Iterator[Store]:
+    """The store to examine. Of a directory, a folder of its own beside whatever is there, removed afterwards."""
+    from limpet.app.urls import store_for
+    from limpet.runtime import system
+    from limpet.store import DirectoryStore
+
+    store = store_for(url, system())
+    if not isinstance(store, DirectoryStore):
+        yield store
+        return
+    near = store.root
+    while not near.exists():
+        near = near.parent
+    with _folder_in(near) as folder:
+        yield DirectoryStore(folder, runtime=system())
+
+
+@contextmanager
+def _folder_in(near: Path) -> Iterator[str]:
+    from limpet.errors import Denied
+
+    try:
+        # A leading dot: no key of a store is stored under such a name.
+        folder = tempfile.mkdtemp(prefix=".limpet-doctor-", dir=near)
+    except OSError as error:
+        raise Denied(f"cannot write below {near}: {os.strerror(error.errno or 0)}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+class _Bar:
+    """A progress bar on stderr; nothing at all without a terminal."""
+
+    def __init__(self, total: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        err = console(stderr=True)
+        columns = (TextColumn("{task.description:<26}"), BarColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self._task = self.bar.add_task("conditional writes", total=total)
+
+    def __call__(self, check: Check) -> None:
+        self.bar.update(self._task, advance=1, description=f"{check.name}: {'ok' if check.ok else 'FAIL'}")
+
+
+@contextmanager
+def _progress() -> Iterator[_Bar]:
+    from limpet.store.checks import CHECKS
+
+    bar = _Bar(len(CHECKS) + 1)
+    with bar.bar:
+        yield bar
+
+
+def _show(url: str, report: Report, meter: MeteredStore) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    checks = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("check", "", "what was seen"):
+        checks.add_column(title, overflow="fold", no_wrap=title != "what was seen")
+    for check in report.checks:
+        seen = escape(check.detail) + (f"\n[dim]{escape(check.hint)}[/dim]" if check.hint and not check.ok else "")
+        checks.add_row(check.name, _mark(check), seen)
+    speed = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("1 KiB, one by one", "calls", "p50", "p95"):
+        speed.add_column(title, justify="left" if "," in title else "right")
+    for each in report.latency:
+        speed.add_row(each.verb, str(each.calls), f"{each.p50_ms:.1f} ms", f"{each.p95_ms:.1f} ms")
+    out.print(checks)
+    if report.latency:
+        out.print()
+        out.print(speed)
+    out.print()
+    spent = meter.snapshot()
+    out.print(f"[dim]{spent.total()} requests; on S3 they would cost ${spent.dollars('s3'):.4f}[/dim]")
+    out.print(_verdict(escape(url), report), soft_wrap=True)
+
+
+def _mark(check: Check) -> str:
+    if check.ok:
+        return "[green]ok[/green]"
+    return "[bold red]FAIL[/bold red]" if check.required else "[yellow]note[/yellow]"
+
+
+def _verdict(url: str, report: Report) -> str:
+    failed = [check.name for check in report.checks if check.required and not check.ok]
+    notes = [check.name for check in report.checks if not check.required and not check.ok]
+    if failed:
+        return f"[bold red]FAIL[/bold red]  {url} is not fit for Limpet: {', '.join(failed)}"
+    but = f" (see the note on {', '.join(notes)})" if notes else ""
+    return f"[bold green]ok[/bold green]  {url} is fit for Limpet{but}"

@@ -1,0 +1,305 @@
+"""`limpet lock`: run a command under a lock, and look at locks."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from limpet.cli.shared import (
+    ENV_URL,
+    EXIT_FAILED,
+    JsonOption,
+    UrlOption,
+    ago,
+    complain,
+    console,
+    existing,
+    lines,
+    print_json,
+)
+from limpet.errors import Held, Invalid, LeaseLost, Missing
+
+if TYPE_CHECKING:
+    from limpet.cell import Seen
+    from limpet.lease import LeaseRecord
+
+__all__ = ["app"]
+
+EXIT_NOT_FOUND = 127
+
+app = typer.Typer(
+    name="lock",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Run a command under a lock, and look at locks.",
+    epilog=lines(
+        "Example: at most one backup at a time, on any number of machines",
+        "$ limpet lock run backup -u s3://acme/prod --ttl 60 -- ./backup.sh",
+    ),
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.", show_default=False)]
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise typer.BadParameter(f"{text!r} is no number of seconds")
+    return value
+
+
+def _seconds_or_none(text: str) -> float:
+    return math.inf if text == "none" else _seconds(text)
+
+
+@app.command(
+    epilog=lines(
+        "Example: a cron job on many machines, of which one runs and the others leave at once",
+        "$ limpet lock run nightly -u s3://acme/prod -- ./report.sh",
+        "Example: wait up to ten minutes for our turn",
+        "$ limpet lock run deploy -u s3://acme/prod --wait 600 -- ./deploy.sh --all",
+        "Exit codes: the command's own, 128 + n if signal n ended it; 75 the lock is held; 70 the lease was lost and "
+        "the command ended; 127 there is no such command; 2 wrong usage; 1 anything else.",
+    )
+)
+def run(
+    name: NameArgument,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.", show_default=False),
+    ],
+    url: UrlOption = None,
+    ttl: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How long the lock outlives us if we die. Renewed every third of it."),
+    ] = 60.0,
+    wait: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", parser=_seconds, help="How long to wait while it is held; inf: for ever."),
+    ] = 0.0,
+    stall: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS|none",
+            parser=_seconds_or_none,
+            show_default="none",
+            help="Stop renewing after so long: a command that hangs then loses the lock, and is ended.",
+        ),
+    ] = math.inf,
+) -> None:
+    """Run a command while holding a lock.
+
+    The lock is renewed while the command runs, and freed when it ends. The command finds LIMPET_TOKEN, LIMPET_LOCK
+    and LIMPET_URL in its environment. The token is higher than every earlier holder's: hand it on to whatever can
+    refuse an older one.
+
+    A lock whose holder died is taken over once its ttl has passed and it was seen unchanged for a third of the ttl
+    plus 2 s. We stay that long even with --wait 0, so that a cron job does take over.
+
+    SIGTERM, SIGINT and SIGHUP are passed on to the command's process group. If the lease is lost, or limpet is
+    stopped past its ttl or killed (by kill -9 too), the whole group gets SIGTERM, and SIGKILL 5 s later.
+    """
+    import limpet
+    from limpet.cli.run import LeashedCommand
+    from limpet.runtime import system
+
+    if shutil.which(command[0]) is None:
+        complain(Missing(f"there is no command {command[0]!r}", hint="check its spelling and PATH; nothing was locked"))
+        raise typer.Exit(EXIT_NOT_FOUND)
+    fleet = limpet.open(url)
+    leashed = LeashedCommand(command, system())
+    stall_s = None if stall == math.inf else stall
+    lock = fleet.lock(name, ttl, look_first=True)
+    try:
+        with lock.hold(wait_s=wait, stall_s=stall_s, on_lost=leashed.end) as lease:
+            where = fleet.url if "://" in fleet.url else os.path.abspath(os.path.expanduser(fleet.url))
+            env = {**os.environ, "LIMPET_TOKEN": str(lease.token), "LIMPET_LOCK": lease.lock, ENV_URL: where}
+            code = leashed.run(lease, env)
+    except Held as held:
+        held.hint = f"wait for it with --wait SECONDS, or look at it: limpet lock show {name}"
+        raise
+    except LeaseLost as lost:
+        raise LeaseLost(
+            f"the command has ended without the lock: {lost}",
+            hint="whoever holds the newer token goes on with the work; look for what stalled us, or raise --ttl",
+        ) from lost
+    raise typer.Exit(code)
+
+
+@app.command(
+    epilog=lines(
+        "Example:",
+        "$ limpet lock ls -u s3://acme/prod",
+        "Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.",
+    )
+)
+def ls(url: UrlOption = None, json: JsonOption = False) -> None:
+    """List every lock that was ever used. Changes nothing.
+
+    The state is free, held, or overdue: held, but not renewed for longer than its ttl. The next who wants an overdue
+    lock takes it over.
+    """
+    import limpet
+
+    fleet = limpet.open(url, read_only=True)
+    found = list(fleet.locks())
+    now = _now(found)
+    if json:
+        print_json([_facts(seen, now) for seen in found])
+        return
+    out = console()
+    if not found:
+        out.print(f"no lock was ever used at {fleet.url}", soft_wrap=True, markup=False)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("lock", "state", "holder"):
+        table.add_column(title, overflow="fold")
+    for title in ("token", "last heartbeat", "ttl"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for seen in found:
+        facts = _facts(seen, now)
+        holder = facts["holder"] if facts["state"] != "free" else "-"
+        ttl = f"{facts['ttl_s']:g} s"
+        heartbeat = f"{ago(facts['age_s'])} ago"
+        table.add_row(_text(facts["name"]), _state(facts["state"]), _text(holder), str(facts["token"]), heartbeat, ttl)
+    out.print(table)
+    out.print("\n[dim]Heartbeats are stamped by the store's clock; a free lock's is its last change.[/dim]")
+
+
+@app.command(
+    epilog=lines(
+        "Example:",
+        "$ limpet lock show backup -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 there is no such lock or fleet; 2 wrong usage.",
+    )
+)
+def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Show one lock: who holds it, with which token, since when. Changes nothing."""
+    import limpet
+
+    fleet = limpet.open(url, read_only=True)
+    seen = _found(fleet.lock_seen(name), name)
+    facts = _facts(seen, _now([seen]))
+    if json:
+        print_json(facts)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    held = facts["state"] != "free"
+    table.add_row("lock", _text(facts["name"]))
+    table.add_row("state", _state(facts["state"]))
+    table.add_row("holder" if held else "last holder", _text(f"{facts['holder']}  ({facts['worker_id']})"))
+    table.add_row("token", f"{facts['token']}  (the next holder gets {facts['token'] + 1})")
+    table.add_row("taken", f"{facts['taken_at']:%Y-%m-%d %H:%M:%S} UTC, by the holder's clock")
+    stamp = f"{facts['heartbeat_at']:%Y-%m-%d %H:%M:%S} UTC, by the store's clock: {ago(facts['age_s'])} ago"
+    table.add_row("last heartbeat" if held else "last change", stamp)
+    table.add_row("ttl", f"{facts['ttl_s']:g} s")
+    table.add_row("key", _text(facts["key"]))
+    console().print(table)
+
+
+@app.command(
+    "break",
+    epilog=lines(
+        "Example: the holder's machine is gone for good, and its ttl is an hour",
+        "$ limpet lock break backup -u s3://acme/prod",
+        "Exit codes: 0 the lock is free; 1 no such lock or fleet, or you said no; 2 wrong usage, or nobody to ask.",
+    ),
+)
+def break_(
+    name: NameArgument,
+    url: UrlOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Free a lock, whoever holds it.
+
+    A holder that is alive learns of it at its next renewal (a third of its ttl) and stops. The token is kept, so the
+    next holder's is higher, and what the old holder writes through Limpet is refused once the next token has written.
+    """
+    fleet = existing(url)
+    seen = _found(fleet.lock_seen(name), name)
+    before = _facts(seen, _now([seen]))
+    was_held = before["state"] != "free"
+    if was_held and not yes:
+        if not sys.stdin.isatty():
+            raise Invalid(f"lock {name!r} is held by {before['holder']}, and nobody is here to ask", hint="add --yes")
+        said = (
+            f"{before['holder']} holds {name!r} with token {before['token']}; last heartbeat {ago(before['age_s'])} ago"
+        )
+        typer.echo(f"{said}.", err=True)
+        if not typer.confirm("Break it?", err=True):
+            typer.echo("nothing was changed", err=True)
+            raise typer.Exit(EXIT_FAILED)
+    if was_held:
+        fleet.lock(name).break_()
+    if json:
+        print_json({"name": name, "broken": was_held, "was": before})
+    elif not was_held:
+        typer.echo(f"{name!r} is free already; nothing was changed")
+    else:
+        typer.echo(
+            f"{name!r} is free. The next holder gets token {before['token'] + 1}; what {before['holder']} still writes "
+            f"with token {before['token']} is refused once that one has written."
+        )
+
+
+def _found(seen: Seen[LeaseRecord] | None, name: str) -> Seen[LeaseRecord]:
+    if seen is None:
+        raise Missing(f"there is no lock {name!r}", hint="`limpet lock ls` shows those there are")
+    return seen
+
+
+def _now(found: Iterable[Seen[LeaseRecord]]) -> datetime:
+    """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
+    from limpet.runtime import system
+
+    return max([system().wall(), *(seen.modified for seen in found if seen.modified)])
+
+
+def _facts(seen: Seen[LeaseRecord], now: datetime) -> dict[str, Any]:
+    """What people want to know of a lock; the same in tables and in JSON."""
+    from limpet.keys import lock_key
+
+    record = seen.value
+    assert seen.modified is not None
+    age_s = max(0.0, (now - seen.modified).total_seconds())
+    overdue = record.state.value == "held" and age_s > record.ttl_s + 1
+    return {
+        "name": record.name,
+        "state": "overdue" if overdue else record.state.value,
+        "holder": record.label,
+        "worker_id": record.worker_id,
+        "token": record.token,
+        "taken_at": record.created_at,
+        "heartbeat_at": seen.modified,
+        "age_s": round(age_s, 1),
+        "ttl_s": record.ttl_s,
+        "key": lock_key(record.name),
+    }
+
+
+def _state(state: str) -> str:
+    colour = {"held": "green", "overdue": "red"}.get(state)
+    return f"[{colour}]{state}[/{colour}]" if colour else state
+
+
+def _text(value: str) -> str:
+    from rich.markup import escape
+
+    return escape(value)

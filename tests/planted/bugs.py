@@ -1,0 +1,246 @@
+"""Bugs that others made before us (FAILURES.md rows, COUNTEREXAMPLES.md cell and lease), planted in our kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BUGS", "Bug", "Change"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """`old` stands exactly once in the module's source, and becomes `new`."""
+
+    module: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug, where it comes from, and the seed that catches it."""
+
+    name: str
+    row: str
+    seed: int
+    changes: tuple[Change, ...]
+    scenario: str = "kernel"
+
+
+def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "kernel") -> Bug:
+    return Bug(name, row, seed, tuple(Change(f"limpet.{module}", old, new) for module, old, new in changes), scenario)
+
+
+_ALL = [
+    _bug(
+        "a 412 is taken at its word",
+        "F1, counterexample 2",
+        4,
+        (
+            "store.outcome",
+            "        verdict = judge(found)\n",
+            "        verdict = Verdict.LOST if found and isinstance(unclear, Conflict) else judge(found)\n",
+        ),
+    ),
+    _bug(
+        "a 412 on a resend is taken at its word",
+        "counterexample 1",
+        0,
+        (
+            "store.outcome",
+            "        verdict = judge(found)\n",
+            "        resent = sent > 1 and isinstance(unclear, Conflict)\n"
+            "        verdict = Verdict.LOST if found and resent else judge(found)\n",
+        ),
+    ),
+    _bug(
+        "the next seq is taken for ours",
+        "F2",
+        0,
+        (
+            "cell.decide",
+            "    if found.write_id == write.write_id:\n",
+            "    if found.seq == (write.base.seq if write.base else 0) + 1:\n",
+        ),
+    ),
+    _bug(
+        "still the base is taken for not written",
+        "F3",
+        0,
+        (
+            "store.outcome",
+            "        if verdict is Verdict.BASE:\n",
+            "        if verdict is Verdict.BASE:\n            raise Conflict(f'{key} was not written')\n",
+        ),
+    ),
+    _bug(
+        "a retry after an unknown outcome mints a new id",
+        "F5",
+        0,
+        (
+            "cell.cell",
+            "            match self.attempt(seen, value, fence):\n",
+            "            try:\n"
+            "                outcome = self.attempt(seen, value, fence)\n"
+            "            except OutcomeUnknown:\n"
+            "                seen = self.read()\n"
+            "                continue\n"
+            "            match outcome:\n",
+        ),
+    ),
+    _bug(
+        "a swap is a plain put",
+        "F8",
+        0,
+        ("cell.cell", "Match(seen.version) if seen else Absent()", "Always() if seen else Absent()"),
+        ("cell.cell", "import Absent, Blob,", "import Absent, Always, Blob,"),
+    ),
+    _bug(
+        "release deletes the lock",
+        "F9",
+        0,
+        ("lease.lease", "self._swap(freed(self._current()))", "self._cell._store.delete(self._cell.key)"),
+    ),
+    _bug(
+        "a freed lock starts its tokens again",
+        "F10",
+        0,
+        ("lease.decide", "replace(record, state=State.FREE)", "replace(record, state=State.FREE, token=0)"),
+    ),
+    _bug(
+        "a lower token is let in",
+        "F12",
+        0,
+        ("cell.decide", "    if offered.token < kept.token:\n", "    if offered.token < 0:\n"),
+    ),
+    _bug(
+        "the token is compared with an older look",
+        "F12",
+        0,
+        ("cell.cell", "self.attempt(seen, value, fence)", "self.attempt(self.read() if fence else seen, value, fence)"),
+    ),
+    _bug(
+        "expiry is read from wall clocks",
+        "F13",
+        0,
+        (
+            "lease.decide",
+            "    expired = until <= now or unchanged_s >= lasts_s\n",
+            "    expired = until <= now or unchanged_s >= lasts_s or wall > record.expires_at\n",
+        ),
+    ),
+    _bug(
+        "LastModified is taken for exact",
+        "F14",
+        0,
+        ("lease.decide", "RESOLUTION_S = 1.0", "RESOLUTION_S = 0.0"),
+    ),
+    _bug(
+        "one look is enough for a takeover",
+        "F13, DESIGN section 4",
+        0,
+        ("lease.decide", "    watched = unchanged_s >= look_interval_s(record.ttl_s)\n", "    watched = True\n"),
+    ),
+    _bug(
+        "two swaps within a tick have one version",
+        "F15",
+        0,
+        ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
+        ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
+        ("store.directory.writer", "if new.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
+        scenario="directory",
+    ),
+    _bug(
+        "a lease that ran out passes check()",
+        "F16",
+        0,
+        (
+            "lease.lease",
+            "        why = self._why_lost()\n        if why is not None:\n",
+            "        why = self._ended\n        if why is not None:\n",
+        ),
+    ),
+    _bug(
+        "a lease lasts from the answer on, not from the question",
+        "F16",
+        0,
+        (
+            "lease.lease",
+            "            self._valid_until_s = sent_at_s + self.ttl_s\n",
+            "            self._valid_until_s = self._runtime.elapsed_s() + self.ttl_s\n",
+        ),
+    ),
+    _bug(
+        "the heartbeat lives while the worker hangs",
+        "F16",
+        0,
+        ("lease.heartbeat", "if self._lease.stalled_for_s() >= self._stall_s:", "if False:"),
+    ),
+    _bug(
+        "a lock with our owner id is ours",
+        "F17",
+        0,
+        (
+            "lease.lock",
+            "seen.header.write_id == self._unsure_write_id:",
+            "seen.value.worker_id == self._runtime.owner:",
+        ),
+    ),
+    _bug(
+        "a name that may be deleted is created again",
+        "counterexample 3",
+        0,
+        ("cell.decide", "if write.base is None and not write.deletable else", "if write.base is None else"),
+    ),
+    _bug(
+        "won by the ring only is still a lease",
+        "counterexample 5",
+        0,
+        ("lease.lock", "            case Won(mine):\n", "            case Won(mine) | Replaced(mine, _):\n"),
+    ),
+    _bug(
+        "a write without a lease drops the fence",
+        "counterexample 6",
+        0,
+        ("cell.decide", "        return offered or kept\n", "        return offered\n"),
+        ("cell.cell", "fence or _kept(seen)", "fence"),
+    ),
+    _bug(
+        "tokens of different locks are compared",
+        "counterexample 7",
+        0,
+        ("cell.decide", "    if kept.lock != offered.lock:\n", "    if False:\n"),
+    ),
+    _bug(
+        "a folder is not synced",
+        "F25",
+        0,
+        ("store.directory.writer", "            files.fsync(fd)\n            if folder", "            if folder"),
+        scenario="directory",
+    ),
+    _bug(
+        "a file is not synced",
+        "F25",
+        0,
+        (
+            "store.directory.writer",
+            "(fd, above_ns)\n                if self._durable:\n                    files.fsync(fd)\n",
+            "(fd, above_ns)\n",
+        ),
+        scenario="directory",
+    ),
+    _bug(
+        "a read-back confirms a write that was not synced",
+        "F25, found by the simulation",
+        0,
+        (
+            "store.directory.writer",
+            "                self._doubtful.add(folder)\n                raise unsettled(what",
+            "                raise unsettled(what",
+        ),
+        scenario="directory",
+    ),
+]
+
+BUGS = {bug.name: bug for bug in _ALL}
+"""By name."""

@@ -1,0 +1,78 @@
+"""Run the simulation with a bug planted in the source of the kernel.
+
+`python tests/planted/plant.py NAME` replays the bug's recorded seed; `--hunt N` looks for the first seed that catches
+it. The bug is a change of text in a module, made while the module is imported: nothing on disk is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bugs import BUGS, Bug
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads the modules that the bug changes from changed source."""
+
+    def __init__(self, bug: Bug) -> None:
+        self._bug = bug
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not any(change.module == fullname for change in self._bug.changes):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.origin is not None
+        return importlib.util.spec_from_file_location(fullname, spec.origin, loader=self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text()
+        for change in self._bug.changes:
+            if change.module == module.__name__:
+                if source.count(change.old) != 1:
+                    sys.exit(
+                        f"the text of {self._bug.name!r} stands {source.count(change.old)} times in {change.module}"
+                    )
+                source = source.replace(change.old, change.new)
+        exec(compile(source, module.__file__, "exec"), module.__dict__)
+
+
+def main() -> int:
+    """Exit code 0: the planted bug was caught."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=sorted(BUGS))
+    parser.add_argument("--hunt", type=int, default=0, help="try so many seeds from 0")
+    parser.add_argument("--story", action="store_true", help="tell what happened")
+    arguments = parser.parse_args()
+    bug = BUGS[arguments.name]
+    sys.meta_path.insert(0, _Finder(bug))
+
+    from limpet.sim.scenarios import SCENARIOS
+    from limpet.sim.story import tell
+
+    run = SCENARIOS[bug.scenario]
+    for seed in range(arguments.hunt) if arguments.hunt else [bug.seed]:
+        world, violation = run(seed)
+        if violation is not None:
+            if arguments.story:
+                print(*tell(world), sep="\n")
+            print(f"seed {seed}: {str(violation).splitlines()[0]}")
+            return 0
+    print("not caught")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
