@@ -47,7 +47,8 @@ FLEET = Key("limpet.json")
 LOCKS = "locks/user"
 CELLS = "cells"
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
 _FILE_ENDING = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|sql)$")
 _DISK_UNSAFE = re.compile(r"^\.|[^a-z0-9._%@~+,-]")
 _DISK_ESCAPE = re.compile(r"=([0-9a-f]{2})")
@@ -65,6 +66,8 @@ def segment(name: str) -> str:
     encoded = quote(name, safe="").replace("~", "%7E")
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
+    if encoded.endswith(".versions"):
+        encoded = encoded.removesuffix(".versions") + "%2Eversions"
     if len(encoded) > SEGMENT_BYTES_MAX:
         return HASHED + hashlib.sha256(name.encode()).hexdigest()
     return encoded
@@ -79,12 +82,18 @@ def name_of(encoded: str) -> str:
 def check(key: str) -> Key:
     """`key`, if every store can hold it; the same rule for all of them.
 
-    Raises: Invalid for `..`, empty segments, a leading slash, control characters, or more bytes than a store takes.
+    Raises: Invalid for `..`, empty segments, a leading slash, control characters, what some server misreads
+    (a backslash, folders named `.uploads` or `*.versions`), or more bytes than a store takes.
     """
     if not isinstance(key, str) or not key:
         raise Invalid(f"a key must be a non-empty string, not {key!r}")
     if _CONTROL.search(key):
         raise Invalid(f"the key {key!r} has control characters", hint="use printable characters")
+    if "\\" in key or _HIDDEN_FOLDER.search(key):
+        raise Invalid(
+            f"the key {key!r} has a backslash, or a folder `.uploads` or `*.versions`",
+            hint="some servers take the one for a slash and hide the others; choose another name",
+        )
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise Invalid(f"the key {key!r} has an empty, '.' or '..' segment", hint="write it as segment/segment")

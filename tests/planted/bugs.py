@@ -45,7 +45,7 @@ _ALL = [
     _bug(
         "a 412 on a resend is taken at its word",
         "counterexample 1",
-        0,
+        71,
         (
             "store.outcome",
             "        verdict = judge(found)\n",
@@ -76,7 +76,7 @@ _ALL = [
     _bug(
         "a retry after an unknown outcome mints a new id",
         "F5",
-        0,
+        145,
         (
             "cell.cell",
             "            match self.attempt(seen, value, fence):\n",
@@ -110,19 +110,19 @@ _ALL = [
     _bug(
         "a lower token is let in",
         "F12",
-        0,
+        1,
         ("cell.decide", "    if offered.token < kept.token:\n", "    if offered.token < 0:\n"),
     ),
     _bug(
         "the token is compared with an older look",
         "F12",
-        0,
+        5,
         ("cell.cell", "self.attempt(seen, value, fence)", "self.attempt(self.read() if fence else seen, value, fence)"),
     ),
     _bug(
         "expiry is read from wall clocks",
         "F13",
-        0,
+        12,
         (
             "lease.decide",
             "    expired = until <= now or unchanged_s >= lasts_s\n",
@@ -132,19 +132,19 @@ _ALL = [
     _bug(
         "LastModified is taken for exact",
         "F14",
-        0,
+        390,
         ("lease.decide", "RESOLUTION_S = 1.0", "RESOLUTION_S = 0.0"),
     ),
     _bug(
         "one look is enough for a takeover",
         "F13, DESIGN section 4",
-        0,
+        25,
         ("lease.decide", "    watched = unchanged_s >= look_interval_s(record.ttl_s)\n", "    watched = True\n"),
     ),
     _bug(
         "two swaps within a tick have one version",
         "F15",
-        0,
+        9,
         ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
         ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
         ("store.directory.writer", "if new.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
@@ -153,7 +153,7 @@ _ALL = [
     _bug(
         "a lease that ran out passes check()",
         "F16",
-        0,
+        175,
         (
             "lease.lease",
             "        why = self._why_lost()\n        if why is not None:\n",
@@ -163,7 +163,7 @@ _ALL = [
     _bug(
         "a lease lasts from the answer on, not from the question",
         "F16",
-        0,
+        1959,
         (
             "lease.lease",
             "            self._valid_until_s = sent_at_s + self.ttl_s\n",
@@ -173,7 +173,7 @@ _ALL = [
     _bug(
         "the heartbeat lives while the worker hangs",
         "F16",
-        0,
+        13,
         ("lease.heartbeat", "if self._lease.stalled_for_s() >= self._stall_s:", "if False:"),
     ),
     _bug(
@@ -189,13 +189,13 @@ _ALL = [
     _bug(
         "a name that may be deleted is created again",
         "counterexample 3",
-        0,
+        2,
         ("cell.decide", "if write.base is None and not write.deletable else", "if write.base is None else"),
     ),
     _bug(
         "won by the ring only is still a lease",
         "counterexample 5",
-        0,
+        1524,
         ("lease.lock", "            case Won(mine):\n", "            case Won(mine) | Replaced(mine, _):\n"),
     ),
     _bug(
@@ -214,14 +214,14 @@ _ALL = [
     _bug(
         "a folder is not synced",
         "F25",
-        0,
+        5,
         ("store.directory.writer", "            files.fsync(fd)\n            if folder", "            if folder"),
         scenario="directory",
     ),
     _bug(
         "a file is not synced",
         "F25",
-        0,
+        5,
         (
             "store.directory.writer",
             "(fd, above_ns)\n                if self._durable:\n                    files.fsync(fd)\n",
@@ -232,7 +232,7 @@ _ALL = [
     _bug(
         "a read-back confirms a write that was not synced",
         "F25, found by the simulation",
-        0,
+        185,
         (
             "store.directory.writer",
             "                self._doubtful.add(folder)\n                raise unsettled(what",

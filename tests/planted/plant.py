@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bugs import BUGS, Bug
+from planted.bugs import BUGS, Bug
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -53,7 +53,8 @@ def main() -> int:
     """Exit code 0: the planted bug was caught."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(BUGS))
-    parser.add_argument("--hunt", type=int, default=0, help="try so many seeds from 0")
+    parser.add_argument("--hunt", type=int, default=0, help="try so many seeds")
+    parser.add_argument("--first", type=int, default=0, help="where --hunt begins")
     parser.add_argument("--story", action="store_true", help="tell what happened")
     arguments = parser.parse_args()
     bug = BUGS[arguments.name]
@@ -63,7 +64,7 @@ def main() -> int:
     from limpet.sim.story import tell
 
     run = SCENARIOS[bug.scenario]
-    for seed in range(arguments.hunt) if arguments.hunt else [bug.seed]:
+    for seed in range(arguments.first, arguments.first + arguments.hunt) if arguments.hunt else [bug.seed]:
         world, violation = run(seed)
         if violation is not None:
             if arguments.story:

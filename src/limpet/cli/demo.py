@@ -129,8 +129,9 @@ class _Show:
             self.crew.order(name, "stay")
         for _ in others:
             self._until("waits")
+        pid = self.crew.pid(holder)
         self.crew.kill(holder)
-        self._line(holder, f"[bold red]killed with -9[/bold red] (pid {self.crew.pid(holder)}), holding token {token}")
+        self._line(holder, f"[bold red]killed with -9[/bold red] (pid {pid}), holding token {token}")
         self._note(f"the store still says 'held': a lease lasts {TTL_S:g} s without a heartbeat")
         return holder, token
 

@@ -7,7 +7,6 @@ import os
 import selectors
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +81,11 @@ class Crew:
 
     def kill(self, name: str) -> None:
         """Kill a worker with -9. Whatever it had still to say is not heard."""
-        worker = self._workers[name]
+        worker = self._workers.pop(name)
         assert worker.stdout is not None
         self._selector.unregister(worker.stdout)
         worker.kill()
-        worker.wait()
+        _bury(worker)
 
     def next(self) -> Event:
         """The next event.   Raises: Unavailable when a worker fails, or when it all takes too long."""
@@ -104,17 +103,13 @@ class Crew:
         """End every worker."""
         for worker in self._workers.values():
             if worker.stdin is not None:
-                with suppress(BrokenPipeError):
-                    worker.stdin.close()
+                worker.stdin.close()
         for worker in self._workers.values():
             try:
                 worker.wait(FAREWELL_S)
             except subprocess.TimeoutExpired:
                 worker.kill()
-                worker.wait()
-            for pipe in (worker.stdout, worker.stderr):
-                if pipe is not None:
-                    pipe.close()
+            _bury(worker)
         self._selector.close()
 
     def _hear(self, name: str) -> None:
@@ -134,3 +129,10 @@ class Crew:
             self.requests[name] = fields.pop("requests")
             at_s = fields.pop("at_s") - self._began_s
             self._ready.append(Event(at_s, name, fields.pop("what"), fields))
+
+
+def _bury(worker: subprocess.Popen[bytes]) -> None:
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout, worker.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -35,6 +35,7 @@ def doctor(
             metavar="URL", envvar=ENV_URL, show_default=False, help="./dir, s3://bucket/prefix, gs://, az://."
         ),
     ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
     json: JsonOption = False,
 ) -> None:
     """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
@@ -46,6 +47,7 @@ def doctor(
     writes.
     """
     from limpet.app.urls import url_or_default
+    from limpet.records import to_fields
     from limpet.runtime import system
     from limpet.store import MeteredStore
     from limpet.store.examine import examine
@@ -53,9 +55,9 @@ def doctor(
     where = url_or_default(url)
     with _patient(where) as patient, _progress() as progress:
         meter = MeteredStore(patient, runtime=system())
-        report = examine(meter, progress=progress)
+        report = examine(meter, rounds=rounds, progress=progress)
     if json:
-        print_json({"url": where, "ok": report.ok, "report": report, "requests": meter.snapshot().requests})
+        print_json({"url": where, **to_fields(report), "requests": meter.snapshot().requests})
     else:
         _show(where, report, meter)
     if not report.ok:
@@ -127,9 +129,11 @@ def _show(url: str, report: Report, meter: MeteredStore) -> None:
     checks = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for title in ("check", "", "what was seen"):
         checks.add_column(title, overflow="fold", no_wrap=title != "what was seen")
+    hints = {""}
     for check in report.checks:
-        seen = escape(check.detail) + (f"\n[dim]{escape(check.hint)}[/dim]" if check.hint and not check.ok else "")
-        checks.add_row(check.name, _mark(check), seen)
+        once = f"\n[dim]{escape(check.hint)}[/dim]" if check.hint not in hints else ""
+        hints.add(check.hint)
+        checks.add_row(check.name, _mark(check), escape(check.detail) + once)
     speed = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for title in ("1 KiB, one by one", "calls", "p50", "p95"):
         speed.add_column(title, justify="left" if "," in title else "right")

@@ -211,6 +211,7 @@ class SimStore(BaseStore):
         world.coverage[fault or "none", step] += 1
         self._sent += 1
         process.in_flight[self._sent] = Flight(step, lambda: self._land(step, key, detail, apply))
+        world.passing(step, process)
         try:
             result = self._carry(self._sent, verb, step, key, detail, fault, apply)
         except LimpetError as error:

@@ -220,6 +220,8 @@ def cell_model(state: CellState, op: Operation) -> Iterable[CellState]:
                 return []
             return [(new, max(token, offered or 0))]
         case "add":
+            if not isinstance(value, int | None):
+                return []
             after = (value or 0) + 1
             return [(after, token)] if op.ended == OPEN or answer == after else []
         case "foreign":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from limpet.sim.world import Process, World, mix
 
-__all__ = ["PROCESS_FAULTS", "REQUEST_FAULTS", "Knobs", "Nemesis", "draw", "pick_request_fault"]
+__all__ = ["PROCESS_FAULTS", "REQUEST_FAULTS", "STEPS", "Knobs", "Nemesis", "draw", "pick_request_fault"]
 
 REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
     "put": ("lost_request", "lost_reply", "late", "duplicate", "refused_409", "throttled", "slow"),
@@ -18,6 +19,28 @@ REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
 }
 """Per verb. `refused_409`: S3's answer to a racing write, nothing landed (F6). `torn_pages`: other writes go on between
 the pages. `late`: the client gives up, and the request lands after that."""
+
+STEPS = (
+    "cell.create",
+    "cell.delete",
+    "cell.fenced",
+    "cell.list",
+    "cell.read",
+    "cell.settle",
+    "cell.swap",
+    "clock.head",
+    "clock.put",
+    "lock.create",
+    "lock.free",
+    "lock.head",
+    "lock.list",
+    "lock.read",
+    "lock.renew",
+    "lock.settle",
+    "lock.take",
+    "lock.takeover",
+)
+"""Every step of the kernel's protocols that sends a request."""
 
 PROCESS_FAULTS = ("crash", "pause", "pause_heartbeat", "hang", "cut_off", "wall_step", "store_clock_step")
 """Per process. `pause` is SIGSTOP or a laptop's sleep: the rising clock goes on. `hang`: only its heartbeat lives.
@@ -92,22 +115,27 @@ class Nemesis:
         self._restart = restart
 
     def run(self) -> None:
-        """Strike now and then."""
+        """Strike now and then: at anybody, or at whoever comes first to a certain step of a protocol."""
+        world = self._world
         strikes = 0
-        while not self._world.healed:
+        while not world.healed:
             strikes += 1
-            self._world.pause(self._knobs.nemesis_every_s * (0.3 + self._world.chance(20, strikes)))
-            victims = self._victims()
-            if not victims:
-                continue
-            victim = victims[mix(self._world.seed, 21, strikes) % len(victims)]
-            kind = PROCESS_FAULTS[mix(self._world.seed, 22, strikes) % len(PROCESS_FAULTS)]
+            world.pause(self._knobs.nemesis_every_s * (0.3 + world.chance(20, strikes)))
+            kind = PROCESS_FAULTS[mix(world.seed, 22, strikes) % len(PROCESS_FAULTS)]
             if kind == "store_clock_step" and not self._knobs.store_steps:
                 kind = "crash"
-            if self._world.strike(f"nemesis/{strikes}", kind):
-                for flight in victim.in_flight.values():
-                    self._world.coverage[kind, flight.step] += 1
-                self._strike(kind, victim, self._world.chance(23, strikes))
+            if world.chance(24, strikes) < 0.5:
+                step = STEPS[mix(world.seed, 25, strikes) % len(STEPS)]
+                world.ambush = (step, partial(self._hit, f"nemesis/{strikes}", kind, world.chance(23, strikes)))
+            elif victims := self._victims():
+                victim = victims[mix(world.seed, 21, strikes) % len(victims)]
+                self._hit(f"nemesis/{strikes}", kind, world.chance(23, strikes), victim)
+
+    def _hit(self, fault_id: str, kind: str, much: float, victim: Process) -> None:
+        if victim in self._victims() and self._world.strike(fault_id, kind):
+            for flight in victim.in_flight.values():
+                self._world.coverage[kind, flight.step] += 1
+            self._strike(kind, victim, much)
 
     def _strike(self, kind: str, victim: Process, much: float) -> None:
         world, ttl_s = self._world, self._knobs.ttl_s

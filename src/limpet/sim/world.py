@@ -35,9 +35,12 @@ class Violation(AssertionError):
 
 def mix(*parts: int) -> int:
     """A 64-bit hash of small integers (splitmix64), the same on every machine."""
-    state = 0x9E3779B97F4A7C15
+    return _mixed(0x9E3779B97F4A7C15, parts)
+
+
+def _mixed(state: int, parts: tuple[int, ...]) -> int:
     for part in parts:
-        state = (state ^ (part & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ part) * 0xBF58476D1CE4E5B9 & _MASK
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
     return state
@@ -101,6 +104,7 @@ class World:
 
     def __init__(self, seed: int, *, muted: frozenset[str] = frozenset()) -> None:
         self.seed = seed
+        self._mixed_seed = mix(seed)
         self.muted = muted
         self.now_s = 0.0
         self.store_offset_s = 0.0
@@ -113,6 +117,7 @@ class World:
         self.calls = 0
         self.processes: list[Process] = []
         self.failure: BaseException | None = None
+        self.ambush: tuple[str, Callable[[Process], None]] | None = None
         self._hub = getcurrent()
         self._running: Task | None = None
         self._network = Process(-1, "network")
@@ -156,7 +161,11 @@ class World:
         """Let `task` go on at `at_s`; replaces an earlier wake-up."""
         self._wakes += 1
         task.wake = self._wakes
-        heappush(self._queue, (at_s, mix(self.seed, 2, self._wakes), self._wakes, task))
+        heappush(self._queue, (at_s, self._shuffled(self._wakes), self._wakes, task))
+
+    def _shuffled(self, wake: int) -> int:
+        """Who goes first of those that wake at the same moment."""
+        return (wake ^ self._mixed_seed) * 0x9E3779B97F4A7C15 >> 7 & 0xFFFF
 
     def pause(self, seconds: float) -> None:
         """Give way: the current task goes on after so much virtual time."""
@@ -196,7 +205,7 @@ class World:
                 continue
             awake_s = max(task.process.paused_until_s, task.paused_until_s)
             if awake_s > at_s:
-                heappush(self._queue, (awake_s, mix(self.seed, 3, wake), wake, task))
+                heappush(self._queue, (awake_s, self._shuffled(wake), wake, task))
                 continue
             if at_s > until_s:
                 return
@@ -215,7 +224,7 @@ class World:
 
     def chance(self, *parts: int) -> float:
         """A number in [0, 1) that depends on the seed and `parts` only."""
-        return mix(self.seed, *parts) / 2**64
+        return _mixed(self._mixed_seed, parts) / 2**64
 
     def note(
         self, who: str, what: str, key: str = "", detail: str | bytes = "", result: str = "", fault: str = ""
@@ -230,6 +239,12 @@ class World:
         self.faults.append(fault_id)
         self.fault_counts[kind] += 1
         return True
+
+    def passing(self, step: str, process: Process) -> None:
+        """A request of this step sets out. If somebody lies in wait for it, it is met half-way."""
+        if self.ambush is not None and self.ambush[0] == step and not self.healed:
+            strike, self.ambush = self.ambush[1], None
+            self.later(0.002, lambda: strike(process) if process.alive else None)
 
     def store_time(self) -> datetime:
         """The store's clock."""

@@ -109,7 +109,10 @@ class Store(Protocol):
         """Up to `n` objects below `prefix/` from a random place, order not promised.   Cost: 1 or 2 LISTs."""
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """The names of the folders just below `prefix/`, sorted.   Cost: 1 LIST per 1,000 entries."""
+        """The names of the folders just below `prefix/`, sorted.   Cost: 1 LIST per 1,000 entries.
+
+        A hint, like `list`: a folder that was emptied may show for a while.
+        """
 
     def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
         """Each object or the error that its read met.   Cost: 1 GET each, a bounded number at once."""

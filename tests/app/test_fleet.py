@@ -1,0 +1,323 @@
+"""`open` and `Fleet`: what they promise, refuse and cost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+import limpet
+from kernel_helpers import ManualRuntime
+from limpet import keys
+from limpet.app.formats import FleetRecord
+from limpet.cell import Cell, struct_codec
+from limpet.errors import Conflict, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unsupported
+from limpet.lease import Lease, State
+from limpet.runtime import system
+from limpet.store import DirectoryStore, MemoryStore
+from servers.process import Bucket
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """The URL of a memory store of this test's own."""
+    from limpet.app.urls import _named_memory
+
+    name = uuid4().hex
+    yield f"memory://{name}"
+    _named_memory.pop(name, None)
+
+
+def memory_store(url: str) -> MemoryStore:
+    from limpet.app.urls import _named_memory
+
+    return _named_memory[url.removeprefix("memory://")]
+
+
+def snapshot(root: Path) -> dict[str, str]:
+    """Every file below `root`, with a digest of its bytes."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+# ---- open ----
+
+
+def test_a_new_place_becomes_a_fleet(memory: str) -> None:
+    fleet = limpet.open(memory)
+    assert fleet.url == memory
+    assert fleet.record.format == {"queue": 1, "index": 1, "catalog": 1}
+    assert fleet.record.probe.conditional
+    assert [stat.key for stat in memory_store(memory).list()] == [keys.FLEET], "the probe is gone"
+    assert repr(fleet) == f"Fleet('{memory}')"
+
+
+def test_the_url_may_come_from_the_environment(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMPET_URL", memory)
+    assert limpet.open().url == memory
+
+
+def test_two_that_open_a_new_place_at_once_agree(memory: str) -> None:
+    """The other one's limpet.json lands between our look and our create."""
+    limpet.open(memory)
+    store = memory_store(memory)
+    theirs = store.get(keys.FLEET).data
+    store.delete(keys.FLEET)
+
+    class Racing(ManualRuntime):
+        """Asked for the time when the probe is done, just before the create."""
+
+        def wall(self) -> datetime:
+            store.put(keys.FLEET, theirs)
+            return super().wall()
+
+    limpet.open(memory, runtime=Racing())
+    assert store.get(keys.FLEET).data == theirs
+
+
+@pytest.mark.parametrize("where", ["directory", "seaweedfs"])
+def test_what_open_costs(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "fleet")
+    if where == "seaweedfs":
+        bucket: Bucket = request.getfixturevalue("seaweedfs")
+        for name, value in bucket.env.items():
+            monkeypatch.setenv(name, value)
+        url = bucket.at(f"open-{uuid4().hex}")
+    new = limpet.open(url)
+    assert new.meter.snapshot().requests == {"get": 2, "put": 5, "delete": 1}
+    existing = limpet.open(url)
+    assert existing.meter.snapshot().requests == {"get": 1}
+    reader = limpet.open(url, read_only=True)
+    assert reader.meter.snapshot().requests == {"get": 1}
+
+
+def test_a_budget_stops_a_runaway(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limpet.open(memory)
+    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", "3")
+    fleet = limpet.open(memory)
+    fleet.cell("a").write(1)
+    with pytest.raises(Denied, match="budget of 3"):
+        fleet.cell("a").read()
+
+
+@pytest.mark.parametrize("budget", ["many", "-1", "1.5", " "])
+def test_a_budget_that_is_no_number_is_invalid(memory: str, monkeypatch: pytest.MonkeyPatch, budget: str) -> None:
+    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", budget)
+    with pytest.raises(Invalid, match="LIMPET_REQUEST_BUDGET"):
+        limpet.open(memory)
+
+
+# ---- too new, or broken ----
+
+
+def spoil_format(data: bytes) -> bytes:
+    return data.replace(b'"queue":1', b'"queue":2')
+
+
+def spoil_feature(data: bytes) -> bytes:
+    return data.replace(b'"features":[]', b'"features":["zstd"]')
+
+
+def spoil_reader(data: bytes) -> bytes:
+    return data.replace(b'"min_reader":1', b'"min_reader":2')
+
+
+def spoil_schema(data: bytes) -> bytes:
+    return data.replace(b'"schema":1', b'"schema":2')
+
+
+REFUSED: list[tuple[Callable[[bytes], bytes], type[LimpetError]]] = [
+    (spoil_format, Unsupported),
+    (spoil_feature, Unsupported),
+    (spoil_reader, Unsupported),
+    (spoil_schema, Unsupported),
+    (lambda data: data[: len(data) // 2], limpet.Corrupt),
+    (lambda data: b"", limpet.Corrupt),
+    (lambda data: b"\x00\xff garbage", limpet.Corrupt),
+    (lambda data: b"{}", limpet.Corrupt),
+    (lambda data: data.replace(b'"probe"', b'"prove"'), limpet.Corrupt),
+]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    REFUSED,
+    ids=["format", "feature", "reader", "schema", "truncated", "empty", "garbage", "no fields", "no probe"],
+)
+def test_a_fleet_that_cannot_be_understood_is_refused_and_untouched(
+    tmp_path: Path, spoil: Callable[[bytes], bytes], kind: type[LimpetError], read_only: bool
+) -> None:
+    limpet.open(tmp_path)
+    file = tmp_path / "limpet.json"
+    before = file.read_bytes()
+    file.write_bytes(spoil(before))
+    assert file.read_bytes() != before
+    was = snapshot(tmp_path)
+    with pytest.raises(kind) as caught:
+        limpet.open(tmp_path, read_only=read_only)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    assert snapshot(tmp_path) == was
+
+
+def test_a_fleet_that_wants_newer_writers_may_still_be_read(tmp_path: Path) -> None:
+    limpet.open(tmp_path).cell("a").write(1)
+    file = tmp_path / "limpet.json"
+    file.write_bytes(file.read_bytes().replace(b'"min_writer":1', b'"min_writer":2'))
+    was = snapshot(tmp_path)
+    with pytest.raises(Unsupported, match="writers of level 2") as caught:
+        limpet.open(tmp_path)
+    assert "read_only=True" in caught.value.hint
+    seen = limpet.open(tmp_path, read_only=True).cell("a").read()
+    assert seen is not None
+    assert seen.value == 1
+    assert snapshot(tmp_path) == was
+
+
+# ---- read only ----
+
+
+def test_reading_writes_nothing(tmp_path: Path) -> None:
+    fleet = limpet.open(tmp_path)
+    lease = fleet.lock("l").try_acquire()
+    assert isinstance(lease, Lease)
+    fleet.cell("a").write({"n": 1}, lease=lease)
+    was = snapshot(tmp_path)
+    reader = limpet.open(tmp_path, read_only=True)
+    seen = reader.cell("a").read()
+    assert seen is not None
+    assert seen.value == {"n": 1}
+    assert reader.cell("b").read() is None
+    assert reader.lock("l").peek() is not None
+    assert [seen.value.name for seen in reader.locks()] == ["l"]
+    for act in (
+        lambda: reader.cell("a").write(2),
+        lambda: reader.cell("b").create(2),
+        lambda: reader.cell("a").update(lambda _: 2),
+        lambda: reader.lock("m").try_acquire(),
+        lambda: reader.lock("l").break_(),
+    ):
+        with pytest.raises(Denied):
+            act()
+    spent = reader.meter.snapshot().requests
+    assert set(spent) <= {"get", "head", "list"}
+    assert snapshot(tmp_path) == was
+
+
+def test_reading_a_place_without_a_fleet_creates_none(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="no fleet at"):
+        limpet.open(tmp_path / "x", read_only=True)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_read_only_key_opens_reads_and_sets_nothing_up(seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in seaweedfs.env.items():
+        monkeypatch.setenv(name, value)
+    url = seaweedfs.at(f"read-only-{uuid4().hex}")
+    limpet.open(url).cell("a").write(1)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.read_only["access_key_id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.read_only["secret_access_key"])
+    reader = limpet.open(url)
+    seen = reader.cell("a").read()
+    assert seen is not None
+    assert seen.value == 1
+    with pytest.raises(Denied):
+        reader.cell("a").write(2)
+    with pytest.raises(Denied, match="no fleet at"):
+        limpet.open(seaweedfs.at(f"nothing-{uuid4().hex}"))
+
+
+# ---- rooms ----
+
+
+def test_locks_and_cells_work_together(memory: str) -> None:
+    fleet = limpet.open(memory)
+    with fleet.lock("report", ttl_s=60).hold(wait_s=0) as lease:
+        fleet.cell("report").write({"rows": 3}, lease=lease)
+        assert isinstance(limpet.open(memory).lock("report").try_acquire(), Held)
+    with fleet.lock("report").hold(wait_s=0) as newer:
+        assert newer.token == lease.token + 1
+        limpet.open(memory).cell("report").write({"rows": 4}, lease=newer)
+    with pytest.raises(LeaseLost):
+        fleet.cell("report").write({"rows": 5}, lease=lease)
+    seen = fleet.cell("report").read()
+    assert seen is not None
+    assert seen.value == {"rows": 4}
+
+
+def test_every_lock_ever_used_is_listed(memory: str) -> None:
+    fleet = limpet.open(memory)
+    names = ["b", "a", "../x", "Ü", "a" * 300]
+    for name in names:
+        assert isinstance(fleet.lock(name).try_acquire(), Lease)
+    fleet.lock("a").break_()
+    assert sorted(seen.value.name for seen in fleet.locks()) == sorted(names)
+    assert [seen.value.name for seen in fleet.locks() if seen.value.state is State.FREE] == ["a"]
+
+
+def test_a_cell_and_a_lock_of_one_name_are_apart(memory: str) -> None:
+    fleet = limpet.open(memory)
+    fleet.cell("x").write(1)
+    assert isinstance(fleet.lock("x").try_acquire(), Lease)
+
+
+# ---- upgrade ----
+
+
+def old_fleet(root: Path) -> None:
+    runtime = system()
+    limpet.open(root)
+    cell = Cell(DirectoryStore(root), keys.FLEET, struct_codec(FleetRecord), runtime)
+    cell.update(
+        lambda record: (
+            msgspec.structs.replace(record, format={"queue": 0}, min_reader=0, min_writer=0) if record else None
+        )
+    )
+
+
+def test_an_old_fleet_keeps_its_format_until_it_is_upgraded(tmp_path: Path) -> None:
+    old_fleet(tmp_path)
+    fleet = limpet.open(tmp_path)
+    fleet.cell("a").write(1)
+    assert limpet.open(tmp_path).record.format == {"queue": 0}
+    assert fleet.upgrade() is True
+    assert fleet.record == limpet.open(tmp_path).record
+    assert fleet.record.format == {"queue": 1, "index": 1, "catalog": 1}
+    assert fleet.upgrade() is False
+
+
+def test_what_an_upgrade_costs(tmp_path: Path) -> None:
+    old_fleet(tmp_path)
+    fleet = limpet.open(tmp_path)
+    with fleet.meter.measure() as cost:
+        fleet.upgrade()
+    assert cost.requests == {"get": 1, "put": 1}
+    with fleet.meter.measure() as cost:
+        fleet.upgrade()
+    assert cost.requests == {"get": 1}
+
+
+def test_a_fleet_that_is_gone_cannot_be_upgraded(memory: str) -> None:
+    fleet = limpet.open(memory)
+    memory_store(memory).delete(keys.FLEET)
+    with pytest.raises(Missing):
+        fleet.upgrade()
+
+
+def test_swapping_by_hand_needs_the_newest_version(memory: str) -> None:
+    fleet = limpet.open(memory)
+    seen = fleet.cell("a").create(1)
+    fleet.cell("a").swap(seen, 2)
+    with pytest.raises(Conflict):
+        fleet.cell("a").swap(seen, 3)

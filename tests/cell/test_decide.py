@@ -1,0 +1,170 @@
+"""The cell's rules as tables."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_helpers import steady
+from limpet.cell.decide import RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.errors import Invalid, LeaseLost
+from limpet.store import Version
+from limpet.store.outcome import Verdict
+
+V1, V2 = Version("v1"), Version("v2")
+A1, A2, A3, B1 = Fence("a", 1), Fence("a", 2), Fence("a", 3), Fence("b", 1)
+
+
+def header(seq: int, *, ring: int | None = None, fence: Fence | None = None) -> Header:
+    """The cell after others' writes w1 .. w<seq>, with a ring of that length (by default as long as it can be)."""
+    length = min(seq - 1, RING_SIZE) if ring is None else ring
+    return Header(SCHEMA, seq, f"w{seq}", tuple(f"w{n}" for n in range(seq - length, seq)), fence)
+
+
+def write(base_seq: int | None, *, deletable: bool = False) -> Write:
+    base = header(base_seq) if base_seq else None
+    return Write("mine", base, V1 if base_seq else None, deletable)
+
+
+# ---- next_header ----
+
+
+def test_the_first_write_starts_the_count() -> None:
+    assert next_header(None, "a", A1) == Header(SCHEMA, 1, "a", (), A1)
+
+
+def test_the_ring_holds_the_last_sixteen_newest_last() -> None:
+    found = None
+    for n in range(1, 40):
+        found = next_header(found, f"w{n}", None)
+        assert found == header(n)
+    assert found is not None
+    assert len(found.recent) == RING_SIZE == 16
+    assert (found.recent[0], found.recent[-1]) == ("w23", "w38")
+
+
+def test_the_fence_is_the_one_given() -> None:
+    assert next_header(header(3, fence=A1), "x", A2).fence == A2
+    assert next_header(header(3, fence=A1), "x", None).fence is None
+
+
+# ---- judge ----
+
+
+@pytest.mark.parametrize("base_seq", [None, 1, 5, 40])
+def test_ours_stands_there(base_seq: int | None) -> None:
+    attempt = write(base_seq)
+    assert judge(attempt, next_header(attempt.base, "mine", None), V2) is Verdict.WON
+
+
+@pytest.mark.parametrize("base_seq", [None, 1, 40])
+@pytest.mark.parametrize(
+    ("others", "verdict"),
+    [(1, Verdict.REPLACED), (15, Verdict.REPLACED), (16, Verdict.REPLACED), (17, Verdict.UNKNOWN)],
+)
+def test_others_wrote_after_ours(base_seq: int | None, others: int, verdict: Verdict) -> None:
+    """Up to sixteen later writes, the ring still names ours; after that nobody can tell (counterexamples 1, 2)."""
+    attempt = write(base_seq)
+    found = next_header(attempt.base, "mine", None)
+    for n in range(others):
+        found = next_header(found, f"other{n}", None)
+    assert judge(attempt, found, V2) is verdict
+
+
+@pytest.mark.parametrize("base_seq", [None, 1, 5, 40])
+@pytest.mark.parametrize(
+    ("others", "verdict"),
+    [
+        (1, Verdict.LOST),
+        (15, Verdict.LOST),
+        (16, Verdict.LOST),
+        (17, Verdict.LOST),  # the ring's oldest is the very write that took our place
+        (18, Verdict.UNKNOWN),
+        (1000, Verdict.UNKNOWN),
+    ],
+)
+def test_others_wrote_instead_of_ours(base_seq: int | None, others: int, verdict: Verdict) -> None:
+    """It is lost for certain only while the ring reaches back to the write that followed our base."""
+    attempt = write(base_seq)
+    assert judge(attempt, header((base_seq or 0) + others), V2) is verdict
+
+
+def test_the_ring_is_read_as_long_as_it_is_not_as_long_as_it_should_be() -> None:
+    assert judge(write(5), header(10, ring=4), V2) is Verdict.LOST  # w6 .. w9
+    assert judge(write(5), header(10, ring=3), V2) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("deletable", [False, True])
+def test_still_the_base(deletable: bool) -> None:
+    assert judge(write(5, deletable=deletable), header(5), V1) is Verdict.BASE
+
+
+@pytest.mark.parametrize(
+    ("base_seq", "deletable", "verdict"),
+    [
+        (None, False, Verdict.BASE),
+        (None, True, Verdict.UNKNOWN),  # counterexample 3: it may have been written and removed
+        (5, False, Verdict.UNKNOWN),
+        (5, True, Verdict.UNKNOWN),
+    ],
+)
+def test_there_is_no_object(base_seq: int | None, deletable: bool, verdict: Verdict) -> None:
+    assert judge(write(base_seq, deletable=deletable), None, None) is verdict
+
+
+@pytest.mark.parametrize("found_seq", [1, 4, 5])
+def test_a_count_that_did_not_rise_is_unknown(found_seq: int) -> None:
+    """Counterexample 4: deleted and created anew by others; ours may have been there in between."""
+    assert judge(write(5), header(found_seq), V2) is Verdict.UNKNOWN
+
+
+def test_a_version_without_a_base_means_nothing() -> None:
+    assert judge(Write("mine", None, None, False), header(1), None) is Verdict.LOST
+
+
+@steady
+@given(st.integers(0, 40), st.integers(0, 40), st.booleans())
+def test_a_verdict_is_never_wrong(base_seq: int, others: int, landed: bool) -> None:
+    """Against the whole history: WON and REPLACED only if it landed, LOST and BASE only if it did not."""
+    attempt = write(base_seq or None)
+    found = attempt.base
+    if landed:
+        found = next_header(found, "mine", None)
+    for n in range(others):
+        found = next_header(found, f"o{n}", None)
+    version = V1 if found is attempt.base and found is not None else V2
+    verdict = judge(attempt, found, version if found else None)
+    allowed = {Verdict.WON, Verdict.REPLACED} if landed else {Verdict.LOST, Verdict.BASE}
+    assert verdict in allowed | {Verdict.UNKNOWN}
+    if others <= RING_SIZE:
+        assert verdict is not Verdict.UNKNOWN
+
+
+# ---- admit ----
+
+
+@pytest.mark.parametrize(
+    ("kept", "offered", "fence"),
+    [
+        (None, None, None),
+        (None, A1, A1),
+        (A2, None, A2),  # counterexample 6: a write without a lease keeps the fence
+        (A2, A2, A2),
+        (A2, A3, A3),
+    ],
+)
+def test_what_a_cell_admits(kept: Fence | None, offered: Fence | None, fence: Fence | None) -> None:
+    assert admit(kept, offered, what="cells/x.json") == fence
+
+
+def test_a_lower_token_is_refused() -> None:
+    with pytest.raises(LeaseLost, match=r"cells/x\.json .* token 2; token 1 is too old"):
+        admit(A2, A1, what="cells/x.json")
+
+
+@pytest.mark.parametrize("offered", [B1, Fence("b", 99)])
+def test_another_locks_token_is_not_compared(offered: Fence) -> None:
+    """Counterexample 7."""
+    with pytest.raises(Invalid, match="guarded by a, not by b"):
+        admit(A2, offered, what="cells/x.json")

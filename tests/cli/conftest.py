@@ -1,0 +1,54 @@
+"""The command line: in this process where that will do, else as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.harness import Done, Here, Spawn, limpet_command
+from limpet.cli import main
+
+__all__ = ["here", "spawn"]
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LIMPET_URL", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    """`here("lock", "ls", ...)` runs `limpet lock ls ...` in this process."""
+
+    def run(*arguments: str) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        said = capsys.readouterr()
+        code = exit_.value.code
+        assert isinstance(code, int)
+        return Done(code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """`spawn("lock", "run", ...)` starts a real `limpet` with pipes; whatever is left at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(limpet_command(*arguments), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

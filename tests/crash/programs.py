@@ -1,0 +1,223 @@
+"""The programs that the crash tests run, kill and stop: `python -m crash.programs NAME ARGUMENT ...`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import limpet
+from limpet.cell import Cell, Fence, Lost, Replaced, Unclear, Won
+from limpet.cell.decide import admit
+from limpet.errors import Held, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import Key, lock_key
+from limpet.lease import Lease, Lock, Sightings
+from limpet.runtime import system
+from limpet.store import Absent, Always, DirectoryStore, Match, MemoryStore, Version, When
+
+__all__ = ["body", "expected", "kind_of", "main"]
+
+
+def say(*words: object) -> None:
+    """One line for the test, at once."""
+    print(*words, flush=True)
+
+
+def kind_of(act: Callable[[], object]) -> str:
+    """What became of it: `done`, or the name of the error."""
+    try:
+        act()
+    except LimpetError as error:
+        return type(error).__name__
+    return "done"
+
+
+# ---- count: contend for one lock, and log under its token ----
+
+
+def count(url: str, ttl_s: str, name: str, acks: str) -> None:
+    """Take the lock, append to the log cell a few times, give it back; for ever.
+
+    Notes in its own file, one line each, which tokens it got and which appends were acknowledged.
+    """
+    notes = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    fleet = limpet.open(url)
+    lock = fleet.lock("work", ttl_s=float(ttl_s), look_first=True)
+    cell = fleet.cell("log")
+    appended = 0
+    while True:
+        try:
+            with lock.hold(wait_s=1) as lease:
+                os.write(notes, f"token {lease.token}\n".encode())
+                for _ in range(random.randint(1, 5)):
+                    appended += 1
+                    entry = f"{name}.{appended}"
+                    append(cell, [lease.token, entry], lease)
+                    os.write(notes, f"entry {entry}\n".encode())
+                    time.sleep(0.02)
+        except (Held, LeaseLost, OutcomeUnknown, Unavailable):
+            continue
+        time.sleep(random.uniform(0, 0.2))
+
+
+def append(cell: Cell[Any], item: list[Any], lease: Lease) -> None:
+    """Add `item` to the list in the cell, in one swap that also compares the token."""
+    while True:
+        seen = cell.read()
+        fence = admit(seen.header.fence if seen else None, Fence(lease.lock, lease.token), what=cell.key)
+        match cell.attempt(seen, [*(seen.value if seen else []), item], fence):
+            case Won() | Replaced():
+                return
+            case Unclear():
+                raise OutcomeUnknown("too many others came after it")
+            case Lost():
+                continue
+
+
+# ---- hold: keep a lock, sleep through its TTL, come back ----
+
+
+def hold(url: str, ttl_s: str) -> None:
+    """Hold the lock and write under it; when told to, try to go on as if nothing had happened."""
+    fleet = limpet.open(url)
+    cell = fleet.cell("result")
+    told: list[str] = []
+
+    def block() -> None:
+        with fleet.lock("job", ttl_s=float(ttl_s)).hold(on_lost=lambda: told.append("lost")) as lease:
+            cell.write(f"by token {lease.token}", lease=lease)
+            say("holding", lease.token)
+            sys.stdin.readline()
+            say("write", kind_of(lambda: cell.write("late", lease=lease)))
+            say("check", kind_of(lease.check))
+            say("renew", kind_of(lease.renew))
+
+    say("block", kind_of(block))
+    say("told", len(told))
+
+
+# ---- fill: write and delete on a directory as fast as it goes ----
+
+KEYS = 7
+
+
+def body(i: int) -> bytes | None:
+    """What operation `i` puts; None if it deletes."""
+    if i % 11 == 0:
+        return None
+    seed = hashlib.sha256(str(i).encode()).digest()
+    return b"%d " % i + seed * (1 + int.from_bytes(seed[:2]) // 16)
+
+
+def expected(acknowledged: int) -> dict[str, bytes | None]:
+    """The bytes of every key after the operations 1 .. `acknowledged`."""
+    found: dict[str, bytes | None] = {f"fill/k{n}": None for n in range(KEYS)}
+    for i in range(max(1, acknowledged - 2 * KEYS), acknowledged + 1):
+        found[f"fill/k{i % KEYS}"] = body(i)
+    return found
+
+
+def fill(root: str, first: str, acks: str) -> None:
+    """Operation after operation, each noted once it is acknowledged."""
+    notes = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    store = DirectoryStore(root)
+    i = int(first)
+    while True:
+        key, data = Key(f"fill/k{i % KEYS}"), body(i)
+        if data is None:
+            store.delete(key)
+        else:
+            store.put(key, data, when=Always() if i % 3 == 0 else _as_it_is(store, key))
+        os.write(notes, b"%d\n" % i)
+        i += 1
+
+
+def _as_it_is(store: DirectoryStore, key: Key) -> When:
+    try:
+        return Match(store.head(key).version)
+    except Missing:
+        return Absent()
+
+
+# ---- fork ----
+
+
+def fork(url: str) -> None:
+    """Fork inside a hold; parent and child say what each of them may do."""
+    fleet = limpet.open(url)
+
+    def facts(lease: Lease) -> dict[str, str]:
+        return {
+            "check": kind_of(lease.check),
+            "renew": kind_of(lease.renew),
+            "again": type(fleet.lock("job").try_acquire()).__name__,
+        }
+
+    def block() -> None:
+        with fleet.lock("job").hold() as lease:
+            child = os.fork()
+            facts_here = facts(lease)
+            if child:
+                os.waitpid(child, 0)
+                facts_here |= {"after": kind_of(lease.renew)}
+            say(json.dumps(["parent" if child else "child", facts_here]))
+
+    say(json.dumps(["block", kind_of(block)]))
+
+
+class _Stuck(MemoryStore):
+    """Every put of the heartbeat waits until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        if threading.current_thread().name.startswith("limpet-heartbeat"):
+            self.entered.set()
+            self.go.wait(60)
+        return super().put(key, data, when=when)
+
+
+def fork_mid_renewal() -> None:
+    """Fork while the heartbeat thread is inside a renewal; the child then leaves the block."""
+    store, runtime = _Stuck(), system()
+    child = -1
+
+    def block() -> None:
+        nonlocal child
+        with Lock(store, lock_key("job"), "job", 3.0, runtime, Sightings(runtime)).hold():
+            store.entered.wait(60)
+            child = os.fork()
+            if child:
+                store.go.set()
+            else:
+                signal.alarm(10)  # kills the child if it hangs
+
+    outcome = kind_of(block)
+    if child == 0:
+        os._exit(0 if outcome == "LeaseLost" else 1)
+    say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def main() -> None:
+    """Run the program that the command line names."""
+    programs: dict[str, Callable[..., None]] = {
+        "count": count,
+        "hold": hold,
+        "fill": fill,
+        "fork": fork,
+        "fork_mid_renewal": fork_mid_renewal,
+    }
+    programs[sys.argv[1]](*sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

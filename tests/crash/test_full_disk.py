@@ -1,0 +1,94 @@
+"""A disk that is full: typed errors, nothing acknowledged, and all is well once there is space (F27)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import limpet
+from limpet.errors import Unavailable
+from limpet.lease import Lease
+
+SIZE = "size=512k"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", SIZE, "limpet-test", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted here (needs root): {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def stuff(disk: Path) -> Path:
+    """Use up all the space."""
+    ballast = disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    return ballast
+
+
+def temps(disk: Path) -> list[Path]:
+    return [*(disk / "fleet" / ".limpet" / "tmp").iterdir()]
+
+
+def test_a_full_disk_stops_the_locking_and_breaks_nothing(disk: Path) -> None:
+    fleet = limpet.open(disk / "fleet")
+    mine = fleet.lock("mine").try_acquire()
+    assert isinstance(mine, Lease)
+    fleet.cell("result").write("before", lease=mine)
+    ballast = stuff(disk)
+    for act in (
+        fleet.lock("new").try_acquire,
+        mine.renew,
+        mine.release,
+        lambda: fleet.cell("result").write("x" * 50_000, lease=mine),
+        lambda: fleet.cell("other").create(1),
+        lambda: limpet.open(disk / "another"),
+    ):
+        with pytest.raises(Unavailable, match="the disk is full") as caught:
+            act()
+        assert "space" in caught.value.hint
+    assert temps(disk) == []
+    assert fleet.lock("new").peek() is None
+    assert fleet.cell("other").read() is None
+    seen = limpet.open(disk / "fleet").cell("result").read()
+    assert seen is not None
+    assert seen.value == "before"
+    mine.check()
+
+    ballast.unlink()
+    mine.renew()
+    fleet.cell("result").write("after", lease=mine)
+    mine.release()
+    with fleet.lock("mine").hold(wait_s=0) as lease:
+        assert lease.token == 2
+    fresh = fleet.lock("new").try_acquire()
+    assert isinstance(fresh, Lease)
+    assert fresh.token == 1
+    assert temps(disk) == []
+
+
+def test_a_hold_on_a_full_disk_ends_as_if_by_a_crash(disk: Path) -> None:
+    """The release fails; the block does not: the lock runs out by itself."""
+    fleet = limpet.open(disk / "fleet")
+    with fleet.lock("mine").hold(wait_s=0):
+        ballast = stuff(disk)
+    record = fleet.lock("mine").peek()
+    assert record is not None
+    assert record.state.value == "held"
+    ballast.unlink()

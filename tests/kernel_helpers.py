@@ -1,0 +1,278 @@
+"""A clock that moves by hand, and a store that answers as the test says. For the tests of cell, lease and outcome."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from random import Random
+from typing import Any, NoReturn, TypeVar
+
+import greenlet
+from hypothesis import settings
+
+from limpet.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import Key
+from limpet.runtime import Flag, Worker
+from limpet.store import Always, Blob, MemoryStore, MeteredStore, Version, When
+
+__all__ = [
+    "EPOCH",
+    "Fault",
+    "ManualRuntime",
+    "ScriptedStore",
+    "Time",
+    "fails",
+    "late",
+    "lost_reply",
+    "lost_request",
+    "own_conflict",
+    "refused_409",
+    "steady",
+    "then",
+    "unavailable",
+]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
+
+steady = settings(deadline=None)
+"""For property tests: how long an example takes on a busy machine says nothing."""
+
+
+class Time:
+    """Virtual seconds, and what is due when. Whoever sleeps lets the others run; no thread, no waiting."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = count()
+        self._main = greenlet.getcurrent()
+
+    def at(self, after_s: float, call: Callable[[], object]) -> None:
+        """Do `call` so many seconds from now, while somebody sleeps."""
+        heapq.heappush(self._due, (self.now_s + after_s, next(self._order), call))
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass for the one who calls."""
+        me = greenlet.getcurrent()
+        if me is self._main:
+            until_s = self.now_s + max(0.0, seconds)
+            while self._due and self._due[0][0] <= until_s:
+                self.step()
+            self.now_s = until_s
+        else:
+            self.at(max(0.0, seconds), lambda: self.run(me))
+            assert me.parent is not None
+            me.parent.switch()
+
+    def step(self) -> None:
+        """Go to the next thing that is due, and do it."""
+        assert self._due, "everybody waits for somebody else"
+        due_s, _, call = heapq.heappop(self._due)
+        self.now_s = max(self.now_s, due_s)
+        call()
+
+    def run(self, task: greenlet.greenlet) -> None:
+        """Let a task go on until it sleeps or ends."""
+        if not task.dead:
+            task.parent = greenlet.getcurrent()
+            task.switch()
+
+
+class _Flag:
+    def __init__(self, time: Time) -> None:
+        self._time = time
+        self._up = False
+
+    def set(self) -> None:
+        self._up = True
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def wait(self, timeout: float) -> bool:
+        """Looks ten times a second."""
+        until_s = self._time.now_s + timeout
+        while not self._up and self._time.now_s < until_s:
+            self._time.sleep(min(0.1, until_s - self._time.now_s))
+        return self._up
+
+
+class _Worker:
+    def __init__(self, time: Time, task: greenlet.greenlet) -> None:
+        self._time = time
+        self._task = task
+
+    def join(self) -> None:
+        while not self._task.dead:
+            self._time.step()
+
+
+class _Mutex(AbstractContextManager[None]):
+    def __init__(self, time: Time) -> None:
+        self._time = time
+        self._taken = False
+
+    def __enter__(self) -> None:
+        while self._taken:
+            self._time.sleep(0.01)
+        self._taken = True
+
+    def __exit__(self, *raised: object) -> None:
+        self._taken = False
+
+
+class ManualRuntime:
+    """One process on a clock that moves only when somebody sleeps. Several may share the clock, and so the store."""
+
+    def __init__(self, time: Time | None = None, owner: str = "p1", *, wall_offset_s: float = 0.0) -> None:
+        self.time = time or Time()
+        self.owner = owner
+        self.label = f"host:{owner}"
+        self.wall_offset_s = wall_offset_s
+        self.slept: list[float] = []
+        self.rng = Random(0)
+        self._ids = count(1)
+
+    def wall(self) -> datetime:
+        """The shared time, wrong by `wall_offset_s`."""
+        return EPOCH + timedelta(seconds=self.time.now_s + self.wall_offset_s)
+
+    def elapsed_s(self) -> float:
+        """The shared time."""
+        return self.time.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock, at least a little, and note by how much."""
+        self.slept.append(seconds)
+        self.time.sleep(max(seconds, 1e-6))
+
+    def new_id(self) -> str:
+        """`p1-1`, `p1-2`, ..."""
+        return f"{self.owner}-{next(self._ids)}"
+
+    def flag(self) -> Flag:
+        """A latch on the shared time."""
+        return _Flag(self.time)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """A lock between the tasks of this process."""
+        return _Mutex(self.time)
+
+    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+        """A task that first runs when somebody sleeps."""
+        task = greenlet.greenlet(work)
+        self.time.at(0.0, lambda: self.time.run(task))
+        return _Worker(self.time, task)
+
+    def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = 32) -> list[B]:
+        """One after the other."""
+        return [call(item) for item in items]
+
+
+Send = Callable[[], Version]
+Fault = Callable[[Send], Version]
+"""What becomes of a put: calls `send` to have it land, then answers or raises."""
+
+
+def lost_reply(send: Send) -> Version:
+    """It lands; nobody says so (F1)."""
+    send()
+    raise OutcomeUnknown("no answer")
+
+
+def lost_request(send: Send) -> Version:
+    """It never arrives; nobody says so (F3)."""
+    raise OutcomeUnknown("no answer")
+
+
+def own_conflict(send: Send) -> Version:
+    """A proxy sends it twice, and the answer is that of the second copy (F1)."""
+    send()
+    send()
+    raise AssertionError("a conditional put cannot win twice")
+
+
+def refused_409(send: Send) -> Version:
+    """S3's answer to a racing write: nothing has landed (F6)."""
+    raise Conflict("conditional request conflict")
+
+
+def unavailable(send: Send) -> Version:
+    """The store is too busy, and says so."""
+    raise Unavailable("slow down")
+
+
+def late(pending: list[Send]) -> Fault:
+    """The client gives up; it lands when the test calls what is in `pending`."""
+
+    def fault(send: Send) -> NoReturn:
+        pending.append(send)
+        raise OutcomeUnknown("no answer")
+
+    return fault
+
+
+def then(fault: Fault, deed: Callable[[], object]) -> Fault:
+    """The fault, with somebody else's `deed` done before its answer is read."""
+
+    def both(send: Send) -> Version:
+        try:
+            return fault(send)
+        finally:
+            deed()
+
+    return both
+
+
+def fails(error: LimpetError) -> Callable[[], NoReturn]:
+    """For `ScriptedStore.gets`: a read that meets this error."""
+
+    def fail() -> NoReturn:
+        raise error
+
+    return fail
+
+
+class ScriptedStore(MeteredStore):
+    """A memory store behind a network that does to the next puts what `puts` says, and to the next gets `gets`.
+
+    When they are used up, all is well. `others` is the same bucket, reached by somebody whose network is fine.
+    """
+
+    def __init__(self, runtime: ManualRuntime, others: MemoryStore | None = None) -> None:
+        self.others = others or MemoryStore(runtime)
+        super().__init__(self.others, runtime=runtime)
+        self.puts: deque[Fault | None] = deque()
+        self.gets: deque[Callable[[], object] | None] = deque()
+        self.sent: list[tuple[bytes, When]] = []
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        self.sent.append((data, when))
+        fault = self.puts.popleft() if self.puts else None
+
+        def send() -> Version:
+            return super(ScriptedStore, self).put(key, data, when=when)
+
+        return send() if fault is None else fault(send)
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        """See `Store.get`."""
+        fault = self.gets.popleft() if self.gets else None
+        if fault is not None:
+            fault()
+        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match)

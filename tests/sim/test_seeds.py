@@ -1,0 +1,73 @@
+"""Thousands of seeds: every invariant holds, and the runs are real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from limpet.sim.many import Sum, coverage_table, run_seeds
+from limpet.sim.nemesis import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
+from limpet.sim.scenarios import SCENARIOS
+
+KERNEL_SEEDS = 5_000
+DIRECTORY_SEEDS = 2_000
+JOBS = 2
+
+VERBS = {"read": "get", "settle": "get", "head": "head", "delete": "delete", "list": "list"}
+REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text())
+
+
+def _told(scenario: str, total: Sum) -> str:
+    return "\n".join(f"{why}\n  python -m limpet.sim {scenario} --seed {seed}" for seed, why in total.broken)
+
+
+@pytest.mark.timeout(600)
+def test_kernel_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("kernel", 0, KERNEL_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\nkernel: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+        print(coverage_table(total.coverage))
+    assert not total.broken, _told("kernel", total)
+    assert total.runs == KERNEL_SEEDS
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    missed = [
+        (kind, step)
+        for step in STEPS
+        for kind in (*REQUEST_FAULTS[VERBS.get(step.split(".")[1], "put")], *PROCESS_FAULTS)
+        if not total.coverage[kind, step] and not _cannot_be(kind, step)
+    ]
+    assert not missed, f"no seed struck {missed}"
+    assert not total.by_kind["(linearizability given up)"]
+
+
+def _cannot_be(kind: str, step: str) -> bool:
+    """S3's 409 answers only conditional writes."""
+    return kind == "refused_409" and step == "clock.put"
+
+
+@pytest.mark.timeout(600)
+def test_directory_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("directory", 0, DIRECTORY_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        print(f"\ndirectory: {total.runs} seeds, {total.runs / total.busy_s * 60:.0f} a minute a core")
+        print(coverage_table(total.coverage))
+    assert not total.broken, _told("directory", total)
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    for step in {step for _, step in total.coverage}:
+        assert total.coverage["power_loss", step], f"no power loss during {step}"
+        assert total.coverage["crash", step], f"no crash during {step}"
+        assert step == "lock" or total.coverage["eio", step], f"no failed {step}"
+
+
+@pytest.mark.parametrize("case", REGRESSIONS, ids=lambda case: f"{case['scenario']}-{case['seed']}")
+def test_regressions(case: dict[str, str]) -> None:
+    _, violation = SCENARIOS[case["scenario"]](int(case["seed"]))
+    assert violation is None, f"{case['why']}: {violation}"

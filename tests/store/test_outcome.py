@@ -1,0 +1,187 @@
+"""What a conditional put really did: every unclear answer is settled by reading back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernel_helpers import (
+    Fault,
+    ManualRuntime,
+    ScriptedStore,
+    fails,
+    late,
+    lost_reply,
+    lost_request,
+    own_conflict,
+    refused_409,
+    then,
+    unavailable,
+)
+from limpet.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import Key
+from limpet.store import Absent, Always, Blob, Match, Version, When
+from limpet.store.outcome import SENDS_MAX, Settled, Verdict, put_bytes, put_settled
+
+K = Key("a")
+MINE, OTHER = b"mine", b"other"
+Judge = Callable[[Blob | None], Verdict]
+
+
+@pytest.fixture
+def store() -> ScriptedStore:
+    return ScriptedStore(ManualRuntime())
+
+
+def mine_or_base(found: Blob | None) -> Verdict:
+    if found is None:
+        return Verdict.BASE
+    return Verdict.WON if found.data == MINE else Verdict.LOST
+
+
+def settle(store: ScriptedStore, judge: Judge = mine_or_base, when: When = Absent()) -> Settled:
+    return put_settled(store, store._runtime, K, MINE, when, judge)
+
+
+def spent(store: ScriptedStore) -> dict[str, int]:
+    return {**store.snapshot().requests, "put": len(store.sent)}
+
+
+def test_a_clear_answer_is_believed(store: ScriptedStore) -> None:
+    settled = settle(store)
+    assert settled == Settled(Verdict.WON, store.head(K).version, None)
+    assert spent(store) == {"put": 1, "head": 1}
+
+
+@pytest.mark.parametrize("fault", [lost_reply, own_conflict])
+def test_an_unclear_answer_to_a_write_that_landed_is_won(store: ScriptedStore, fault: Fault) -> None:
+    """F1: also when the answer is 412, from a copy of the very same request."""
+    store.puts.append(fault)
+    settled = settle(store)
+    assert settled.verdict is Verdict.WON
+    assert settled.found is not None
+    assert settled.version == settled.found.version == store.head(K).version
+    assert spent(store)["put"] == 1
+    assert spent(store)["get"] == 1
+
+
+@pytest.mark.parametrize("fault", [lost_request, refused_409])
+def test_what_did_not_land_is_sent_again_with_the_same_bytes(store: ScriptedStore, fault: Fault) -> None:
+    """F3, F5, F6."""
+    store.puts.extend([fault, fault])
+    assert settle(store).verdict is Verdict.WON
+    assert store.sent == [(MINE, Absent())] * 3
+    runtime = store._runtime
+    assert isinstance(runtime, ManualRuntime)
+    assert len(runtime.slept) == 2
+    assert all(0 < pause_s <= 0.2 for pause_s in runtime.slept)
+
+
+@pytest.mark.parametrize("fault", [lost_request, refused_409])
+def test_three_sends_and_still_the_base_is_unknown(store: ScriptedStore, fault: Fault) -> None:
+    store.puts.extend([fault] * SENDS_MAX)
+    with pytest.raises(OutcomeUnknown):
+        settle(store)
+    assert spent(store) == {"put": 3, "get": 3}
+
+
+@pytest.mark.parametrize("fault", [lost_request, lost_reply, refused_409])
+@pytest.mark.parametrize("error", [Unavailable("busy"), Denied("no"), OutcomeUnknown("cut off")], ids=repr)
+def test_a_read_back_that_fails_leaves_it_unknown(store: ScriptedStore, fault: Fault, error: LimpetError) -> None:
+    store.puts.append(fault)
+    store.gets.append(fails(error))
+    with pytest.raises(OutcomeUnknown):
+        settle(store)
+
+
+@pytest.mark.parametrize("kind", [Unavailable, Denied])
+def test_a_definite_refusal_of_the_first_send_is_passed_on(store: ScriptedStore, kind: type[LimpetError]) -> None:
+    def refuse(send: Callable[[], Version]) -> Version:
+        raise kind("no")
+
+    store.puts.append(refuse)
+    with pytest.raises(kind):
+        settle(store)
+    assert spent(store) == {"put": 1}
+
+
+def test_a_refusal_of_a_resend_says_nothing_of_the_first(store: ScriptedStore) -> None:
+    """Send 1 is under way; send 2 is refused as too busy; meanwhile send 1 has landed: won, not Unavailable."""
+    pending: list[Callable[[], Version]] = []
+    store.puts.extend([late(pending), then(unavailable, lambda: pending[0]())])
+    assert settle(store).verdict is Verdict.WON
+
+
+def test_a_refused_resend_of_what_never_landed_stays_unknown(store: ScriptedStore) -> None:
+    store.puts.extend([lost_request, unavailable, unavailable])
+    with pytest.raises(OutcomeUnknown):
+        settle(store)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.LOST, Verdict.REPLACED, Verdict.UNKNOWN])
+def test_any_other_verdict_ends_it_without_a_version(store: ScriptedStore, verdict: Verdict) -> None:
+    store.others.put(K, OTHER)
+    settled = settle(store, lambda _: verdict)
+    assert (settled.verdict, settled.version) == (verdict, None)
+    assert settled.found is not None
+    assert settled.found.data == OTHER
+    assert spent(store) == {"put": 1, "get": 1}
+
+
+# ---- put_bytes ----
+
+
+def put(store: ScriptedStore, when: When, *, deletable: bool = False) -> Version:
+    return put_bytes(store, store._runtime, K, MINE, when, deletable=deletable)
+
+
+@pytest.mark.parametrize("fault", [None, lost_reply, own_conflict, lost_request, refused_409])
+def test_bytes_are_created(store: ScriptedStore, fault: Fault | None) -> None:
+    store.puts.append(fault)
+    assert put(store, Absent()) == store.head(K).version
+    assert store.get(K).data == MINE
+
+
+@pytest.mark.parametrize("fault", [None, lost_reply, own_conflict, lost_request, refused_409])
+def test_bytes_are_swapped(store: ScriptedStore, fault: Fault | None) -> None:
+    base = store.others.put(K, OTHER)
+    store.puts.append(fault)
+    assert put(store, Match(base)) == store.head(K).version
+    assert store.get(K).data == MINE
+
+
+def test_identical_bytes_of_somebody_else_are_the_same_write(store: ScriptedStore) -> None:
+    """F2's one exception: a shard with these bytes is the same merge."""
+    version = store.others.put(K, MINE)
+    assert put(store, Absent()) == version
+    assert put(store, Match(Version("old"))) == version
+
+
+def test_other_bytes_leave_it_unknown_and_untouched(store: ScriptedStore) -> None:
+    """Ours may have been there before them; nothing is cleaned up (F4)."""
+    store.others.put(K, OTHER)
+    for when in (Absent(), Match(Version("old"))):
+        with pytest.raises(OutcomeUnknown, match="other bytes stand there"):
+            put(store, when)
+    assert store.get(K).data == OTHER
+    assert "delete" not in spent(store)
+
+
+def test_a_swap_of_what_is_gone_is_unknown(store: ScriptedStore) -> None:
+    with pytest.raises(OutcomeUnknown):
+        put(store, Match(Version("old")))
+    assert spent(store) == {"put": 1, "get": 1}
+
+
+def test_absent_proves_nothing_where_others_delete(store: ScriptedStore) -> None:
+    """Counterexample 3: created, then removed by others: to send it again would bring it back."""
+    store.puts.append(then(lost_reply, lambda: store.others.delete(K)))
+    with pytest.raises(OutcomeUnknown):
+        put(store, Absent(), deletable=True)
+    assert spent(store) == {"put": 1, "get": 1}
+
+
+def test_an_unconditional_put_is_settled_by_its_bytes(store: ScriptedStore) -> None:
+    store.puts.append(lost_reply)
+    assert put(store, Always()) == store.head(K).version

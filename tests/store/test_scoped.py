@@ -1,0 +1,283 @@
+"""A scope hides its prefix and its neighbours; a role is refused before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from limpet.errors import Conflict, Denied, Invalid, Missing
+from limpet.keys import FLEET, Key, cell_key, clock_key, lock_key, probe_key
+from limpet.store.api import Absent, Match, Put, Store
+from limpet.store.memory import MemoryStore
+from limpet.store.metered import MeteredStore
+from limpet.store.roles import ROLES, TABLE, Role, Verb, allows, as_markdown
+from limpet.store.scoped import ScopedStore
+
+K = Key
+
+
+def keys_of(store: Store) -> list[str]:
+    return [stat.key for stat in store.list()]
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_a_scope_is_a_store(memory: MemoryStore) -> None:
+    assert isinstance(ScopedStore(memory, "a"), Store)
+
+
+def test_verbs_work_on_keys_without_the_prefix(memory: MemoryStore) -> None:
+    scope = ScopedStore(memory, "t/w")
+    version = scope.put(K("x"), b"1", when=Absent())
+    with pytest.raises(Conflict):
+        scope.put(K("x"), b"2", when=Absent())
+    swapped = scope.put(K("x"), b"two", when=Match(version))
+    assert scope.get(K("x"), range=(1, 3), if_match=swapped).data == b"wo"
+    assert (scope.head(K("x")).key, scope.head(K("x")).version) == ("x", swapped)
+    assert keys_of(memory) == ["t/w/x"]
+    scope.delete(K("x"))
+    assert keys_of(memory) == []
+    with pytest.raises(Missing):
+        scope.get(K("x"))
+
+
+def test_batch_verbs_answer_with_scoped_keys(memory: MemoryStore) -> None:
+    scope = ScopedStore(memory, "p")
+    assert [*scope.put_many([Put(K("a"), b"1"), Put(K("b/c"), b"2")])] == ["a", "b/c"]
+    found = scope.get_many([K("a"), K("b/c"), K("no")])
+    assert isinstance(found[K("no")], Missing)
+    assert [*found] == ["a", "b/c", "no"]
+    assert scope.delete_many([K("a"), K("no")]) == {"a": None, "no": None}
+    assert keys_of(memory) == ["p/b/c"]
+
+
+def test_lists_show_no_neighbours(memory: MemoryStore) -> None:
+    for key in ("a", "a/1", "a/d/2", "a/d.x", "ab/3", "a-/4", "b"):
+        memory.put(K(key), b"")
+    scope = ScopedStore(memory, "a")
+    assert keys_of(scope) == ["1", "d.x", "d/2"]
+    assert [stat.key for stat in scope.list("d")] == ["d/2"]
+    assert [stat.key for stat in scope.list(after="1")] == ["d.x", "d/2"]
+    assert [stat.key for stat in scope.list("d", after="d/2")] == []
+    assert scope.list_dirs() == ["d"]
+    assert sorted(stat.key for stat in scope.sample("", 9)) == ["1", "d.x", "d/2"]
+    assert [stat.key for stat in scope.sample("d", 9)] == ["d/2"]
+
+
+@pytest.mark.parametrize("key", ["", "/x", "../x", "a/../../x", "a//b", "x/", "."])
+def test_no_key_climbs_out(memory: MemoryStore, key: str) -> None:
+    scope = ScopedStore(memory, "p")
+    calls: list[Callable[[], object]] = [
+        lambda: scope.get(K(key)),
+        lambda: scope.head(K(key)),
+        lambda: scope.put(K(key), b""),
+        lambda: scope.delete(K(key)),
+    ]
+    for call in calls:
+        with pytest.raises(Invalid):
+            call()
+    assert keys_of(memory) == []
+
+
+def test_no_prefix_climbs_out(memory: MemoryStore) -> None:
+    with pytest.raises(Invalid):
+        ScopedStore(memory, "../q")
+    with pytest.raises(Invalid):
+        ScopedStore(memory, "p").list("..")
+
+
+def test_scopes_nest(memory: MemoryStore) -> None:
+    ScopedStore(ScopedStore(memory, "a"), "b").put(K("x"), b"")
+    assert keys_of(memory) == ["a/b/x"]
+
+
+def test_an_empty_scope_is_the_store(memory: MemoryStore) -> None:
+    scope = ScopedStore(memory)
+    scope.put(K("x/y"), b"")
+    assert keys_of(scope) == keys_of(memory) == ["x/y"]
+    assert [stat.key for stat in scope.list(after="x/y")] == []
+
+
+def test_an_unknown_role_is_refused(memory: MemoryStore) -> None:
+    with pytest.raises(Invalid, match="no role 'root'"):
+        ScopedStore(memory, role="root")
+
+
+def test_what_a_role_may_not_do_is_not_sent(memory: MemoryStore) -> None:
+    memory.put(K("p/snapshots/x"), b"1")
+    meter = MeteredStore(memory)
+    worker = ScopedStore(meter, "p", "worker")
+    key = K("snapshots/x")
+    calls: list[Callable[[], object]] = [
+        lambda: worker.get(key),
+        lambda: worker.head(key),
+        lambda: worker.put(key, b"2"),
+        lambda: worker.delete(key),
+        lambda: worker.list("snapshots"),
+        lambda: worker.list(),
+        lambda: worker.sample("snapshots", 1),
+        lambda: worker.list_dirs("snapshots"),
+    ]
+    for call in calls:
+        with pytest.raises(Denied, match="worker may not") as refused:
+            call()
+        assert "role" in refused.value.hint
+    assert meter.snapshot().total() == 0
+
+
+def test_batch_verbs_deny_key_by_key(memory: MemoryStore) -> None:
+    meter = MeteredStore(memory)
+    worker = ScopedStore(meter, role="worker")
+    good, bad = cell_key("a"), K("commits/x")
+    with meter.measure() as cost:
+        put = worker.put_many([Put(bad, b""), Put(good, b"")])
+        got = worker.get_many([good, bad])
+        gone = worker.delete_many([good, bad])
+    assert isinstance(put[bad], Denied)
+    assert isinstance(put[good], str)
+    assert isinstance(got[bad], Denied)
+    assert isinstance(gone[good], Denied)
+    assert isinstance(gone[bad], Denied)
+    assert cost.requests == {"put": 1, "get": 1}
+
+
+def test_the_clock_is_read_inside_the_scope(memory: MemoryStore) -> None:
+    scope = ScopedStore(memory, "p", "worker")
+    before = datetime.now(UTC)
+    assert before <= scope.now() <= datetime.now(UTC)
+    assert [key.startswith("p/clock/") for key in keys_of(memory)] == [True]
+
+
+@pytest.mark.parametrize("role", ["reader", "compactor"])
+def test_a_role_without_locks_never_writes_to_read_the_clock(memory: MemoryStore, role: str) -> None:
+    memory.put(K("manifests/x"), b"1")
+    modified = memory.head(K("manifests/x")).modified
+    meter = MeteredStore(memory)
+    scope = ScopedStore(meter, role=role)
+    with pytest.raises(Denied) as refused:
+        scope.now()
+    assert "LastModified" in refused.value.hint
+    scope.head(K("manifests/x"))
+    with meter.measure() as cost:
+        bound = scope.now(max_age_s=-1)
+    assert modified <= bound <= datetime.now(UTC)
+    assert cost.requests == {}
+
+
+@pytest.mark.parametrize("see", [lambda s: [*s.list()], lambda s: s.sample("", 1), lambda s: s.get(K("x"))])
+def test_every_answer_with_a_time_tells_a_reader_the_clock(memory: MemoryStore, see: Callable[[Store], object]) -> None:
+    memory.put(K("x"), b"1")
+    reader = ScopedStore(memory, role="reader")
+    see(reader)
+    assert reader.now() >= memory.head(K("x")).modified
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if allows(role, "put", lock_key("x"))])
+def test_a_role_that_writes_locks_reads_the_clock(memory: MemoryStore, role: str) -> None:
+    ScopedStore(memory, role=role).now()
+    assert keys_of(memory)[0].startswith("clock/")
+
+
+# The table of roles.
+
+RIGHTS: list[tuple[Role, Verb, str, bool]] = [
+    ("reader", "get", "anything/at/all", True),
+    ("reader", "list", "", True),
+    ("reader", "put", "clock/0.json", False),
+    ("worker", "list", "queues/q/pending", True),
+    ("worker", "list", "queues", True),
+    ("worker", "list", "", False),
+    ("worker", "put", "queues/q/pending/e/lease.json", True),
+    ("worker", "put", "queues/q/control.json", False),
+    ("worker", "get", "queues/q/control.json", True),
+    ("worker", "put", "queues/q/pending", False),
+    ("worker", "put", "queues/a/b/pending/e", False),
+    ("worker", "put", "queuesx/q/pending/e", False),
+    ("worker", "put", "queues/q/pendingx/e", False),
+    ("worker", "put", "indexes/i/inbox/5e/k/1.usv", True),
+    ("worker", "delete", "indexes/i/inbox/5e/k/1.usv", False),
+    ("worker", "put", "indexes/i/shards/5e.usv", False),
+    ("worker", "put", "ledger/executions/1.json", True),
+    ("worker", "put", "ledger/catalog/1.json", False),
+    ("worker", "put", lock_key("x"), True),
+    ("worker", "put", "locks/catalog.lock", False),
+    ("compiler", "delete", "indexes/i/inbox/5e/k/1.usv", True),
+    ("compiler", "put", "indexes/i/shards/5e.lock", True),
+    ("compiler", "put", "indexes/i/manifest.json", True),
+    ("compiler", "put", "indexes/i/manifest.json/x", False),
+    ("compiler", "get", "queues/q/pending/e/task.json", False),
+    ("api", "put", "locks/catalog.lock", True),
+    ("api", "put", "ledger/catalog/1.json", True),
+    ("api", "put", "warehouse/ns/t/metadata/1.json", True),
+    ("api", "get", "manifests/catalog.json", True),
+    ("api", "put", "manifests/catalog.json", False),
+    ("compactor", "put", "manifests/catalog.json", True),
+    ("compactor", "get", "locks/catalog.lock", True),
+    ("compactor", "put", "locks/catalog.lock", False),
+    ("compactor", "list", "ledger/catalog", False),
+    ("supervisor", "put", "sync/pi-a/1.jsonl", True),
+    ("supervisor", "put", "queues/q/pending/e/lease.json", True),
+    ("supervisor", "put", "indexes/i/inbox/5e/k/1.usv", False),
+]
+
+
+@pytest.mark.parametrize(("role", "verb", "key", "may"), RIGHTS)
+def test_rights(role: Role, verb: Verb, key: str, may: bool) -> None:
+    assert allows(role, verb, key) is may
+
+
+def who_may(verb: Verb, key: str) -> set[Role]:
+    return {role for role in ROLES if allows(role, verb, key)}
+
+
+@pytest.mark.parametrize("folder", ["snapshots", "state", "manifests", "commits", "quarantine"])
+def test_only_the_compactor_writes_catalog_state(folder: str) -> None:
+    assert who_may("put", f"{folder}/catalog/x.json") == {"compactor"}
+    assert who_may("delete", f"{folder}/catalog/x.json") <= {"compactor"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        lock_key("x"),
+        cell_key("x"),
+        clock_key(0),
+        FLEET,
+        "locks/catalog.lock",
+        "manifests/catalog.json",
+        "sequence/executions.json",
+        "queues/q/slots/1.lock",
+        "indexes/i/shards/5e.lock",
+        "indexes/i/shards/5e.usv",
+    ],
+)
+def test_nobody_deletes_what_must_keep_rising(key: str) -> None:
+    assert who_may("delete", key) == set()
+
+
+def test_every_role_knows_the_fleet_and_none_rewrites_it() -> None:
+    assert who_may("get", FLEET) == set(ROLES)
+    assert who_may("put", FLEET) == set()
+    assert who_may("delete", probe_key("r", "x")) == set(ROLES) - {"reader"}
+
+
+def test_patterns_are_plain_prefixes() -> None:
+    for pattern in {pattern for grants in TABLE.values() for pattern in grants} - {""}:
+        parts = pattern.removesuffix("/").split("/")
+        assert all(part == "*" or "*" not in part for part in parts), pattern
+        assert parts.count("*") <= 1, pattern
+        assert all(parts), pattern
+        assert parts[0] != "*", pattern
+
+
+def test_the_docs_show_the_table() -> None:
+    header, _, *rows = as_markdown().splitlines()
+    assert header == "| prefix | api | compactor | compiler | reader | supervisor | worker |"
+    assert "| everything |  |  |  | get list |  |  |" in rows
+    assert "| `locks/` | get put list | get |  |  |  |  |" in rows
+    assert len(rows) == len({pattern for grants in TABLE.values() for pattern in grants})
