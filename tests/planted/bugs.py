@@ -195,7 +195,7 @@ _ALL = [
     _bug(
         "won by the ring only is still a lease",
         "counterexample 5",
-        1524,
+        9299,
         ("lease.lock", "            case Won(mine):\n", "            case Won(mine) | Replaced(mine, _):\n"),
     ),
     _bug(

@@ -107,6 +107,8 @@ class _Cast:
 
     def fail_on_error(self) -> None:
         """An error that no caller should ever see is a violation."""
+        if isinstance(self.world.failure, Violation):
+            raise self.world.failure
         if self.world.failure is not None:
             raise Violation(f"unexpected {self.world.failure!r}") from self.world.failure
 
