@@ -36,7 +36,7 @@ soak: have-python ## simulate new seeds for SECONDS=600
 	@$(BIN)/python -m limpet.sim soak --seconds $(SECONDS)
 
 clean: ## remove the venv, caches and build output
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache build dist src/*.egg-info
 	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 have-python:

@@ -226,7 +226,7 @@ class SimStore(BaseStore):
         """Take one request to the bucket and its answer back, as far as the fault lets them."""
         world, process = self._world, self._process
         near_s, far_s = (world.chance(n, process.index, process.calls) for n in (12, 13))
-        if fault == "slow":
+        if fault in ("slow", "torn_pages"):
             near_s, far_s = near_s * 300, far_s * 300
         give_up_s = 0.5 + 2.5 * far_s
         try:

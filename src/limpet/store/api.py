@@ -92,7 +92,7 @@ class Store(Protocol):
         """Write the whole object, atomically and durably, if `when` holds; the new version.
 
         Raises: Conflict, when the store answers that the condition does not hold (also where an earlier copy of this
-        very request made it so: `cell` and `put_once` settle that by reading back); OutcomeUnknown, when no clear
+        very request made it so: `limpet.store.outcome` settles that by reading back); OutcomeUnknown, when no clear
         answer came. Cost: 1 PUT. Crash: the old object or the new one, whole.
         """
 

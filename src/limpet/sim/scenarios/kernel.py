@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from limpet.cell import PLAIN, Cell, Fence
-from limpet.errors import Conflict, Held, LeaseLost, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Held, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key, cell_key, lock_key
 from limpet.lease import Lease, Lock, Sightings
 from limpet.sim.bucket import Bucket, SimStore
@@ -221,14 +221,16 @@ class _Actor(Client):
         cell = Cell(self.store, cell_key(f"tmp-{self.new_value()}"), PLAIN, self.runtime, deletable=True)
         with suppress(Conflict):
             cell.create("once")
-        for stat in self.store.list("cells"):
-            if stat.key.startswith("cells/tmp-"):
-                self.store.delete(stat.key)
+        self.store.delete_many(stat.key for stat in self.store.list("cells") if stat.key.startswith("cells/tmp-"))
 
     def look_around(self) -> None:
-        """List the locks, as an operator does."""
-        for stat in self.store.list("locks"):
-            self.store.head(stat.key)
+        """List the locks and read them all, as an operator does."""
+        keys = [stat.key for stat in self.store.list("locks")]
+        for key, found in self.store.get_many(keys).items():
+            if isinstance(found, LimpetError) and not isinstance(found, Unavailable):
+                raise Violation(f"{key} was listed, and reading it gave {found!r}")
+        for key in keys:
+            self.store.head(key)
 
     def visit_everything(self) -> None:
         """After the faults: every lock can be had, every cell written and read."""
