@@ -163,7 +163,7 @@ _ALL = [
     _bug(
         "a lease lasts from the answer on, not from the question",
         "F16",
-        1959,
+        4272,
         (
             "lease.lease",
             "            self._valid_until_s = sent_at_s + self.ttl_s\n",
@@ -195,7 +195,7 @@ _ALL = [
     _bug(
         "won by the ring only is still a lease",
         "counterexample 5",
-        9299,
+        2129,
         ("lease.lock", "            case Won(mine):\n", "            case Won(mine) | Replaced(mine, _):\n"),
     ),
     _bug(
