@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from limpet.runtime import system
 from limpet.sim.scenarios import SCENARIOS
@@ -76,7 +77,11 @@ def _spread(scenario: str, work: Iterable[range], jobs: int) -> Iterator[Sum]:
         yield from map(partial(_block, scenario), work)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(partial(_block, scenario), work)
+        work = iter(work)
+        under_way = deque(pool.apply_async(_block, (scenario, seeds)) for seeds in islice(work, 2 * jobs))
+        while under_way:
+            yield under_way.popleft().get()
+            under_way.extend(pool.apply_async(_block, (scenario, seeds)) for seeds in islice(work, 1))
 
 
 def run_seeds(scenario: str, first: int, count: int, *, jobs: int) -> Sum:
