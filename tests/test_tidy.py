@@ -80,11 +80,12 @@ def functions_are_small(source: Source) -> Iterator[Finding]:
 def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
     """The simulation can replay only what goes through a Runtime, so the CLI gets no exception either.
 
-    `sim` itself may import random: its one seeded generator decides everything.
+    `sim` itself may import random, whose seeded generators stand in for chance, and multiprocessing, which spreads
+    whole runs over the cores.
     """
     if source.module == "limpet.runtime":
         return
-    allowed = {"random"} if _is_or_below(source.module, "limpet.sim") else set()
+    allowed = {"random", "multiprocessing"} if _is_or_below(source.module, "limpet.sim") else set()
     for line, name in _imports(source):
         for banned in AMBIENT:
             if banned not in allowed and _is_or_below(name, banned):

@@ -17,7 +17,7 @@ from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Match, Store, Version
 from limpet.store.outcome import Verdict, put_settled
 
-__all__ = ["PLAIN", "Cell", "Codec", "Fenced", "Lost", "Seen", "Won", "struct_codec"]
+__all__ = ["PLAIN", "Cell", "Codec", "Fenced", "Lost", "Outcome", "Replaced", "Seen", "Unclear", "Won", "struct_codec"]
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)

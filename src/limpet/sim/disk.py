@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from limpet.sim.world import Flight, Process, Task, World
 
-__all__ = ["Disk", "SimFiles"]
+__all__ = ["Disk", "Inode", "SimFiles", "Stat"]
 
 R = TypeVar("R")
 TICK_NS = 4_000_000
