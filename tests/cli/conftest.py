@@ -51,4 +51,7 @@ def spawn() -> Iterator[Spawn]:
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

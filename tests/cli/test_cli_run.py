@@ -128,7 +128,7 @@ def test_wait_gets_the_lock_when_it_is_freed(spawn: Spawn) -> None:
 
 
 def test_a_broken_lock_ends_the_whole_group(spawn: Spawn) -> None:
-    process = spawn("lock", "run", "x", "-u", "fleet", "--ttl", "1.5", "--", "sh", "-c", "sleep 300 & echo $$ $!; wait")
+    process = spawn("lock", "run", "x", "-u", "fleet", "--ttl", "1.5", "--", "sh", "-c", "sleep 40 & echo $$ $!; wait")
     pids = _pids(process)
     limpet.open("fleet").lock("x").break_()
     _, err = process.communicate()
@@ -140,9 +140,9 @@ def test_a_broken_lock_ends_the_whole_group(spawn: Spawn) -> None:
 
 def test_the_group_gets_time_to_tidy_up_and_then_none(spawn: Spawn) -> None:
     """The leader dies at once; one grandchild tidies up, another refuses to end."""
-    tidy = "trap 'sleep 0.3; touch tidied; exit' TERM; while :; do sleep 0.1; done"
-    deaf = "trap '' TERM; while :; do sleep 0.1; done"
-    script = f"(trap '' HUP; {tidy}) & a=$!; ({deaf}) & echo $$ $a $!; wait"
+    tidy = "trap 'sleep 0.3; touch tidied; exit' TERM; sleep 40 & wait"
+    deaf = "trap '' TERM; exec sleep 40"
+    script = f"({tidy}) & a=$!; ({deaf}) & echo $$ $a $!; wait"
     process = spawn("lock", "run", "x", "-u", "fleet", "--ttl", "1.5", "--", "sh", "-c", script)
     pids = _pids(process)
     limpet.open("fleet").lock("x").break_()
@@ -159,8 +159,13 @@ def test_a_lock_lost_before_the_end_is_70_though_the_command_went_well() -> None
     assert "the command has ended without the lock: " in done.stderr
 
 
+def test_a_command_may_run_much_longer_than_the_ttl() -> None:
+    done = _run("x", "-u", "fleet", "--ttl", "1", "--", "sleep", "2.5")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_command_that_stalls_is_ended(spawn: Spawn) -> None:
-    script = "echo $$; exec sleep 300"
+    script = "echo $$; exec sleep 40"
     process = spawn("lock", "run", "x", "-u", "fleet", "--ttl", "1", "--stall", "0", "--", "sh", "-c", script)
     pids = _pids(process)
     process.communicate()
@@ -181,7 +186,7 @@ def test_signals_are_passed_on(spawn: Spawn, number: signal.Signals) -> None:
 
 
 def test_killed_limpet_takes_the_command_along(spawn: Spawn) -> None:
-    process = spawn("lock", "run", "x", "-u", "fleet", "--", "sh", "-c", "sleep 300 & echo $PPID $$ $!; wait")
+    process = spawn("lock", "run", "x", "-u", "fleet", "--", "sh", "-c", "sleep 40 & echo $PPID $$ $!; wait")
     pids = _pids(process)
     process.kill()
     _all_end(pids)
@@ -198,7 +203,7 @@ def test_killed_leash_takes_the_command_along(spawn: Spawn) -> None:
 
 
 def test_stopped_limpet_loses_the_command_before_it_wakes(spawn: Spawn) -> None:
-    process = spawn("lock", "run", "x", "-u", "fleet", "--ttl", "1", "--", "sh", "-c", "sleep 300 & echo $$ $!; wait")
+    process = spawn("lock", "run", "x", "-u", "fleet", "--ttl", "1", "--", "sh", "-c", "sleep 40 & echo $$ $!; wait")
     pids = _pids(process)
     process.send_signal(signal.SIGSTOP)
     _all_end(pids)
@@ -242,7 +247,7 @@ def test_the_command_can_read_the_terminal() -> None:
 
 
 def test_ctrl_c_reaches_the_command() -> None:
-    pid, fd = _on_terminal("trap 'exit 7' INT; echo ready; while :; do sleep 0.05; done")
+    pid, fd = _on_terminal("trap 'exit 7' INT; echo ready; read line")
     _read_until(fd, b"ready")
     os.write(fd, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -43,13 +45,15 @@ def start() -> Iterator[Start]:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(TESTS)},
+            start_new_session=True,
         )
         running.append(process)
         return process
 
     yield run
     for process in running:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its own children too: they hold its pipes open
         process.communicate()
 
 

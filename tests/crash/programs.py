@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
@@ -116,12 +115,16 @@ def body(i: int) -> bytes | None:
     return b"%d " % i + seed * (1 + int.from_bytes(seed[:2]) // 16)
 
 
-def expected(acknowledged: int) -> dict[str, bytes | None]:
+def expected(acknowledged: int) -> dict[Key, bytes | None]:
     """The bytes of every key after the operations 1 .. `acknowledged`."""
-    found: dict[str, bytes | None] = {f"fill/k{n}": None for n in range(KEYS)}
+    found: dict[Key, bytes | None] = {_key(n): None for n in range(KEYS)}
     for i in range(max(1, acknowledged - 2 * KEYS), acknowledged + 1):
-        found[f"fill/k{i % KEYS}"] = body(i)
+        found[_key(i)] = body(i)
     return found
+
+
+def _key(i: int) -> Key:
+    return Key(f"fill/k{i % KEYS}")
 
 
 def fill(root: str, first: str, acks: str) -> None:
@@ -130,7 +133,7 @@ def fill(root: str, first: str, acks: str) -> None:
     store = DirectoryStore(root)
     i = int(first)
     while True:
-        key, data = Key(f"fill/k{i % KEYS}"), body(i)
+        key, data = _key(i), body(i)
         if data is None:
             store.delete(key)
         else:
@@ -150,26 +153,35 @@ def _as_it_is(store: DirectoryStore, key: Key) -> When:
 
 
 def fork(url: str) -> None:
-    """Fork inside a hold; parent and child say what each of them may do."""
+    """Fork inside a hold; child and then parent say what each of them may do, and how their block ends."""
     fleet = limpet.open(url)
-
-    def facts(lease: Lease) -> dict[str, str]:
-        return {
-            "check": kind_of(lease.check),
-            "renew": kind_of(lease.renew),
-            "again": type(fleet.lock("job").try_acquire()).__name__,
-        }
+    child = -1
 
     def block() -> None:
+        nonlocal child
         with fleet.lock("job").hold() as lease:
             child = os.fork()
-            facts_here = facts(lease)
             if child:
                 os.waitpid(child, 0)
-                facts_here |= {"after": kind_of(lease.renew)}
-            say(json.dumps(["parent" if child else "child", facts_here]))
+            for act in (lease.check, lease.renew):
+                say("parent" if child else "child", act.__name__, kind_of(act))
 
-    say(json.dumps(["block", kind_of(block)]))
+    outcome = kind_of(block)
+    say("parent" if child else "child", "block", outcome)
+
+
+def fork_and_open(url: str) -> None:
+    """Use a place, fork, and open it anew in the child."""
+
+    def use() -> None:
+        limpet.open(url).cell("a").update(lambda n: (n or 0) + 1)
+
+    use()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # kills the child if it hangs
+        os._exit(0 if kind_of(use) in ("done", "Unsupported") else 1)
+    say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 class _Stuck(MemoryStore):
@@ -199,7 +211,7 @@ def fork_mid_renewal() -> None:
             if child:
                 store.go.set()
             else:
-                signal.alarm(10)  # kills the child if it hangs
+                signal.alarm(5)  # kills the child if it hangs
 
     outcome = kind_of(block)
     if child == 0:
@@ -214,6 +226,7 @@ def main() -> None:
         "hold": hold,
         "fill": fill,
         "fork": fork,
+        "fork_and_open": fork_and_open,
         "fork_mid_renewal": fork_mid_renewal,
     }
     programs[sys.argv[1]](*sys.argv[2:])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 import limpet
 from crash.conftest import Start
@@ -56,21 +53,3 @@ def test_a_holder_that_slept_through_its_ttl_changes_nothing(
     assert seen.value == "by token 2"
     lease.renew()
     lease.release()
-
-
-def test_a_forked_child_does_not_own_its_parents_lease(place: str, start: Start) -> None:
-    """F17, with a real fork, a heartbeat thread that the child lacks, and both leaving the block."""
-    said, _ = start("fork", place).communicate(timeout=60)
-    facts = [json.loads(text) for text in said.splitlines()]
-    assert facts == [
-        ["child", {"check": "LeaseLost", "renew": "LeaseLost", "again": "Held"}],
-        ["block", "LeaseLost"],
-        ["parent", {"check": "done", "renew": "done", "again": "Held", "after": "done"}],
-        ["block", "done"],
-    ]
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the child waits for a mutex that no thread of it holds")
-def test_a_child_forked_during_a_renewal_can_leave_the_block(start: Start) -> None:
-    said, _ = start("fork_mid_renewal").communicate(timeout=60)
-    assert said == "child 0\n"

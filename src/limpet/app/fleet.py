@@ -18,6 +18,8 @@ from limpet.store.probe import quick, use_etag_style
 
 __all__ = ["Fleet", "open"]
 
+AT_ONCE = 100
+
 
 def open(
     url: str | os.PathLike[str] | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.shared import (
-    ENV_URL,
     EXIT_FAILED,
     JsonOption,
     UrlOption,
@@ -24,13 +22,13 @@ from limpet.cli.shared import (
     lines,
     print_json,
 )
-from limpet.errors import Held, Invalid, LeaseLost, Missing
+from limpet.errors import Invalid, Missing
 
 if TYPE_CHECKING:
     from limpet.cell import Seen
     from limpet.lease import LeaseRecord
 
-__all__ = ["app"]
+__all__ = ["app", "break_", "ls", "run", "show"]
 
 EXIT_NOT_FOUND = 127
 
@@ -110,30 +108,13 @@ def run(
     stopped past its ttl or killed (by kill -9 too), the whole group gets SIGTERM, and SIGKILL 5 s later.
     """
     import limpet
-    from limpet.cli.run import LeashedCommand
-    from limpet.runtime import system
+    from limpet.cli.run import run_locked
 
     if shutil.which(command[0]) is None:
         complain(Missing(f"there is no command {command[0]!r}", hint="check its spelling and PATH; nothing was locked"))
         raise typer.Exit(EXIT_NOT_FOUND)
-    fleet = limpet.open(url)
-    leashed = LeashedCommand(command, system())
     stall_s = None if stall == math.inf else stall
-    lock = fleet.lock(name, ttl, look_first=True)
-    try:
-        with lock.hold(wait_s=wait, stall_s=stall_s, on_lost=leashed.end) as lease:
-            where = fleet.url if "://" in fleet.url else os.path.abspath(os.path.expanduser(fleet.url))
-            env = {**os.environ, "LIMPET_TOKEN": str(lease.token), "LIMPET_LOCK": lease.lock, ENV_URL: where}
-            code = leashed.run(lease, env)
-    except Held as held:
-        held.hint = f"wait for it with --wait SECONDS, or look at it: limpet lock show {name}"
-        raise
-    except LeaseLost as lost:
-        raise LeaseLost(
-            f"the command has ended without the lock: {lost}",
-            hint="whoever holds the newer token goes on with the work; look for what stalled us, or raise --ttl",
-        ) from lost
-    raise typer.Exit(code)
+    raise typer.Exit(run_locked(limpet.open(url), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
 
 
 @app.command(

@@ -11,14 +11,41 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from limpet.app import Fleet
 from limpet.cli import leash
+from limpet.cli.shared import ENV_URL
+from limpet.errors import Held, LeaseLost
 from limpet.lease import Lease
-from limpet.runtime import Runtime
+from limpet.runtime import Runtime, system
 
-__all__ = ["LeashedCommand"]
+__all__ = ["LeashedCommand", "run_locked"]
 
 VALIDITY_MIN_S = 0.001
 TELLS_PER_TTL = 6
+
+
+def run_locked(
+    fleet: Fleet, name: str, command: Sequence[str], *, ttl_s: float, wait_s: float, stall_s: float | None
+) -> int:
+    """Run `command` under the lock `name`; its exit code.
+
+    Raises: Held; LeaseLost, when the lease was lost before the command had ended; then it was ended.
+    """
+    leashed = LeashedCommand(command, system())
+    lock = fleet.lock(name, ttl_s, look_first=True)
+    try:
+        with lock.hold(wait_s=wait_s, stall_s=stall_s, on_lost=leashed.end) as lease:
+            where = fleet.url if "://" in fleet.url else os.path.abspath(os.path.expanduser(fleet.url))
+            env = {**os.environ, "LIMPET_TOKEN": str(lease.token), "LIMPET_LOCK": lease.lock, ENV_URL: where}
+            return leashed.run(lease, env)
+    except Held as held:
+        held.hint = f"wait for it with --wait SECONDS, or look at it: limpet lock show {name}"
+        raise
+    except LeaseLost as lost:
+        raise LeaseLost(
+            f"the command has ended without the lock: {lost}",
+            hint="whoever holds the newer token goes on with the work; look for what stalled us, or raise --ttl",
+        ) from lost
 
 
 class LeashedCommand:

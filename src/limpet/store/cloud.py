@@ -176,7 +176,7 @@ class CloudStore(BaseStore):
         found = (
             in_key_order(self._pages, folder, start) if self.list_order == "folders" else self._checked(folder, start)
         )
-        return (stat for stat in found if after is None or stat.key > after)
+        return found if after is None else (stat for stat in found if stat.key > after)
 
     def _checked(self, folder: str, after: str | None) -> Iterator[Stat]:
         last = ""
@@ -193,7 +193,9 @@ class CloudStore(BaseStore):
     def _pages(self, folder: str, after: str | None) -> Iterator[Sequence[Stat]]:
         pages = obstore.list(self._reads, folder or None, offset=after, chunk_size=PAGE)
         while (page := self._read(f"list {folder or 'the bucket'}", lambda: next(pages, None))) is not None:
-            yield [self._stat(meta) for meta in page]
+            if page:
+                self._clock.observe(max(meta["last_modified"] for meta in page))
+            yield [self._described(meta) for meta in page]
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         """See `Store.sample`.
@@ -230,6 +232,9 @@ class CloudStore(BaseStore):
 
     def _stat(self, meta: Mapping[str, Any]) -> Stat:
         self._clock.observe(meta["last_modified"])
+        return self._described(meta)
+
+    def _described(self, meta: Mapping[str, Any]) -> Stat:
         version = (self._by_generation and meta["version"]) or _quoted(meta["e_tag"])
         return Stat(Key(meta["path"]), meta["size"], Version(version), meta["last_modified"])
 

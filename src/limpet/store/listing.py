@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 
 from limpet.store.api import Stat
 
@@ -29,6 +30,8 @@ Pages = Callable[[str, str | None], Iterator[Sequence[Stat]]]
 _LAST = "\U0010ffff"
 _DIGITS = 16
 _CARRY = 4
+
+_key = attrgetter("key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,18 @@ def in_key_order(pages: Pages, prefix: str, after: str | None, *, full: int = PA
                 yield found
             continue
         page = next(found.pages, ())
-        below = [stat for stat in page if stat.key.startswith(_inside(found.folder))]
-        for stat in below:
-            if stat.key > last:
-                heappush(todo, (stat.key, next(order), stat))
+        inside = _inside(found.folder)
+        below = [stat for stat in page if stat.key.startswith(inside)]
         if len(page) == full == len(below):
             for bound, rest in _unread(pages, found, below):
                 heappush(todo, (bound, next(order), rest))
+        for stat in sorted(below, key=_key):
+            # Most often nothing else is due before it, and the heap is not needed.
+            if todo and stat.key >= todo[0][0]:
+                heappush(todo, (stat.key, next(order), stat))
+            elif stat.key > last:
+                last = stat.key
+                yield stat
 
 
 def _unread(pages: Pages, rest: _Rest, page: Sequence[Stat]) -> Iterator[tuple[str, _Rest]]:

@@ -47,7 +47,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 def version_of(found: FileStat) -> Version:
     """The version of a file."""
-    return Version(f"{found.st_mtime_ns:x}-{found.st_ino:x}-{found.st_size:x}")
+    return Version("%x-%x-%x" % (found.st_mtime_ns, found.st_ino, found.st_size))  # noqa: UP031 - twice as fast
 
 
 def look(files: Files, path: str) -> FileStat | None:
@@ -91,9 +91,8 @@ class Writer:
             raise
 
     def confirm(self, path: str) -> None:
-        """Make sure that a read does not confirm a write of ours whose folder could not be synced.   Raises: OSError."""
-        folder = parent(path)
-        if folder in self._doubtful:
+        """See that a read does not confirm a write of ours whose folder could not be synced.   Raises: OSError."""
+        if self._doubtful and (folder := parent(path)) in self._doubtful:
             self._sync(folder)
             self._doubtful.discard(folder)
 
@@ -326,8 +325,8 @@ class Writer:
 
 def _refuse(key: Key, when: When, found: FileStat | None) -> None:
     """Raises: Conflict, if `when` does not hold for what is there."""
-    match when:
-        case Absent() if found is not None:
-            raise Conflict(f"{key} exists")
-        case Match(version) if found is None or version_of(found) != version:
-            raise Conflict(f"{key} is no longer version {version}")
+    if isinstance(when, Match):
+        if found is None or version_of(found) != when.version:
+            raise Conflict(f"{key} is no longer version {when.version}")
+    elif found is not None and isinstance(when, Absent):
+        raise Conflict(f"{key} exists")

