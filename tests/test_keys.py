@@ -22,6 +22,7 @@ NASTY = [
     "e\u0301", "ﬁ", "ß", "SS", "İ", "\u0131", "\u2028", "\ufeff", "\U0001f980", "a" * 300, "A" * 300, "é" * 100,
     "a+b", "a,b", "a@b",
     "<script>", "=cmd()", "{}", "*", '"', "'", "`", "$HOME", "-rf", "x.lock", "limpet.json",
+    ".uploads", "x.versions", "x%2Eversions", ".versions",
 ]  # fmt: skip
 NAMES = st.text(min_size=1).filter(lambda name: not keys._CONTROL.search(name))
 SEGMENTS = NAMES.map(segment) | st.text(
@@ -90,8 +91,9 @@ def test_every_printable_name_can_be_used_whatever_its_length(name: str) -> None
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "./a", "a\x00b", "a\nb", "a\x7f", "\x9f", "a\ud800", "a\\b", "a\uffff", ".uploads/a", "a.versions/b",
-     "x" * 901, "a/" * 450 + "aa", "é" * 451, "A" * 81, "a/" + "é" * 41 + "/b", None, 3],
+    ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "./a", "a\x00b", "a\nb", "a\x7f", "\x9f", "a\ud800", "a\uffff",
+     "a\\b", ".uploads/a", "a/.uploads/b", "a.versions/b", "x" * 901, "a/" * 450 + "aa", "é" * 451, "A" * 81,
+     "a/" + "é" * 41 + "/b", None, 3],
     ids=lambda key: repr(key)[:20],
 )  # fmt: skip
 def test_a_key_that_some_store_cannot_hold_is_invalid(key: object) -> None:
@@ -101,7 +103,22 @@ def test_a_key_that_some_store_cannot_hold_is_invalid(key: object) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["a", "a/b/c", ".a", "a.", "...", "%2e%2e/%2F", "a b", "é", "x" * 239, "A" * 79, "a/" * 449 + "aa"],
+    [
+        "a",
+        "a/b/c",
+        ".uploads",
+        "a.versions",
+        "a.uploads/b",
+        ".a",
+        "a.",
+        "...",
+        "%2e%2e/%2F",
+        "a b",
+        "é",
+        "x" * 239,
+        "A" * 79,
+        "a/" * 449 + "aa",
+    ],
     ids=lambda key: key[:20],
 )
 def test_any_other_key_is_fine(key: str) -> None:

@@ -132,7 +132,7 @@ class Cell(Generic[T]):
         Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
         """
         try:
-            self._last = self._decode(self._store.get(self._key))
+            self._last = self.decode(self._store.get(self._key))
         except Missing:
             self._last = None
         return self._last
@@ -193,7 +193,7 @@ class Cell(Generic[T]):
             return Won(self._last)
         if settled.found is None:
             raise self._unknown()
-        self._last = now = self._decode(settled.found)
+        self._last = now = self.decode(settled.found)
         match settled.verdict:
             case Verdict.REPLACED:
                 return Replaced(Seen(value, header, GONE, None), now)
@@ -254,7 +254,8 @@ class Cell(Generic[T]):
             raise Corrupt(f"{self._key} has seq {header.seq} and schema {header.schema}")
         return header
 
-    def _decode(self, blob: Blob) -> Seen[T]:
+    def decode(self, blob: Blob) -> Seen[T]:
+        """A look at bytes of this cell that were read elsewhere, by `get_many` say.   Raises: Corrupt; Unsupported."""
         header = self._header(blob)
         return Seen(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
 

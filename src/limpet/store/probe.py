@@ -6,7 +6,6 @@ anything depends on it. `examine` (`limpet doctor`) is the thorough form.
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -50,6 +49,8 @@ def quick(store: Store, *, runtime: Runtime | None = None) -> Findings:
         style = _conditions(store, key, first)
     finally:
         store.delete(key)
+    from importlib.metadata import version as installed  # slow to import, and needed once in a bucket's life
+
     at = runtime.wall().isoformat(timespec="seconds")
     return Findings(conditional=True, etag_style=style, at=at, by=f"limpet {installed('limpet')}")
 
