@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from bench.clouds import cloud_cases
 from bench.files import file_cases
-from bench.report import file_system, line, machine, save
+from bench.report import file_system, line, machine, save, summary
 from bench.rounds import Case, measure
 
 from servers.seaweedfs import SeaweedFS
@@ -44,7 +44,7 @@ def main() -> None:
                 rows.append(row)
                 print(line(row), flush=True)
     facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
-    print(f"{sum(row.met for row in rows)} of {len(rows)} rows meet their aim")
+    print(summary(rows))
     if not arguments.quick and not arguments.only:
         save(ROOT / "bench" / "results", facts, rows)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.rounds import Row
 
-__all__ = ["file_system", "line", "machine", "save"]
+__all__ = ["file_system", "line", "machine", "save", "summary"]
 
 HEAD = ("what", "threads", "ours µs", "bare µs", "ratio (quartiles)", "CPU µs ours / bare", "aim", "")
 
@@ -45,8 +45,14 @@ def line(row: Row) -> str:
     return (
         f"{what:<46} vs {row.against:<24} {row.ours_us:9.1f} {row.bare_us:9.1f} us  "
         f"{row.ratio:5.2f} ({row.ratio_q1:.2f}-{row.ratio_q3:.2f})  cpu {row.ours_cpu_us / row.bare_cpu_us:5.2f}  "
-        f"aim {row.aim}  {'met' if row.met else 'MISSED'}"
+        f"aim {row.aim or '-'}  {_verdict(row)}"
     )
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many aims were met."""
+    judged = [row for row in rows if row.met is not None]
+    return f"{sum(row.met is True for row in judged)} of {len(judged)} rows meet their aim"
 
 
 def save(folder: Path, facts: dict[str, str], rows: Sequence[Row]) -> None:
@@ -63,8 +69,7 @@ def _markdown(facts: dict[str, str], rows: Sequence[Row]) -> Iterable[str]:
     yield "# The kernel against bare calls\n"
     yield "Written by `make bench`; bench/README.md says how to read it.\n"
     yield " · ".join(f"{name} {value}" for name, value in facts.items()) + "\n"
-    missed = [row for row in rows if not row.met]
-    yield f"{len(rows) - len(missed)} of {len(rows)} rows meet their aim."
+    yield summary(rows) + "."
     for where in dict.fromkeys(row.where for row in rows):
         yield f"\n## {where}\n"
         yield "| " + " | ".join(HEAD) + " |"
@@ -83,9 +88,13 @@ def _cells(row: Row) -> Sequence[str]:
         f"{row.bare_us:.1f}",
         f"{row.ratio:.2f} ({row.ratio_q1:.2f}-{row.ratio_q3:.2f})",
         f"{row.ours_cpu_us:.0f} / {row.bare_cpu_us:.0f} = {row.ours_cpu_us / row.bare_cpu_us:.2f}",
-        str(row.aim),
-        "met" if row.met else "**MISSED**",
+        str(row.aim or ""),
+        _verdict(row),
     )
+
+
+def _verdict(row: Row) -> str:
+    return "" if row.met is None else "met" if row.met else "MISSED"
 
 
 def _lines(path: str) -> Sequence[str]:

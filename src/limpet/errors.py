@@ -78,9 +78,18 @@ class Held(LimpetError):
     def __init__(self, name: str, *, by: str, until: datetime | None, token: int) -> None:
         when = f", at least until {until:%H:%M:%S} UTC" if until else ""
         super().__init__(f"lock {name!r} is held by {by}{when} (token {token})")
+        self.name = name
         self.by = by
         self.until = until
         self.token = token
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _held, (self.name, self.by, self.until, self.token), self.__dict__
+
+
+def _held(name: str, by: str, until: datetime | None, token: int) -> Held:
+    """Pickle cannot pass keywords; without this a `Held` would break the process pool that it crosses."""
+    return Held(name, by=by, until=until, token=token)
 
 
 class LeaseLost(LimpetError):

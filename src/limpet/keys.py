@@ -50,6 +50,7 @@ CELLS = "cells"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
 _FILE_ENDING = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|sql)$")
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
 _DISK_UNSAFE = re.compile(r"^\.|[^a-z0-9._%@~+,-]")
 _DISK_ESCAPE = re.compile(r"=([0-9a-f]{2})")
 
@@ -63,12 +64,12 @@ def segment(name: str) -> str:
         raise Invalid(f"a name must be a non-empty string, not {name!r}")
     if _CONTROL.search(name):
         raise Invalid(f"the name {name!r} has control characters", hint="use printable characters")
-    encoded = quote(name, safe="").replace("~", "%7E")
+    encoded = _PERCENT.sub(lambda found: found[0].lower(), quote(name, safe="").replace("~", "%7e"))
     if encoded.startswith("."):
-        encoded = "%2E" + encoded[1:]
+        encoded = "%2e" + encoded[1:]
     if encoded.endswith(".versions"):
-        encoded = encoded.removesuffix(".versions") + "%2Eversions"
-    if len(encoded) > SEGMENT_BYTES_MAX:
+        encoded = encoded.removesuffix(".versions") + "%2eversions"
+    if max(len(encoded), len(disk_name(encoded, leaf=False))) > SEGMENT_BYTES_MAX:
         return HASHED + hashlib.sha256(name.encode()).hexdigest()
     return encoded
 

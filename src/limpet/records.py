@@ -65,6 +65,10 @@ def plain(value: Any, *, what: str) -> Any:
     Raises: Invalid, naming the place.
     """
     _check_plain(value, what, 0)
+    try:
+        encode(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(f"{what} cannot be written as JSON: {error}") from None
     return value
 
 
@@ -97,7 +101,8 @@ def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MA
 
     Raises: Invalid.
     """
-    if len(text) > bytes_max:
+    size = len(text) if isinstance(text, bytes) else len(text.encode(errors="surrogatepass"))
+    if size > bytes_max:
         raise Invalid(f"{what} has more than {bytes_max} bytes")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)

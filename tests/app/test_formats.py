@@ -97,11 +97,6 @@ def test_an_upgrade_keeps_the_probe() -> None:
         {"min_writer": LEVEL + 1, "min_reader": LEVEL + 1},
     ],
 )
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="an upgrade that meets a newer fleet lowers it (opened before, run after)",
-)
 def test_an_upgrade_never_lowers_what_a_newer_version_raised(changes: dict[str, Any]) -> None:
     newer = record(**changes)
     with suppress(Unsupported):

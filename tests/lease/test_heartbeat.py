@@ -141,7 +141,14 @@ def test_nobody_need_be_told(world: World) -> None:
     heartbeat.stop()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a released lease counts as lost, so on_lost is called")
+def test_nobody_is_told_after_the_stop(world: World) -> None:
+    beating = Beating(world)
+    world.time.sleep(1)
+    beating.lease.release()
+    beating.heartbeat.stop()
+    assert beating.lost_at_s == []
+
+
 def test_a_lease_that_was_given_back_is_not_a_loss(world: World) -> None:
     beating = Beating(world)
     world.time.sleep(1)

@@ -148,14 +148,7 @@ def cut_off_after(process: Process, fault: Fault) -> None:
 @pytest.mark.parametrize(
     "used_before",
     [
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="the create is sent again under a new id, so the first is not recognised",
-            ),
-        ),
+        False,
         True,
     ],
 )
@@ -351,9 +344,6 @@ def test_a_short_job_takes_over_from_the_long_dead(world: World) -> None:
     assert LOOK_S <= world.time.now_s - started_s <= LOOK_S + 5
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Held, reason="the watch is as long as our own ttl wants, not as the record's does"
-)
 def test_a_short_job_takes_over_from_the_long_dead_whatever_its_ttl(world: World) -> None:
     won(world.process("a").lock(ttl_s=300).try_acquire())
     world.time.sleep(3600)

@@ -99,7 +99,7 @@ _ALL = [
         "release deletes the lock",
         "F9",
         0,
-        ("lease.lease", "self._swap(freed(self._current()))", "self._cell._store.delete(self._cell.key)"),
+        ("lease.lease", "now = self._swap(freed)", "now = self._cell._store.delete(self._cell.key)"),
     ),
     _bug(
         "a freed lock starts its tokens again",
@@ -182,7 +182,7 @@ _ALL = [
         0,
         (
             "lease.lock",
-            "seen.header.write_id == self._unsure_write_id:",
+            "seen.header.write_id in self._unsure:",
             "seen.value.worker_id == self._runtime.owner:",
         ),
     ),

@@ -53,7 +53,11 @@ def may_write(record: FleetRecord) -> bool:
 
 
 def upgraded(record: FleetRecord) -> FleetRecord | None:
-    """The record after `limpet upgrade`; None when there is nothing to raise."""
-    if record.format == CURRENT and record.min_writer == LEVEL:
-        return None
-    return msgspec.structs.replace(record, format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL)
+    """The record after `limpet upgrade`; None when there is nothing to raise. Nothing is ever lowered."""
+    raised = msgspec.structs.replace(
+        record,
+        format={room: max(n, CURRENT.get(room, 0)) for room, n in (CURRENT | record.format).items()},
+        min_reader=max(record.min_reader, LEVEL),
+        min_writer=max(record.min_writer, LEVEL),
+    )
+    return raised if raised != record else None

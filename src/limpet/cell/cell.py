@@ -151,7 +151,12 @@ class Cell(Generic[T]):
         `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
         times. Raises: OutcomeUnknown; Conflict after 20 lost swaps.   Cost: 1 GET + 1 PUT without contention.
         """
-        return self._contend(self.read(), lambda seen: _kept(seen), change)
+
+        def decide(seen: Seen[T] | None) -> tuple[T, Fence | None] | None:
+            value = change(seen.value if seen else None)
+            return None if value is None else (value, _kept(seen))
+
+        return self._contend(self.read(), decide)
 
     def write(self, value: T, *, lease: Fenced | None = None) -> Seen[T]:
         """Put `value`, whatever is there. With a lease, the cell takes it only while no newer token has written.
@@ -163,7 +168,7 @@ class Cell(Generic[T]):
         """
         offered = Fence(lease.lock, lease.token) if lease is not None else None
         seen = self._contend(
-            self._last or self.read(), lambda seen: admit(_kept(seen), offered, what=self._key), lambda _: value
+            self._last or self.read(), lambda seen: (value, admit(_kept(seen), offered, what=self._key))
         )
         assert seen is not None
         return seen
@@ -205,14 +210,13 @@ class Cell(Generic[T]):
     def _contend(
         self,
         seen: Seen[T] | None,
-        fence_for: Callable[[Seen[T] | None], Fence | None],
-        change: Callable[[T | None], T | None],
+        decide: Callable[[Seen[T] | None], tuple[T, Fence | None] | None],
     ) -> Seen[T] | None:
         for tries in range(1, TRIES_MAX + 1):
-            fence = fence_for(seen)
-            value = change(seen.value if seen else None)
-            if value is None:
+            decision = decide(seen)
+            if decision is None:
                 return seen
+            value, fence = decision
             match self.attempt(seen, value, fence):
                 case Won(written) | Replaced(written):
                     return written

@@ -41,7 +41,8 @@ class Heartbeat:
             if self._lease.lost:
                 break
             pause_s = self._beat()
-        if self._lease.lost and not self._stopped.is_set() and self._on_lost is not None:
+        ended_by_us = self._stopped.is_set() or self._lease.released
+        if self._lease.lost and not ended_by_us and self._on_lost is not None:
             self._on_lost()
 
     def _beat(self) -> float:

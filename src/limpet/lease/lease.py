@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from limpet.cell import Cell, Seen, Won
+from collections.abc import Callable
+
+from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
 from limpet.errors import LeaseLost, OutcomeUnknown
 from limpet.lease.decide import LeaseRecord, State, freed, renewed
 from limpet.runtime import Runtime
@@ -10,6 +12,7 @@ from limpet.runtime import Runtime
 __all__ = ["Lease"]
 
 RELEASED = "the lease was released"
+SWAPS_MAX = 5
 
 
 class Lease:
@@ -51,6 +54,11 @@ class Lease:
         return self._seen.value.ttl_s
 
     @property
+    def released(self) -> bool:
+        """Whether `release()` has ended it."""
+        return self._ended == RELEASED
+
+    @property
     def lost(self) -> bool:
         """Whether the lease is known to be over, or has run out on this process's own clock."""
         return self._why_lost() is not None
@@ -74,10 +82,13 @@ class Lease:
         Raises: LeaseLost; OutcomeUnknown or Unavailable, after which it may be tried again until it runs out.
         Cost: 1 PUT; after an unclear renewal 1 GET + 1 PUT.
         """
+        self.check()  # before the mutex: in a forked child nobody would ever give it back
         with self._mutex:
             self.check()
             sent_at_s = self._runtime.elapsed_s()
-            self._swap(renewed(self._current(), self._runtime.wall()))
+            now = self._swap(lambda record: renewed(record, self._runtime.wall()))
+            if now is not None:
+                raise self._end(f"lock {self.name!r} was taken from token {self.token}")
             self._valid_until_s = sent_at_s + self.ttl_s
 
     def release(self) -> None:
@@ -86,11 +97,14 @@ class Lease:
         Raises: LeaseLost if it was no longer ours; OutcomeUnknown, Unavailable: then it runs out by itself.
         Cost: 1 PUT.   Crash: at worst a held lock that runs out after `ttl_s`.
         """
+        if self.released:
+            return
+        self.check()
         with self._mutex:
-            if self._ended == RELEASED:
-                return
             self.check()
-            self._swap(freed(self._current()))
+            now = self._swap(freed)
+            if now is not None and not (now.token == self.token and now.state is State.FREE):
+                raise self._end(f"lock {self.name!r} was taken from token {self.token}")
             self._ended = RELEASED
 
     def valid_for_s(self) -> float:
@@ -101,26 +115,32 @@ class Lease:
         """Seconds since the last sign of progress."""
         return self._runtime.elapsed_s() - self._progress_at_s
 
-    def _current(self) -> LeaseRecord:
-        """Our record. After an unclear swap, look which version is ours now: one with our token is."""
-        if not self._unsure:
-            return self._seen.value
-        seen = self._cell.read()
-        if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:
-            raise self._end(f"lock {self.name!r} is no longer held with token {self.token}")
-        self._seen = seen
-        self._unsure = False
-        return seen.value
+    def _swap(self, change: Callable[[LeaseRecord], LeaseRecord]) -> LeaseRecord | None:
+        """Swap our record for its `change`; None when that is done, else the record that is no longer ours.
 
-    def _swap(self, record: LeaseRecord) -> None:
-        try:
-            outcome = self._cell.attempt(self._seen, record)
-        except OutcomeUnknown:
-            self._unsure = True
-            raise
-        if not isinstance(outcome, Won):
-            raise self._end(f"lock {self.name!r} was taken from token {self.token}")
-        self._seen = outcome.seen
+        A held record with our token is ours, whichever of our swaps wrote it: a token is given once. So after an
+        unclear swap we look which version is ours now, and one that lands late does not cost the lease.
+        """
+        seen = self._cell.read() if self._unsure else self._seen
+        if seen is None:
+            raise self._end(f"the record of lock {self.name!r} is gone")
+        for _ in range(SWAPS_MAX):
+            if seen.value.token != self.token or seen.value.state is not State.HELD:
+                return seen.value
+            try:
+                outcome = self._cell.attempt(seen, change(seen.value))
+            except OutcomeUnknown:
+                self._unsure = True
+                raise
+            match outcome:
+                case Won(mine):
+                    self._seen, self._unsure = mine, False
+                    return None
+                case Replaced(mine, now):
+                    return None if mine.value.state is State.FREE else now.value
+                case Lost(now) | Unclear(now):
+                    seen = now
+        raise OutcomeUnknown(f"lock {self.name!r} was swapped by late writes of our own {SWAPS_MAX} times")
 
     def _end(self, why: str) -> LeaseLost:
         self._ended = why

@@ -72,10 +72,10 @@ class Sightings:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The lock is somebody's. `confirm`: it seems abandoned and is worth another look."""
+    """The lock is somebody's. `watch_s`: how long to watch it on all the same, because it seems abandoned."""
 
     held: Held
-    confirm: bool
+    watch_s: float
 
 
 class Lock:
@@ -102,7 +102,7 @@ class Lock:
         self._runtime = runtime
         self._sightings = sightings
         self._look_first = look_first
-        self._unsure_write_id: str | None = None
+        self._unsure: set[str] = set()
         self._cell = Cell(store, key, struct_codec(LeaseRecord), runtime)
 
     def try_acquire(self) -> Lease | Held:
@@ -133,8 +133,7 @@ class Lock:
             outcome = self._try()
             if isinstance(outcome, Lease):
                 return outcome
-            watch_s = look_interval_s(self._ttl_s) + POLL_MAX_S if outcome.confirm else 0.0
-            left_s = max(patience_s, watch_s) - (self._runtime.elapsed_s() - started_s)
+            left_s = max(patience_s, outcome.watch_s) - (self._runtime.elapsed_s() - started_s)
             if left_s <= 0:
                 raise outcome.held
             self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.7, 1.0), left_s))
@@ -184,15 +183,15 @@ class Lock:
         return seen.value
 
     def _try(self) -> Lease | _Waiting:
-        if self._look_first or self._sightings.knows(self._cell.key):
+        if self._look_first or self._unsure or self._sightings.knows(self._cell.key):
             seen = self._cell.read()
         else:
             claimed = self._claim(None)
             if isinstance(claimed, Lease):
                 return claimed
             seen = claimed
-        if seen is not None and seen.header.write_id == self._unsure_write_id:
-            return self._lease_or_wait(self._swap(seen, renewed(seen.value, self._runtime.wall())))
+        if seen is not None and seen.header.write_id in self._unsure:
+            return self._lease_or_wait(self._adopt(seen))
         step = self._decide(seen) if seen else Create()
         if isinstance(step, Wait):
             assert seen is not None
@@ -229,12 +228,17 @@ class Lock:
         )
         return self._swap(seen, record)
 
+    def _adopt(self, seen: Seen[LeaseRecord]) -> Lease | Seen[LeaseRecord]:
+        """A claim of ours whose outcome was unknown has landed: renew it, and it is a lease."""
+        return self._swap(seen, renewed(seen.value, self._runtime.wall()))
+
     def _swap(self, seen: Seen[LeaseRecord] | None, record: LeaseRecord) -> Lease | Seen[LeaseRecord]:
         """A lease if our record now stands there; else what stands there instead."""
         sent_at_s = self._runtime.elapsed_s()
-        self._unsure_write_id = write_id = self._runtime.new_id()
+        write_id = self._runtime.new_id()
+        self._unsure.add(write_id)
         outcome = self._cell.attempt(seen, record, write_id=write_id)
-        self._unsure_write_id = None
+        self._unsure.discard(write_id)
         match outcome:
             case Won(mine):
                 self._sightings.unchanged_s(self._cell.key, mine.version)
@@ -243,6 +247,8 @@ class Lock:
                 return now
 
     def _lease_or_wait(self, outcome: Lease | Seen[LeaseRecord]) -> Lease | _Waiting:
+        if not isinstance(outcome, Lease) and outcome.header.write_id in self._unsure:
+            outcome = self._adopt(outcome)
         if isinstance(outcome, Lease):
             return outcome
         step = self._decide(outcome)
@@ -251,4 +257,5 @@ class Lock:
     def _waiting(self, seen: Seen[LeaseRecord], step: Wait | None) -> _Waiting:
         record = seen.value
         held = Held(self._name, by=record.label, until=step.until if step else None, token=record.token)
-        return _Waiting(held, confirm=step.confirm if step else False)
+        confirm = step is not None and step.confirm
+        return _Waiting(held, watch_s=look_interval_s(record.ttl_s) + POLL_MAX_S if confirm else 0.0)
