@@ -37,7 +37,7 @@ class TestRefusals:
     @pytest.mark.parametrize("call", [lambda s: s.get(K), lambda s: [*s.list()], lambda s: s.list_dirs()])
     def test_a_bucket_that_is_not_there(self, seaweedfs: Bucket, call: Callable[[CloudStore], object]) -> None:
         store = CloudStore(seaweedfs.url.replace("limpet", "nobody", 1), options=seaweedfs.options)
-        with pytest.raises(Missing) as missing:
+        with pytest.raises(Invalid) as missing:
             call(store)
         assert "there is no bucket s3://nobody" in told(missing.value)
         assert "region" in missing.value.hint
@@ -248,8 +248,8 @@ class TestAnswers:
         [
             (412, "PreconditionFailed", (Unavailable, Conflict, Conflict)),
             (409, "ConditionalRequestConflict", (Unavailable, Conflict, Conflict)),
-            (404, "NoSuchKey", (Missing, Missing, Conflict)),
-            (404, "NoSuchBucket", (Missing, Missing, Missing)),
+            (404, "NoSuchKey", (Invalid, Invalid, Conflict)),
+            (404, "NoSuchBucket", (Invalid, Invalid, Invalid)),
             (403, "AccessDenied", (Denied, Denied, Denied)),
             (401, "", (Denied, Denied, Denied)),
             (400, "ExpiredToken", (Denied, Denied, Denied)),
@@ -280,17 +280,19 @@ class TestAnswers:
     def test_of_reads(self, script: Script, status: int, kind: type[LimpetError]) -> None:
         script.status, script.body = status, s3_error("Something")
         store = script.store()
-        for call in (lambda: store.get(K), lambda: store.head(K), lambda: [*store.list("room")]):
+        listed = Invalid if kind is Missing else kind  # a listing has no object to miss: it is the bucket
+        calls = [(lambda: store.get(K), kind), (lambda: store.head(K), kind), (lambda: [*store.list("room")], listed)]
+        for call, expected in calls:
             with pytest.raises(LimpetError) as failed:
                 call()
-            assert type(failed.value) is kind
+            assert type(failed.value) is expected
             told(failed.value)
 
     def test_a_delete_of_what_is_gone_is_fine(self, script: Script) -> None:
         script.status, script.body = 404, s3_error("NoSuchKey")
         script.store().delete(K)
         script.body = s3_error("NoSuchBucket")
-        with pytest.raises(Missing):
+        with pytest.raises(Invalid):
             script.store().delete(K)
         script.status = 500
         with pytest.raises(Unavailable):

@@ -81,7 +81,8 @@ class Store(Protocol):
     ) -> Blob:
         """The object, or bytes `[start, stop)` of it (a stop past the end is clipped).
 
-        Raises: Missing; Conflict (if_match); NotModified (if_none_match); Invalid (a range that starts past the end).
+        Raises: Missing; Conflict (if_match); NotModified (if_none_match); Invalid (a range that starts past the end,
+        or no such bucket: a mistake in the URL must not read as an empty store).
         Cost: 1 GET; a range moves only its own bytes.
         """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, NoReturn, TypeVar
@@ -57,6 +58,26 @@ _CREDENTIALS_HINT = {
 }
 
 _FAILURES = (BaseError, OSError)
+
+_clients_made = False
+_forked = False
+
+
+def _after_fork() -> None:
+    """The client's own threads do not survive a fork: a request of the child would never end."""
+    global _forked
+    _forked = _clients_made
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _refuse_fork() -> None:
+    if _forked:
+        raise Unsupported(
+            "a bucket was opened before this process was forked, and its client does not survive that",
+            hint='open it only after the fork, or start processes with multiprocessing.set_start_method("spawn")',
+        )
 
 
 class CloudStore(BaseStore):
@@ -134,8 +155,9 @@ class CloudStore(BaseStore):
         return self._read(f"head {key}", lambda: self._stat(obstore.head(self._reads, key)))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`. Also raises: Missing, when the bucket does not exist; Unavailable, when nothing was sent."""
+        """See `Store.put`. Also raises: Invalid, when the bucket does not exist; Unavailable, when nothing was sent."""
         check(key)
+        _refuse_fork()
         client = self._small_puts if len(data) <= LARGE_BYTES else self._large_puts
         try:
             result = obstore.put(client, key, data, mode=self._mode(when), use_multipart=False)
@@ -162,6 +184,7 @@ class CloudStore(BaseStore):
     def delete(self, key: Key) -> None:
         """See `Store.delete`."""
         check(key)
+        _refuse_fork()
         try:
             obstore.delete(self._reads, key)
         except _FAILURES as error:
@@ -239,6 +262,7 @@ class CloudStore(BaseStore):
         return Stat(Key(meta["path"]), meta["size"], Version(version), meta["last_modified"])
 
     def _read(self, what: str, call: Callable[[], T]) -> T:
+        _refuse_fork()
         try:
             return call()
         except _FAILURES as error:
@@ -280,7 +304,7 @@ class CloudStore(BaseStore):
         if isinstance(error, FileNotFoundError) or answer.status == 404:
             if answer.no_bucket or what.startswith(("put", "list")):
                 bucket = f"{self._place.scheme}://{self._place.bucket}"
-                return Missing(f"{what}: there is no bucket {bucket}", hint="check its name and region, or create it")
+                return Invalid(f"{what}: there is no bucket {bucket}", hint="check its name and region, or create it")
             return Missing(f"there is no object {what.partition(' ')[2]}")
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
         if denied or answer.status in (401, 403) or answer.code in ("AccessDenied", *_BAD_CREDENTIALS):
@@ -299,6 +323,9 @@ class CloudStore(BaseStore):
 
 
 def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int) -> Any:
+    global _clients_made
+    _refuse_fork()
+    _clients_made = True
     settings: dict[str, Any] = {
         "prefix": place.prefix or None,
         "client_options": {**client_options, "allow_http": (place.endpoint or "").startswith("http://")},
