@@ -281,6 +281,7 @@ class TestAnswers:
         script.status, script.body = status, s3_error("Something")
         store = script.store()
         listed = Invalid if kind is Missing else kind  # a listing has no object to miss: it is the bucket
+        calls: list[tuple[Callable[[], object], type[LimpetError]]]
         calls = [(lambda: store.get(K), kind), (lambda: store.head(K), kind), (lambda: [*store.list("room")], listed)]
         for call, expected in calls:
             with pytest.raises(LimpetError) as failed:
