@@ -235,7 +235,7 @@ _ALL = [
         185,
         (
             "store.directory.writer",
-            "                self._doubtful.add(folder)\n                raise unsettled(what",
+            "                self.doubtful.add(folder)\n                raise unsettled(what",
             "                raise unsettled(what",
         ),
         scenario="directory",

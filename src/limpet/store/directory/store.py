@@ -79,7 +79,8 @@ class DirectoryStore(BaseStore):
         files = self._files
         path = self._base + file_path(key)
         try:
-            self._writer.confirm(path)
+            if self._writer.doubtful:
+                self._writer.confirm(path)
             fd = files.open(path, _READ)
             try:
                 found = files.fstat(fd)

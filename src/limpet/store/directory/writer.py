@@ -70,7 +70,7 @@ class Writer:
         self._runtime = runtime
         self._durable = durable
         self._swept = False
-        self._doubtful: set[str] = set()
+        self.doubtful: set[str] = set()
 
     def write(self, key: Key, path: str, data: bytes, when: When) -> FileStat:
         """Put `data` at `path` if `when` holds.   Raises: Conflict; OutcomeUnknown; OSError."""
@@ -92,9 +92,9 @@ class Writer:
 
     def confirm(self, path: str) -> None:
         """See that a read does not confirm a write of ours whose folder could not be synced.   Raises: OSError."""
-        if self._doubtful and (folder := parent(path)) in self._doubtful:
+        if self.doubtful and (folder := parent(path)) in self.doubtful:
             self._sync(folder)
-            self._doubtful.discard(folder)
+            self.doubtful.discard(folder)
 
     def remove(self, key: Key, path: str) -> None:
         """Remove the file, and the folders that it leaves empty.   Raises: OutcomeUnknown; OSError."""
@@ -224,7 +224,7 @@ class Writer:
                 raise
             except OSError as error:
                 if self._landed(path, new):
-                    self._doubtful.add(folder)
+                    self.doubtful.add(folder)
                     raise unsettled(path, error) from error
                 raise
         else:
@@ -249,7 +249,7 @@ class Writer:
             try:
                 self._sync(folder)
             except OSError as error:
-                self._doubtful.add(folder)
+                self.doubtful.add(folder)
                 raise unsettled(what, error) from error
 
     def _sync(self, folder: str) -> None:
