@@ -31,6 +31,7 @@ class Lease:
         self._valid_until_s = sent_at_s + seen.value.ttl_s
         self._progress_at_s = sent_at_s
         self._unsure = False
+        self._freeing = False
         self._ended: str | None = None
 
     @property
@@ -101,9 +102,13 @@ class Lease:
             return
         self.check()
         with self._mutex:
+            if self.released:
+                return
             self.check()
+            tried_before, self._freeing = self._freeing, True
             now = self._swap(freed)
-            if now is not None and not (now.token == self.token and now.state is State.FREE):
+            freed_before = tried_before and now is not None and now.token == self.token
+            if now is not None and not freed_before:
                 raise self._end(f"lock {self.name!r} was taken from token {self.token}")
             self._ended = RELEASED
 
