@@ -98,9 +98,8 @@ class Lease:
         Raises: LeaseLost if it was no longer ours; OutcomeUnknown, Unavailable: then it runs out by itself.
         Cost: 1 PUT.   Crash: at worst a held lock that runs out after `ttl_s`.
         """
-        if self.released:
-            return
-        self.check()
+        if not self.released:
+            self.check()
         with self._mutex:
             if self.released:
                 return
