@@ -428,3 +428,12 @@ def test_a_write_without_contention_never_sleeps(world: World) -> None:
     for n in range(5):
         world.cell.write(n)
     assert world.runtime.slept == []
+
+
+def test_an_update_with_a_lease_is_fenced_like_a_write(world: World) -> None:
+    """A read-modify-write under a lock: the newer token's addition is not lost to an older one's."""
+    world.cell.update(lambda n: (n or 0) + 1, lease=T1)
+    world.other.update(lambda n: (n or 0) + 1, lease=T2)
+    with pytest.raises(LeaseLost):
+        world.cell.update(lambda n: (n or 0) + 1, lease=T1)
+    assert (world.value(), world.fence()) == (2, T2)

@@ -168,3 +168,11 @@ def test_another_locks_token_is_not_compared(offered: Fence) -> None:
     """Counterexample 7."""
     with pytest.raises(Invalid, match="guarded by a, not by b"):
         admit(A2, offered, what="cells/x.json")
+
+
+def test_a_cell_that_was_deleted_and_created_anew_tells_nothing() -> None:
+    """Counterexample 4: its seq has passed ours, but its ring is of another life."""
+    base = Header(1, 2, "base", ("first",))
+    write = Write("mine", base, Version("v2"), deletable=False)
+    assert judge(write, Header(1, 3, "c", ("a", "b")), Version("v9")) is Verdict.UNKNOWN
+    assert judge(write, Header(1, 3, "c", ("first", "base")), Version("v9")) is Verdict.LOST

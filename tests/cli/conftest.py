@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,15 @@ from cli.harness import Done, Here, Spawn, limpet_command
 from limpet.cli import main
 
 __all__ = ["here", "spawn"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals() -> None:
+    """A run under nohup, or in the background, hands down ignored signals; what we start must not inherit them."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -205,13 +205,14 @@ def fork_mid_renewal() -> None:
 
     def block() -> None:
         nonlocal child
-        with Lock(store, lock_key("job"), "job", 3.0, runtime, Sightings(runtime)).hold():
+        with Lock(store, lock_key("job"), "job", 3.0, runtime, Sightings(runtime)).hold() as lease:
             store.entered.wait(60)
             child = os.fork()
             if child:
                 store.go.set()
             else:
                 signal.alarm(5)  # kills the child if it hangs
+                assert kind_of(lease.renew) == "LeaseLost"
 
     outcome = kind_of(block)
     if child == 0:

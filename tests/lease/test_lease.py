@@ -240,6 +240,25 @@ def test_a_release_never_frees_a_successors_lock(world: World, holder: Holder) -
     assert world.facts() == (State.HELD, 2, "b")
 
 
+def test_a_release_of_what_others_broke_is_a_loss(world: World, holder: Holder) -> None:
+    """The lock is free and the token still ours, but not by our doing: somebody may have had it meanwhile."""
+    world.process("admin").lock().break_()
+    with pytest.raises(LeaseLost):
+        holder.lease.release()
+    assert world.facts() == (State.FREE, 1, "a")
+
+
+def test_an_unknown_release_and_a_takeover_is_not_called_a_release(world: World, holder: Holder) -> None:
+    holder.process.store.puts.append(lost_request)
+    holder.process.store.gets.append(fails(Unavailable("cut off")))
+    with pytest.raises(OutcomeUnknown):
+        holder.lease.release()
+    taken_over(world)
+    with pytest.raises(LeaseLost):
+        holder.lease.release()
+    assert world.facts() == (State.HELD, 2, "b")
+
+
 def test_a_release_that_lands_late_never_frees_a_successors_lock(world: World, holder: Holder) -> None:
     pending: list[Callable[[], Any]] = []
     holder.process.store.puts.append(late(pending))

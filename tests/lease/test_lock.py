@@ -164,7 +164,9 @@ def test_a_lock_that_was_won_unknowingly_is_recognised(world: World, used_before
         lock.try_acquire()
     token = world.record().token
     world.time.sleep(20)
-    lease = won(lock.try_acquire())
+    with a.store.measure() as cost:
+        lease = won(lock.try_acquire())
+    assert cost.requests == {"get": 1, "put": 1}
     assert lease.token == token
     assert lease.valid_for_s() == TTL_S, "counted from now: when the first answer was lost, nobody renewed"
     lease.renew()
@@ -191,6 +193,28 @@ def test_a_claim_that_lands_late_finds_the_version_gone(world: World) -> None:
     assert won(lock.try_acquire()).token == 2
     with pytest.raises(Conflict):
         pending[0]()
+
+
+def test_a_claim_that_lands_late_in_the_way_of_the_next_is_recognised(world: World) -> None:
+    """The first claim is under way; the second reads the free lock; the first lands; the second is refused."""
+    a = world.process("a")
+    won(a.lock().try_acquire()).release()
+    lock = a.lock()
+    pending: list[Callable[[], Any]] = []
+    a.store.gets.append(None)
+    cut_off_after(a, late(pending))
+    with pytest.raises(OutcomeUnknown):
+        lock.try_acquire()
+
+    def overtaken(send: Callable[[], Any]) -> Any:
+        pending[0]()
+        return send()
+
+    a.store.puts.append(overtaken)
+    lease = won(lock.try_acquire())
+    assert lease.token == 2
+    lease.renew()
+    assert world.facts() == (State.HELD, 2, "a")
 
 
 def test_somebody_elses_claim_is_not_taken_for_our_own(world: World) -> None:

@@ -145,16 +145,18 @@ class Cell(Generic[T]):
         """Replace exactly what was `seen`.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
         return self._won(self.attempt(seen, value))
 
-    def update(self, change: Callable[[T | None], T | None]) -> Seen[T] | None:
+    def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Seen[T] | None:
         """Read, let `change` decide, swap; again from the start when somebody else wrote first.
 
         `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
-        times. Raises: OutcomeUnknown; Conflict after 20 lost swaps.   Cost: 1 GET + 1 PUT without contention.
+        times. With a lease, as `write`.
+        Raises: OutcomeUnknown; Conflict after 20 lost swaps; LeaseLost, Invalid.   Cost: 1 GET + 1 PUT uncontended.
         """
 
         def decide(seen: Seen[T] | None) -> tuple[T, Fence | None] | None:
+            fence = self._admitted(seen, lease)
             value = change(seen.value if seen else None)
-            return None if value is None else (value, _kept(seen))
+            return None if value is None else (value, fence)
 
         return self._contend(self.read(), decide)
 
@@ -166,10 +168,7 @@ class Cell(Generic[T]):
         Raises: LeaseLost for a lower token; Invalid for a lease of another lock; OutcomeUnknown.
         Cost: 1 PUT if this handle saw the newest version, else 1 GET + 1 PUT.
         """
-        offered = Fence(lease.lock, lease.token) if lease is not None else None
-        seen = self._contend(
-            self._last or self.read(), lambda seen: (value, admit(_kept(seen), offered, what=self._key))
-        )
+        seen = self._contend(self._last or self.read(), lambda seen: (value, self._admitted(seen, lease)))
         assert seen is not None
         return seen
 
@@ -206,6 +205,10 @@ class Cell(Generic[T]):
                 return Lost(now)
             case _:
                 return Unclear(now)
+
+    def _admitted(self, seen: Seen[T] | None, lease: Fenced | None) -> Fence | None:
+        offered = Fence(lease.lock, lease.token) if lease is not None else None
+        return admit(_kept(seen), offered, what=self._key)
 
     def _contend(
         self,

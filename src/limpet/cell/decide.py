@@ -57,8 +57,9 @@ def next_header(base: Header | None, write_id: str, fence: Fence | None) -> Head
 def judge(write: Write, found: Header | None, found_version: Version | None) -> Verdict:
     """What a read-back says of `write` (DESIGN section 3).
 
-    LOST is final: our bytes are conditional on a version that can never stand again. An absent object is the base
-    only under a name that is never deleted; elsewhere it may have been written and removed (counterexample 3).
+    LOST is final: our bytes are conditional on a version that can never stand again. (A create under a name that may
+    be deleted can still land late, once the name is free again: the rooms that delete tolerate that.) An absent object
+    is the base only under a name that is never deleted; elsewhere it may have come and gone (counterexample 3).
     """
     if found is None:
         return Verdict.BASE if write.base is None and not write.deletable else Verdict.UNKNOWN
@@ -69,7 +70,10 @@ def judge(write: Write, found: Header | None, found_version: Version | None) -> 
     if write.base is not None and found_version == write.base_version:
         return Verdict.BASE
     base_seq = write.base.seq if write.base else 0
-    ring_reaches_back = found.seq - len(found.recent) <= base_seq + 1
+    ring_starts = found.seq - len(found.recent)
+    if write.base is not None and ring_starts <= base_seq < found.seq and write.base.write_id not in found.recent:
+        return Verdict.UNKNOWN  # deleted and created anew: this is another cell's history (counterexample 4)
+    ring_reaches_back = ring_starts <= base_seq + 1
     if found.seq > base_seq and ring_reaches_back:
         return Verdict.LOST
     return Verdict.UNKNOWN

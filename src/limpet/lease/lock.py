@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won, struct_codec
-from limpet.errors import Held, LeaseLost, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Held, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.lease.decide import (
     Create,
@@ -65,9 +65,11 @@ class Sightings:
 
     def first_doubt(self, key: Key) -> bool:
         """True once per version: the moment to ask the store for its clock. The reading stays good by itself."""
-        sighting = self._first[key]
-        first, sighting.doubted = not sighting.doubted, True
-        return first
+        sighting = self._first.get(key)
+        if sighting is None or sighting.doubted:
+            return False
+        sighting.doubted = True
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class Lock:
             yield lease
         except BaseException:
             heartbeat.stop()
-            with suppress(LeaseLost, OutcomeUnknown, Unavailable):
+            with suppress(LimpetError):  # the block's own error says more
                 lease.release()
             raise
         heartbeat.stop()
@@ -173,11 +175,11 @@ class Lock:
         return seen.value if seen else None
 
     def break_(self) -> LeaseRecord:
-        """Free the lock whoever holds it. The token stays, so the next holder's is higher and the old one's stale.
+        """Free a held lock, whoever holds it. The token stays, so the next one is higher and the old one stale.
 
         Raises: Missing for a lock that was never used; Conflict; OutcomeUnknown.   Cost: 1 GET + 1 PUT.
         """
-        seen = self._cell.update(lambda record: freed(record) if record else None)
+        seen = self._cell.update(lambda record: freed(record) if record and record.state is State.HELD else None)
         if seen is None:
             raise Missing(f"there is no lock {self._name!r}", hint="`limpet lock ls` shows those there are")
         return seen.value
