@@ -144,7 +144,7 @@ _ALL = [
     _bug(
         "two swaps within a tick have one version",
         "F15",
-        9,
+        63,
         ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
         ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
         ("store.directory.writer", "if new.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
@@ -214,7 +214,7 @@ _ALL = [
     _bug(
         "a folder is not synced",
         "F25",
-        5,
+        2,
         ("store.directory.writer", "            files.fsync(fd)\n            if folder", "            if folder"),
         scenario="directory",
     ),
@@ -232,7 +232,7 @@ _ALL = [
     _bug(
         "a read-back confirms a write that was not synced",
         "F25, found by the simulation",
-        185,
+        104,
         (
             "store.directory.writer",
             "                self.doubtful.add(folder)\n                raise unsettled(what",

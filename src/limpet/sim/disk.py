@@ -58,13 +58,19 @@ class Stat:
 class Disk:
     """The file system of one machine."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, folders: str) -> None:
+        """A disk on which these folders have long been there."""
         self._world = world
         self._used: set[int] = set()
         self.root = self.new(stat.S_IFDIR | 0o755)
         self.locks: dict[str, Process | None] = {}
         self.waiting: list[tuple[str, Task]] = []
         self.losses = 0
+        folder = self.root
+        for name in folders.strip("/").split("/"):
+            folder.names[name] = self.new(stat.S_IFDIR | 0o755)
+            folder.safe_names = dict(folder.names)
+            folder = folder.names[name]
         self.pace_s = 0.003 if world.chance(57) < 0.5 else 0.00005
 
     def new(self, mode: int) -> Inode:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from limpet.cell import PLAIN, Cell
-from limpet.errors import LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import LimpetError, Missing
 from limpet.keys import Key, cell_key
+from limpet.sim.cast import Actor, Cast, perform
 from limpet.sim.checks import cell_model
-from limpet.sim.client import Client
 from limpet.sim.disk import Disk, SimFiles
-from limpet.sim.linear import History, Operation, linearizable
+from limpet.sim.linear import Operation, linearizable
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Process, Violation, World
 from limpet.store import Absent, DirectoryStore, Match, When
@@ -20,6 +19,7 @@ from limpet.store import Absent, DirectoryStore, Match, When
 __all__ = ["run"]
 
 ROOT = "/srv/fleet"
+SLOTS = 3
 TURNS = 7
 RUN_S = 600.0
 RAW = Key("raw/object.json")
@@ -29,68 +29,29 @@ CELLS = ("counter", "register", "once-0", "once-1", "once-2")
 def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
     """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
     world = World(seed, muted=muted)
-    machine = _Machine(world, Disk(world), fault_rate=0.01 + 0.05 * world.chance(60))
-    violation: Violation | None = None
-    try:
-        machine.act()
-    except Violation as found:
-        violation = found
-    finally:
-        world.close()
-    return world, violation
+    return perform(world, _Machine(world))
 
 
-@dataclass(slots=True)
-class _Machine:
+class _Machine(Cast):
     """One machine: its disk, its processes, and what they were told since the power came on."""
 
-    world: World
-    disk: Disk
-    fault_rate: float
-    history: History = field(default_factory=History)
-    kept: dict[Key, object] = field(default_factory=dict)
-    living: list[Process] = field(default_factory=list)
-    turns_left: dict[str, int] = field(default_factory=dict)
-    finished: int = 0
-    processes: int = 3
+    def __init__(self, world: World) -> None:
+        super().__init__(world, slots=SLOTS, turns=TURNS)
+        self.disk = Disk(world, folders=ROOT)
+        self.fault_rate = 0.01 + 0.05 * world.chance(60)
+        self.kept: dict[Key, object] = {}
 
     def act(self) -> None:
         """Run until all have had their turns, then look at what is there."""
-        for folder in ("/srv", ROOT):
-            SimFiles(self.disk, self.world, self.world.start("setup"), fault_rate=0)._place(folder)[0].names[
-                folder.rpartition("/")[2]
-            ] = self.disk.new(0o40755)
-        self.disk.root.safe_names = dict(self.disk.root.names)
-        self.disk.root.names["srv"].safe_names = dict(self.disk.root.names["srv"].names)
-        for i in range(self.processes):
-            self.turns_left[f"p{i}"] = TURNS
-            self.launch(f"p{i}", 1)
-        self.world.spawn(self.world.start("nemesis"), self.torment)
-        self.world.run(until_s=RUN_S, done=lambda: self.finished == self.processes)
-        self.fail_on_error()
+        self.play(self.torment, until_s=RUN_S)
         self.world.healed = True
         self.end_epoch("the end")
 
-    def launch(self, slot: str, life: int) -> None:
-        """Start (again) the process of a slot."""
-        process = self.world.start(f"{slot}#{life}")
-        self.living.append(process)
-        actor = self.client(process)
-        self.world.spawn(process, lambda: self.live(actor, slot))
-
-    def client(self, process: Process) -> _Actor:
+    def actor(self, process: Process) -> _Actor:
         """A process's program on this machine's disk."""
         runtime = SimRuntime(self.world, process)
         files = SimFiles(self.disk, self.world, process, fault_rate=self.fault_rate)
         return _Actor(runtime, DirectoryStore(ROOT, runtime=runtime, files=files), self.history)
-
-    def live(self, actor: _Actor, slot: str) -> None:
-        """A process's whole life: its slot's remaining turns."""
-        while self.turns_left[slot] > 0:
-            self.turns_left[slot] -= 1
-            actor.turn()
-        self.living.remove(actor.process)
-        self.finished += 1
 
     def torment(self) -> None:
         """kill -9 and power loss, now and then."""
@@ -114,8 +75,7 @@ class _Machine:
                 self.disk.lose_power()
                 self.end_epoch(f"power loss {strikes}")
             for victim in victims:
-                slot, life = victim.name.split("#")
-                self.launch(slot, int(life) + 1)
+                self.relaunch(victim)
 
     def end_epoch(self, when: str) -> None:
         """Nobody runs. Everything that was acknowledged is on the disk, and the answers so far make sense."""
@@ -151,13 +111,6 @@ class _Machine:
                 found[cell.key] = seen.value
         return found
 
-    def fail_on_error(self) -> None:
-        """An error that no caller should ever see is a violation."""
-        if isinstance(self.world.failure, Violation):
-            raise self.world.failure
-        if self.world.failure is not None:
-            raise Violation(f"unexpected {self.world.failure!r}") from self.world.failure
-
 
 class _Still(SimFiles):
     """Calls that take no time."""
@@ -166,23 +119,18 @@ class _Still(SimFiles):
         return call()
 
 
-class _Actor(Client):
+class _Actor(Actor):
     """Cells, and objects that come and go."""
 
-    def turn(self) -> None:
-        """Do one of the things that users do."""
-        turns: list[tuple[float, Callable[[], None]]] = [
+    def turns(self) -> list[tuple[float, Callable[[], None]]]:
+        """The things that users do."""
+        return [
             (0.25, self.count),
             (0.2, self.swap_register),
             (0.15, self.create_once),
             (0.25, self.swap_bytes),
-            (1.0, self.come_and_go),
+            (0.15, self.come_and_go),
         ]
-        at = self.chance()
-        while at >= turns[0][0]:
-            at -= turns.pop(0)[0]
-        with suppress(OutcomeUnknown, Unavailable):
-            turns[0][1]()
 
     def swap_bytes(self) -> None:
         """Swaps of an object without a header, all of one size, as fast as they go (F15)."""

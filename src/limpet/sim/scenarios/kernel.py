@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from limpet.cell import PLAIN, Cell, Fence
-from limpet.errors import Conflict, Held, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Held, LimpetError, Unavailable
 from limpet.keys import Key, cell_key, lock_key
 from limpet.lease import Lease, Lock, Sightings
 from limpet.sim.bucket import Bucket, SimStore
+from limpet.sim.cast import Actor, Cast, perform
 from limpet.sim.checks import Tally, check_run
-from limpet.sim.client import Client
-from limpet.sim.linear import History
 from limpet.sim.nemesis import Knobs, Nemesis, draw
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Process, Violation, World
@@ -30,67 +28,35 @@ RUN_S = 3_000.0
 def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
     """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
     world = World(seed, muted=muted)
-    knobs = draw(seed)
-    cast = _Cast(world, knobs, Bucket(world, knobs))
-    violation: Violation | None = None
-    try:
-        cast.act()
-        check_run(world, knobs, cast.bucket, cast.history, cast.tally, stall_s=STALL_TTLS * knobs.ttl_s)
-    except Violation as found:
-        violation = found
-    finally:
-        world.close()
-    return world, violation
+    return perform(world, _Fleet(world, draw(seed)))
 
 
-@dataclass(slots=True)
-class _Cast:
-    """The processes of one run and what they remember for the checks."""
+class _Fleet(Cast):
+    """Processes on machines of their own, around one bucket."""
 
-    world: World
-    knobs: Knobs
-    bucket: Bucket
-    history: History = field(default_factory=History)
-    tally: Tally = field(default_factory=Tally)
-    living: list[Process] = field(default_factory=list)
-    turns_left: dict[str, int] = field(default_factory=dict)
-    finished: int = 0
+    def __init__(self, world: World, knobs: Knobs) -> None:
+        super().__init__(world, slots=knobs.processes, turns=TURNS)
+        self.knobs = knobs
+        self.bucket = Bucket(world, knobs)
+        self.tally = Tally()
 
     def act(self) -> None:
-        """The faulty part, then the healed part in which a newcomer must get everywhere."""
-        for i in range(self.knobs.processes):
-            self.turns_left[f"p{i}"] = TURNS
-            self.launch(f"p{i}", 1)
-        nemesis = Nemesis(self.world, self.knobs, lambda: self.living, self.restart)
-        self.world.spawn(self.world.start("nemesis"), nemesis.run)
-        self.world.run(until_s=RUN_S, done=lambda: self.finished == self.knobs.processes)
-        self.fail_on_error()
+        """The faulty part, then the healed part in which a newcomer must get everywhere; then every check."""
+        self.play(Nemesis(self.world, self.knobs, lambda: self.living, self.restart).run, until_s=RUN_S)
         self.heal()
+        check_run(self.world, self.knobs, self.bucket, self.history, self.tally, stall_s=STALL_TTLS * self.knobs.ttl_s)
 
-    def launch(self, slot: str, life: int) -> None:
-        """Start (again) the process of a slot."""
-        process = self.world.start(f"{slot}#{life}")
+    def actor(self, process: Process) -> _Actor:
+        """A program; some processes have bad clocks, some a newer version of Limpet."""
         process.newer = self.knobs.mixed_versions and process.index % 2 == 1
         if self.knobs.drift:
             process.clock_rate = 0.9 + 0.2 * self.world.chance(30, process.index)
-        self.living.append(process)
-        actor = _Actor(self, process)
-        self.world.spawn(process, lambda: self.live(actor, slot))
-
-    def live(self, actor: _Actor, slot: str) -> None:
-        """A process's whole life: its slot's remaining turns."""
-        while self.turns_left[slot] > 0:
-            self.turns_left[slot] -= 1
-            actor.turn()
-        self.living.remove(actor.process)
-        self.finished += 1
+        return _Actor(self, process)
 
     def restart(self, dead: Process) -> None:
         """After a crash the slot's next process starts, a little later."""
         self.living.remove(dead)
-        slot, life = dead.name.split("#")
-        delay_s = 5 * self.world.chance(31, dead.index)
-        self.world.later(delay_s, lambda: self.launch(slot, int(life) + 1))
+        self.world.later(5 * self.world.chance(31, dead.index), lambda: self.relaunch(dead))
 
     def heal(self) -> None:
         """Faults stop. Whatever happened before, a newcomer gets every lock and writes with it."""
@@ -105,27 +71,20 @@ class _Cast:
         if not task.done:
             raise Violation(f"no progress: {HEAL_S:g} s after the faults stopped the newcomer still waits")
 
-    def fail_on_error(self) -> None:
-        """An error that no caller should ever see is a violation."""
-        if isinstance(self.world.failure, Violation):
-            raise self.world.failure
-        if self.world.failure is not None:
-            raise Violation(f"unexpected {self.world.failure!r}") from self.world.failure
 
-
-class _Actor(Client):
+class _Actor(Actor):
     """One process's program."""
 
-    def __init__(self, cast: _Cast, process: Process) -> None:
+    def __init__(self, cast: _Fleet, process: Process) -> None:
         runtime = SimRuntime(cast.world, process)
         super().__init__(runtime, SimStore(cast.world, cast.bucket, runtime, cast.knobs), cast.history)
         self.cast = cast
         self.ttl_s = cast.knobs.ttl_s
         self.sightings = Sightings(runtime)
 
-    def turn(self) -> None:
-        """Do one of the things that users do."""
-        turns: list[tuple[float, Callable[[], None]]] = [
+    def turns(self) -> list[tuple[float, Callable[[], None]]]:
+        """The things that users do."""
+        return [
             (0.30, self.hold_and_write),
             (0.14, self.acquire_by_hand),
             (0.16, self.count),
@@ -134,13 +93,12 @@ class _Actor(Client):
             (0.06, self.write_without_lease),
             (0.06, self.use_once),
             (0.04, self.write_with_wrong_lock),
-            (1.0, self.look_around),
+            (0.02, self.look_around),
         ]
-        at = self.chance()
-        while at >= turns[0][0]:
-            at -= turns.pop(0)[0]
-        with suppress(Held, LeaseLost, OutcomeUnknown, Unavailable):
-            turns[0][1]()
+
+    def turn(self) -> None:
+        """One of them, and a rest."""
+        super().turn()
         self.runtime.sleep(self.chance() * 3)
 
     def some_lock(self) -> str:
