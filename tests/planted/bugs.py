@@ -240,6 +240,18 @@ _ALL = [
         ),
         scenario="directory",
     ),
+    _bug(
+        "a claim that the ring cannot tell of is an unknown outcome",
+        "found by the simulation",
+        17,
+        (
+            "lease.lock",
+            "            case Replaced(_, now) | Lost(now) | Unclear(now):",
+            "            case Unclear():\n"
+            "                raise OutcomeUnknown('the ring is too short')\n"
+            "            case Replaced(_, now) | Lost(now):",
+        ),
+    ),
 ]
 
 BUGS = {bug.name: bug for bug in _ALL}
