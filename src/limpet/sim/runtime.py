@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Any, TypeVar
@@ -152,7 +153,7 @@ class SimRuntime:
         def run(i: int, item: A) -> None:
             results[i] = call(item)
 
-        workers = [self.spawn(lambda i=i, item=item: run(i, item), name=f"io{i}") for i, item in enumerate(items)]  # type: ignore[misc]
+        workers = [self.spawn(partial(run, i, item), name=f"io{i}") for i, item in enumerate(items)]
         for worker in workers:
             worker.join()
         return [results[i] for i in range(len(workers))]

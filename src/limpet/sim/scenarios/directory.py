@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from limpet.cell import PLAIN, Cell
 from limpet.errors import LimpetError, Missing
@@ -17,6 +18,8 @@ from limpet.sim.world import Process, Violation, World
 from limpet.store import Absent, DirectoryStore, Match, When
 
 __all__ = ["run"]
+
+R = TypeVar("R")
 
 ROOT = "/srv/fleet"
 SLOTS = 3
@@ -115,7 +118,7 @@ class _Machine(Cast):
 class _Still(SimFiles):
     """Calls that take no time."""
 
-    def _do(self, what: str, path: str, call: Callable[[], object]) -> object:  # type: ignore[override]
+    def _do(self, what: str, path: str, call: Callable[[], R]) -> R:
         return call()
 
 
