@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_one_winner_for_each_version_among_threads_and_processes(root: Path, fil
         run_threads(*[lambda: bases.extend(count_up(store, swaps))] * 2)
         (wins / name).write_text("\n".join(bases))
 
-    join(*[fork(lambda name=name: child(name)) for name in ("one", "two")])  # type: ignore[misc]
+    join(*[fork(partial(child, name)) for name in ("one", "two")])
     won = Counter(line for file in wins.iterdir() for line in file.read_text().split())
     assert won.most_common(1)[0][1] == 1
     assert won.total() == int(store.get(K).data) == 4 * swaps

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,7 @@ def test_forked_children_write_beside_their_parent(root: Path) -> None:
             store.put(Key(f"{name}/{i}.json"), name.encode(), when=Absent())
             store.put(K, name.encode())
 
-    pids = [fork(lambda name=name: work(name)) for name in ("one", "two")]  # type: ignore[misc]
+    pids = [fork(partial(work, name)) for name in ("one", "two")]
     work("three")
     join(*pids)
     assert len([*store.list()]) == 91

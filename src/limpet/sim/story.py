@@ -11,13 +11,10 @@ from limpet.sim.world import Event, World
 __all__ = ["describe", "tell"]
 
 
-def tell(world: World, *, keys: frozenset[str] = frozenset()) -> Iterable[str]:
-    """The lines of the story; with `keys`, only those about these objects and about nobody's in particular."""
+def tell(world: World) -> Iterable[str]:
+    """The lines of the story."""
     yield f"seed {world.seed}: {world.calls} store calls, {len(world.faults)} faults, {world.now_s:.0f} virtual s"
-    for event in world.trace:
-        if keys and event.key and event.key not in keys:
-            continue
-        yield _line(event)
+    yield from map(_line, world.trace)
 
 
 def _line(event: Event) -> str:

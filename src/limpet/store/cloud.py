@@ -91,7 +91,7 @@ class CloudStore(BaseStore):
     is restored (see `listing`). The clouds' own servers are known, another endpoint is taken to walk.
 
     A put is sent once (F1). `Conflict` is the server's word that the condition failed, and not yet proof that somebody
-    else wrote: S3's 409, by which nothing landed, reads the same (F6). `cell` and `put_once` read back to settle it.
+    else wrote: S3's 409, by which nothing landed, reads the same (F6). `outcome` reads back to settle it.
     """
 
     def __init__(self, url: str, *, runtime: Runtime | None = None, options: Mapping[str, str] | None = None) -> None:
