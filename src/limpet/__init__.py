@@ -21,6 +21,7 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.lease import Lease, Lock
+from limpet.queue import Fail, Policy, Pushed, Queue, Result, Retry, Stats, Task
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Denied",
+    "Fail",
     "Fence",
     "Fleet",
     "Held",
@@ -40,6 +42,13 @@ __all__ = [
     "Missing",
     "NotModified",
     "OutcomeUnknown",
+    "Policy",
+    "Pushed",
+    "Queue",
+    "Result",
+    "Retry",
+    "Stats",
+    "Task",
     "Unavailable",
     "Unsupported",
     "__version__",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NewType
 from urllib.parse import quote, unquote
@@ -23,12 +24,14 @@ from limpet.errors import Invalid
 __all__ = [
     "FLEET",
     "Key",
+    "QueueKeys",
     "cell_key",
     "check",
     "check_prefix",
     "clock_key",
     "disk_name",
     "from_disk_name",
+    "is_minted",
     "join",
     "lock_key",
     "name_of",
@@ -46,6 +49,7 @@ HASHED = "%h"
 FLEET = Key("limpet.json")
 LOCKS = "locks/user"
 CELLS = "cells"
+QUEUES = "queues"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
@@ -53,6 +57,7 @@ _FILE_ENDING = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|s
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _DISK_UNSAFE = re.compile(r"^\.|[^a-z0-9._%@~+,-]")
 _DISK_ESCAPE = re.compile(r"=([0-9a-f]{2})")
+_MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]+)?(\.[0-9]+)?")
 
 
 def segment(name: str) -> str:
@@ -157,3 +162,90 @@ def clock_key(slot: int) -> Key:
 def probe_key(id_: str, name: str) -> Key:
     """A throw-away object of one `doctor` run."""
     return Key(f"probe/{segment(id_)}/{segment(name)}.json")
+
+
+def is_minted(id_: str) -> bool:
+    """Whether `id_` has the form of the ids that Limpet makes itself: a ULID, a batch of them, or a task of a batch."""
+    return _MINTED.fullmatch(id_) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The objects of one queue. An `entry` is a segment already: a user's id encoded, or a minted one.
+
+    Names sort so that one listing behind `pending` shows what waits and what is scheduled.
+    """
+
+    root: str
+
+    @staticmethod
+    def of(queue: str) -> QueueKeys:
+        """The keys of the queue `queue`.   Raises: Invalid for a name that no segment can hold."""
+        return QueueKeys(f"{QUEUES}/{segment(queue)}")
+
+    @property
+    def pending(self) -> str:
+        """Where entries wait."""
+        return f"{self.root}/pending"
+
+    @property
+    def scheduled(self) -> str:
+        """Where delayed pushes wait for their time."""
+        return f"{self.root}/scheduled"
+
+    @property
+    def completed(self) -> str:
+        """The receipts of success."""
+        return f"{self.root}/completed"
+
+    @property
+    def failed(self) -> str:
+        """The receipts of failure."""
+        return f"{self.root}/failed"
+
+    @property
+    def parts(self) -> str:
+        """Results too large for a lease record, and bytes that could not be read."""
+        return f"{self.root}/parts"
+
+    @property
+    def control(self) -> Key:
+        """What an operator has set."""
+        return Key(f"{self.root}/control.json")
+
+    @property
+    def sweep(self) -> Key:
+        """When the queue was last swept."""
+        return Key(f"{self.root}/sweep.json")
+
+    def tasks(self, entry: str, *, batch: bool) -> Key:
+        """The payload of an entry: one task, or a batch."""
+        return Key(f"{self.root}/pending/{entry}/{'tasks.jsonl' if batch else 'task.json'}")
+
+    def lease(self, entry: str) -> Key:
+        """Who works on an entry."""
+        return Key(f"{self.root}/pending/{entry}/lease.json")
+
+    def remote(self, entry: str) -> Key:
+        """Who works on an entry at another node, as far as a supervisor has heard."""
+        return Key(f"{self.root}/pending/{entry}/remote.json")
+
+    def completed_of(self, entry: str) -> Key:
+        """The receipt of an entry, or of one task of a batch, that succeeded."""
+        return Key(f"{self.root}/completed/{entry}.json")
+
+    def failed_of(self, entry: str) -> Key:
+        """The receipt of an entry, or of one task of a batch, that failed."""
+        return Key(f"{self.root}/failed/{entry}.json")
+
+    def scheduled_at(self, due: str, entry: str, id_: str) -> Key:
+        """A push that is due at the time `due`, which sorts."""
+        return Key(f"{self.root}/scheduled/{due}/{entry}@{id_}.json")
+
+    def part(self, entry: str, id_: str) -> Key:
+        """One part object of an entry."""
+        return Key(f"{self.root}/parts/{entry}/{id_}.json")
+
+    def slot(self, number: int) -> Key:
+        """One of the leases that limit how many claims there are at once."""
+        return Key(f"{self.root}/slots/{number}.lock")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import islice
 from typing import Any
 
 from limpet import keys
 from limpet.app.formats import FleetRecord, check, fresh, may_write, upgraded
-from limpet.app.urls import Durability, store_for, url_or_default
+from limpet.app.urls import Durability, provider_of, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.lease import LeaseRecord, Lock, Sightings
+from limpet.queue import BucketQueue, Policy
 from limpet.runtime import Runtime, system
 from limpet.store import MeteredStore, ScopedStore, Store
 from limpet.store.probe import quick, use_etag_style
@@ -114,6 +116,26 @@ class Fleet:
     def cell(self, name: str) -> Cell[Any]:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
         return Cell(self.store, keys.cell_key(name), PLAIN, self._runtime)
+
+    def queue(self, name: str, *, payload_type: Any = None, **policy: Any) -> BucketQueue:
+        """The queue `name`, without a function. Payloads are dicts, or of `payload_type` (anything msgspec can read).
+
+        The keywords are those of `Policy`: max_attempts, timeout_s, ttl_s, concurrency, rate_per_s, ...
+        Raises: Invalid for a name that escapes, or a policy that makes no sense.   Cost: nothing yet.
+        """
+        unknown = policy.keys() - {field.name for field in fields(Policy)}
+        if unknown:
+            known = ", ".join(field.name for field in fields(Policy))
+            raise Invalid(f"a queue has no setting {sorted(unknown)[0]!r}", hint=f"there are {known}")
+        return BucketQueue(
+            self.store,
+            name,
+            self._runtime,
+            policy=Policy(**policy),
+            provider=provider_of(self.url),
+            payload_type=payload_type,
+            sightings=self._sightings,
+        )
 
     def upgrade(self) -> bool:
         """Raise the recorded formats to this version's. Older versions of Limpet refuse the fleet from then on.

@@ -41,15 +41,15 @@ class Fenced(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How a cell's value becomes fields beside the header, and back."""
+    """How a cell's value becomes a JSON object, whose fields stand beside the header's, and back."""
 
-    to_fields: Callable[[T], dict[str, Any]]
+    to_bytes: Callable[[T], bytes]
     from_bytes: Callable[[bytes, str], T]
 
 
 def struct_codec(kind: type[S]) -> Codec[S]:
     """The struct's fields stand beside the header's."""
-    return Codec(records.to_fields, lambda data, what: records.decode(data, kind, what=what))
+    return Codec(records.encode, lambda data, what: records.decode(data, kind, what=what))
 
 
 class _Plain(msgspec.Struct):
@@ -57,7 +57,7 @@ class _Plain(msgspec.Struct):
 
 
 PLAIN: Codec[Any] = Codec(
-    lambda value: {"value": records.plain(value, what="the value")},
+    lambda value: records.encode({"value": records.plain(value, what="the value")}),
     lambda data, what: records.decode(data, _Plain, what=what).value,
 )
 """Any JSON value, under the field `value`."""
@@ -245,7 +245,7 @@ class Cell(Generic[T]):
         )
 
     def _encode(self, header: Header, value: T) -> bytes:
-        data = records.encode({**records.to_fields(header), **self._codec.to_fields(value)})
+        data = records.encode(header)[:-1] + b"," + self._codec.to_bytes(value)[1:]
         if len(data) > records.RECORD_BYTES_MAX:
             raise Invalid(
                 f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",

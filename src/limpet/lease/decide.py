@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,8 @@ __all__ = [
     "renewed",
     "taken",
 ]
+
+R = TypeVar("R", bound="LeaseRecord")
 
 LOOK_MARGIN_S = 2.0
 RESOLUTION_S = 1.0
@@ -137,11 +140,11 @@ def taken(
     )
 
 
-def renewed(record: LeaseRecord, wall: datetime) -> LeaseRecord:
+def renewed(record: R, wall: datetime) -> R:
     """The record after its holder's heartbeat."""
     return msgspec.structs.replace(record, heartbeat_at=wall, expires_at=wall + timedelta(seconds=record.ttl_s))
 
 
-def freed(record: LeaseRecord) -> LeaseRecord:
+def freed(record: R) -> R:
     """The record after a release or a break. The token stays, so that it only ever rises (F9, F10)."""
     return msgspec.structs.replace(record, state=State.FREE)

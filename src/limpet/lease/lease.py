@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
 from limpet.errors import LeaseLost, OutcomeUnknown
 from limpet.lease.decide import LeaseRecord, State, freed, renewed
 from limpet.runtime import Runtime
 
-__all__ = ["Lease"]
+__all__ = ["Holding", "Lease"]
+
+R = TypeVar("R", bound=LeaseRecord)
 
 RELEASED = "the lease was released"
 SWAPS_MAX = 5
 
 
-class Lease:
-    """Held from a won acquire until it is released, lost, or not renewed for `ttl_s`.
+class Holding(Generic[R]):
+    """A lease record that is ours: kept by swaps on what we last saw of it. Rooms extend the record."""
 
-    `token` is higher than that of every earlier holder. Hand the lease to `cell.write(value, lease=lease)`: the cell
-    refuses it once a newer token has written. For any other side effect call `check()` just before it: that narrows
-    the window in which a paused holder does harm, and cannot close it.
-    """
-
-    def __init__(self, cell: Cell[LeaseRecord], seen: Seen[LeaseRecord], runtime: Runtime, *, sent_at_s: float) -> None:
+    def __init__(self, cell: Cell[R], seen: Seen[R], runtime: Runtime, *, sent_at_s: float) -> None:
         self._cell = cell
         self._seen = seen
         self._runtime = runtime
@@ -33,6 +31,11 @@ class Lease:
         self._unsure = False
         self._freeing = False
         self._ended: str | None = None
+
+    @property
+    def record(self) -> R:
+        """Our record as we last wrote it."""
+        return self._seen.value
 
     @property
     def name(self) -> str:
@@ -86,11 +89,19 @@ class Lease:
         self.check()  # before the mutex: in a forked child nobody would ever give it back
         with self._mutex:
             self.check()
-            sent_at_s = self._runtime.elapsed_s()
-            now = self._swap(lambda record: renewed(record, self._runtime.wall()))
-            if now is not None:
-                raise self._end(f"lock {self.name!r} was taken from token {self.token}")
-            self._valid_until_s = sent_at_s + self.ttl_s
+            self._rewrite(lambda record: record)
+
+    def rewrite(self, change: Callable[[R], R]) -> None:
+        """Replace our record by its `change`, which is a renewal too.
+
+        It may also be tried on a lease that has run out: it works for as long as nobody took it.
+        Raises: LeaseLost; OutcomeUnknown or Unavailable, after which it may be tried again.
+        Cost: 1 PUT; after an unclear one 1 GET + 1 PUT.
+        """
+        self._check_not_ended()
+        with self._mutex:
+            self._check_not_ended()
+            self._rewrite(change)
 
     def release(self) -> None:
         """Free the lock for the next one. Releasing twice is fine.
@@ -100,12 +111,21 @@ class Lease:
         """
         if not self.released:
             self.check()
+            self.free(freed)
+
+    def free(self, change: Callable[[R], R]) -> None:
+        """Replace our record by its `change`, which is free, and end the lease; also one that has run out.
+
+        Raises, Cost: as `release`.
+        """
+        if not self.released:
+            self._check_not_ended()
         with self._mutex:
             if self.released:
                 return
-            self.check()
+            self._check_not_ended()
             tried_before, self._freeing = self._freeing, True
-            now = self._swap(freed)
+            now = self._swap(change)
             freed_before = tried_before and now is not None and now.token == self.token
             if now is not None and not freed_before:
                 raise self._end(f"lock {self.name!r} was taken from token {self.token}")
@@ -119,7 +139,14 @@ class Lease:
         """Seconds since the last sign of progress."""
         return self._runtime.elapsed_s() - self._progress_at_s
 
-    def _swap(self, change: Callable[[LeaseRecord], LeaseRecord]) -> LeaseRecord | None:
+    def _rewrite(self, change: Callable[[R], R]) -> None:
+        sent_at_s = self._runtime.elapsed_s()
+        now = self._swap(lambda record: renewed(change(record), self._runtime.wall()))
+        if now is not None:
+            raise self._end(f"lock {self.name!r} was taken from token {self.token}")
+        self._valid_until_s = sent_at_s + self.ttl_s
+
+    def _swap(self, change: Callable[[R], R]) -> R | None:
         """Swap our record for its `change`; None when that is done, else the record that is no longer ours.
 
         A held record with our token is ours, whichever of our swaps wrote it: a token is given once. So after an
@@ -150,11 +177,29 @@ class Lease:
         self._ended = why
         return LeaseLost(why)
 
-    def _why_lost(self) -> str | None:
+    def _check_not_ended(self) -> None:
+        why = self._why_ended()
+        if why is not None:
+            raise LeaseLost(why)
+
+    def _why_ended(self) -> str | None:
         if self._ended is not None:
             return self._ended
         if self._runtime.owner != self._seen.value.worker_id:
             return f"the lease of {self.name!r} belongs to the process that this one was forked from"
-        if self.valid_for_s() <= 0:
-            return f"the lease of {self.name!r} (token {self.token}) ran out without a renewal"
         return None
+
+    def _why_lost(self) -> str | None:
+        why = self._why_ended()
+        if why is None and self.valid_for_s() <= 0:
+            return f"the lease of {self.name!r} (token {self.token}) ran out without a renewal"
+        return why
+
+
+class Lease(Holding[LeaseRecord]):
+    """Held from a won acquire until it is released, lost, or not renewed for `ttl_s`.
+
+    `token` is higher than that of every earlier holder. Hand the lease to `cell.write(value, lease=lease)`: the cell
+    refuses it once a newer token has written. For any other side effect call `check()` just before it: that narrows
+    the window in which a paused holder does harm, and cannot close it.
+    """

@@ -1,0 +1,308 @@
+"""Task functions: a plain function that can also be pushed, and run by a worker elsewhere.
+
+A task's payload is the dict of its arguments by parameter name, defaults left out. `enrich.push("a.com")` and
+`fleet.queue("enrich").push({"domain": "a.com"})` are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from limpet.errors import Invalid
+from limpet.queue.api import Pushed, Queue
+from limpet.queue.verdicts import Fail
+from limpet.queue.worker import Job
+from limpet.queue.worker_cron import Cron
+
+__all__ = ["Arguments", "OpenQueue", "PolicyFields", "TaskFunction", "Tasks"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RESERVED = ("id", "delay_s")
+METHOD = ("self", "cls")
+
+
+class PolicyFields(TypedDict, total=False):
+    """The fields of `Policy`, as keywords of `fleet.task` and `fleet.queue`."""
+
+    max_attempts: int
+    ttl_s: float
+    timeout_s: float | None
+    backoff_s: float
+    backoff_max_s: float
+    concurrency: int | None
+    rate_per_s: float | None
+    retention_s: float
+
+
+class OpenQueue(Protocol):
+    """How a queue is opened: `fleet.queue`."""
+
+    def __call__(self, name: str, **policy: Unpack[PolicyFields]) -> Queue:
+        """The queue `name`."""
+
+
+class Arguments:
+    """The arguments of one function, on their way into a payload and out of it."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._parameters = self._signature.parameters
+        self._catch_all = next((each for each in self._parameters.values() if each.kind is each.VAR_KEYWORD), None)
+        self.text = f"{name}({', '.join(map(_shown, self._parameters.values()))})"
+        self._refuse_what_cannot_work()
+
+    @property
+    def required(self) -> list[str]:
+        """The parameters that a payload must name."""
+        return [
+            name
+            for name, each in self._parameters.items()
+            if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+        ]
+
+    def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload of a call with these arguments.
+
+        Raises: Invalid for arguments that the function does not take, that JSON cannot hold, or that are not of the
+        annotated type: a worker could not run it either.
+        """
+        try:
+            given = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise Invalid(
+                f"these arguments do not fit {self.text}: {error}", hint="push it as you would call it"
+            ) from None
+        if self._catch_all is not None:
+            given |= given.pop(self._catch_all.name, {})
+        return {name: self._plain(name, value) for name, value in given.items()}
+
+    def unpack(self, payload: Any) -> dict[str, Any]:
+        """The arguments in a payload, as their annotated types.   Raises: Fail, naming the field that does not fit."""
+        if not isinstance(payload, dict):
+            raise Fail(f"the payload is a {type(payload).__name__}, not an object with the arguments of {self.text}")
+        for name in self.required:
+            if name not in payload:
+                raise Fail(f"the payload has no field {name!r}, which {self.text} needs")
+        arguments = {}
+        for name, value in payload.items():
+            if self._kind_of(name) is None:
+                raise Fail(f"the payload has a field {name!r}, which {self.text} does not take")
+            try:
+                arguments[name] = self._typed(name, value)
+            except msgspec.ValidationError as error:
+                raise Fail(f"the payload's field {name!r} does not fit {self.text}: {error}") from None
+        return arguments
+
+    def _refuse_what_cannot_work(self) -> None:
+        function = self._function
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise Invalid(f"{self.text} yields, so a worker could not run it", hint="a task returns, or pushes tasks")
+        for number, (name, each) in enumerate(self._parameters.items()):
+            if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+                raise Invalid(
+                    f"{self.text} has arguments without a name, and a payload names each",
+                    hint="take a list instead of *args, and leave out the `/`",
+                )
+            if name in RESERVED:
+                raise Invalid(f"{self.text} has a parameter {name!r}, which push() takes itself", hint="rename it")
+            if number == 0 and name in METHOD:
+                raise Invalid(f"{self.text} is a method, and a payload holds no {name!r}", hint="use a plain function")
+
+    def _plain(self, name: str, value: Any) -> Any:
+        try:
+            plain = msgspec.to_builtins(value, str_keys=True)
+            self._typed(name, plain)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"argument {name!r} does not fit {self.text}: {error}") from None
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise Invalid(
+                f"argument {name!r} of {self.text} cannot be written as JSON: {error}",
+                hint="push plain values, dataclasses, msgspec structs, datetimes or enums",
+            ) from None
+        return plain
+
+    def _typed(self, name: str, value: Any) -> Any:
+        kind = self._kind_of(name)
+        return value if kind is Any else msgspec.convert(value, kind, str_keys=True)
+
+    def _kind_of(self, name: str) -> Any:
+        """The type of an argument, Any where msgspec knows it not; None for an argument that is not taken."""
+        if self._catch_all is not None and name not in self._kinds:
+            return self._kinds[self._catch_all.name]
+        return self._kinds.get(name) if self._catch_all is None or name != self._catch_all.name else Any
+
+    @cached_property
+    def _kinds(self) -> dict[str, Any]:
+        """Read at the first call, not at decoration: an annotation may name what is defined further down."""
+        names = getattr(inspect.unwrap(self._function), "__globals__", {})
+        return {name: _known(each.annotation, names) for name, each in self._parameters.items()}
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    """The parameter as it stands in the source, without the quotes of a postponed annotation."""
+    note = parameter.annotation
+    kind = "" if note is parameter.empty else f": {note if isinstance(note, str) else inspect.formatannotation(note)}"
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    return f"{stars}{parameter.name}{kind}{default}"
+
+
+class _Note:
+    """Something with one annotation, for `typing.get_type_hints`: one that cannot be read spoils no other."""
+
+    def __init__(self, note: Any) -> None:
+        self.__annotations__ = {"it": note}
+
+
+def _known(note: Any, names: dict[str, Any]) -> Any:
+    """The annotation, if msgspec can build that type from JSON; else Any."""
+    if note is inspect.Parameter.empty:
+        return Any
+    try:
+        kind = typing.get_type_hints(_Note(note), names, include_extras=True)["it"]
+        described = msgspec.inspect.type_info(kind)
+    except (AttributeError, NameError, SyntaxError, TypeError):
+        return Any
+    return Any if _has_custom(described, set()) else kind
+
+
+def _has_custom(part: Any, seen: set[int]) -> bool:
+    if isinstance(part, msgspec.inspect.CustomType):
+        return True
+    if id(part) in seen:
+        return False
+    seen.add(id(part))
+    if isinstance(part, tuple):
+        return any(_has_custom(each, seen) for each in part)
+    if isinstance(part, msgspec.Struct):
+        return any(_has_custom(getattr(part, name), seen) for name in part.__struct_fields__)
+    return False
+
+
+class TaskFunction(Generic[P, R]):
+    """A function and its queue. Calling it runs it here and now, as if it were not decorated; `push` has it run."""
+
+    def __init__(
+        self, function: Callable[P, R], queue: Queue, *, cron: str | None = None, tasks: Tasks | None = None
+    ) -> None:
+        self.function = function
+        self.queue = queue
+        self.arguments = Arguments(function, queue.name)
+        self.cron = Cron(cron) if cron is not None else None
+        self._tasks = tasks
+        if self.cron is not None and self.arguments.required:
+            raise Invalid(f"cron pushes {self.arguments.text} without arguments", hint="give each one a default")
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself. No task is made."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"TaskFunction({self.arguments.text})"
+
+    @property
+    def name(self) -> str:
+        """The name of the task and of its queue."""
+        return self.queue.name
+
+    @property
+    def job(self) -> Job:
+        """What a worker needs to run it."""
+        return Job(self.queue, self.handle, self.cron)
+
+    def push(self, /, *args: Any, id: str | None = None, delay_s: float = 0.0, **kwargs: Any) -> Pushed:
+        """Have it run with these arguments, by any worker, at least once. With an id, at most one task of it exists.
+
+        Raises: Invalid for arguments that do not fit, before anything is pushed; else see `Queue.push`.
+        """
+        payload = self.arguments.pack(args, kwargs)
+        at_once = self._tasks.run_at_once if self._tasks else None
+        pushed = self.queue.push(payload, id=id, delay_s=0.0 if at_once else delay_s)
+        if at_once:
+            at_once(self)
+        return pushed
+
+    def push_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100) -> list[str]:
+        """Have it run once for each: a tuple of arguments, or a dict of named ones. The ids, in order.
+
+        Tasks are packed `batch` to an entry, which costs a fraction of single pushes and cannot be told apart by id.
+        Raises: Invalid if any call does not fit, before anything is pushed; else see `Queue.push_many`.
+        """
+        payloads = [self._packed(n, call) for n, call in enumerate(calls)]
+        ids = list(self.queue.push_many(payloads, batch=batch))
+        if self._tasks and self._tasks.run_at_once:
+            self._tasks.run_at_once(self)
+        return ids
+
+    def handle(self, payload: Any) -> Any:
+        """Run it as a worker does; a coroutine function's coroutine.   Raises: Fail for a payload that does not fit."""
+        return self.function(**self.arguments.unpack(payload))  # type: ignore[call-arg]
+
+    def _packed(self, n: int, call: Any) -> dict[str, Any]:
+        match call:
+            case tuple():
+                return self.arguments.pack(call, {})
+            case dict():
+                return self.arguments.pack((), call)
+        raise Invalid(
+            f"call {n} of push_many is a {type(call).__name__}", hint='write ("a.com",) or {"domain": "a.com"}'
+        )
+
+
+class Tasks:
+    """The task functions of one fleet, in the order of their definition."""
+
+    def __init__(self, open_queue: OpenQueue) -> None:
+        self._open_queue = open_queue
+        self._defined: dict[str, TaskFunction[..., Any]] = {}
+        self.run_at_once: Callable[[TaskFunction[..., Any]], None] | None = None
+        """What follows each push of a task function; `limpet.testing.eager` sets it."""
+
+    def __iter__(self) -> Iterator[TaskFunction[..., Any]]:
+        return iter(self._defined.values())
+
+    def __len__(self) -> int:
+        return len(self._defined)
+
+    def get(self, name: str) -> TaskFunction[..., Any] | None:
+        """The task of that name, if one is defined."""
+        return self._defined.get(name)
+
+    def define(
+        self, name: str | None, *, cron: str | None, **policy: Unpack[PolicyFields]
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
+        """The decorator behind `fleet.task`; without a name the task has its function's.
+
+        Raises, at decoration: Invalid for a function that cannot be a task, or a name that another function has.
+        """
+        if name is not None and not isinstance(name, str):
+            raise Invalid(f"a task's name is a string, not {name!r}", hint="write @fleet.task(), with parentheses")
+
+        def decorate(function: Callable[P, R]) -> TaskFunction[P, R]:
+            called = name if name is not None else getattr(function, "__name__", "")
+            if not called or called == "<lambda>":
+                raise Invalid(f"{function!r} has no name of its own", hint='give the task one: fleet.task("name")')
+            before = self._defined.get(called)
+            if before is not None and _place(before.function) != _place(function):
+                raise Invalid(f"two functions want to be task {called!r}: {_place(before.function)} and "
+                              f"{_place(function)}", hint="give one of them another name")
+            task = TaskFunction(function, self._open_queue(called, **policy), cron=cron, tasks=self)
+            self._defined[called] = task
+            return task
+
+        return decorate
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Where a function is defined. A notebook that runs a cell again defines the same place anew."""
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"

@@ -1,0 +1,24 @@
+"""A task queue in a store: tasks are done at least once, and nothing acknowledged is lost.
+
+Read `api` for the promises, `records` for the objects, `decide` for the rules, `push`, `claim` and `sweep` for the life
+of an entry, `queue` for how one is found and taken.
+"""
+
+from limpet.queue.api import Claim, Feature, Peeked, Policy, Pushed, Queue, Result, Stats, Task
+from limpet.queue.queue import BucketQueue
+from limpet.queue.verdicts import Fail, Retry
+
+__all__ = [
+    "BucketQueue",
+    "Claim",
+    "Fail",
+    "Feature",
+    "Peeked",
+    "Policy",
+    "Pushed",
+    "Queue",
+    "Result",
+    "Retry",
+    "Stats",
+    "Task",
+]

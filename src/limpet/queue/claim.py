@@ -1,0 +1,426 @@
+"""`EntryClaim`: the tasks of one entry in the hands of this process, from the claim to the last verdict."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from limpet import records
+from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.lease import Holding
+from limpet.queue.api import Policy
+from limpet.queue.decide import (
+    Progress,
+    attempts_of,
+    backoff_s,
+    charged,
+    freed,
+    handed_back,
+    must_charge,
+    open_tasks,
+    progressed,
+)
+from limpet.queue.heart import Heart
+from limpet.queue.records import Ended, EntryLease, Receipt, result_bytes
+from limpet.queue.storage import Content, Storage, task_name
+from limpet.queue.verdicts import Fail, Retry
+from limpet.store.api import Absent
+
+__all__ = ["EntryClaim", "EntryTask", "Nothing"]
+
+INLINE_BYTES_MAX = 1024
+INLINE_TOTAL_MAX = 256 * 1024
+ERROR_CHARS_MAX = 2_000
+TRACEBACK_CHARS_MAX = 8_000
+NO_VERDICT = "the block ended without a verdict"
+
+
+class Nothing:
+    """The claim that there was nothing to take."""
+
+    token = 0
+    lost = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[EntryTask]:
+        return iter(())
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        return None
+
+    def hand_back(self) -> None:
+        """See `Claim.hand_back`."""
+
+
+class EntryTask:
+    """One task of a claim. See `Task` for the verdicts."""
+
+    __slots__ = ("_claim", "_n", "attempt", "payload")
+
+    def __init__(self, claim: EntryClaim, n: int, payload: Any, attempt: int) -> None:
+        self._claim = claim
+        self._n = n
+        self.payload = payload
+        self.attempt = attempt
+
+    @property
+    def id(self) -> str:
+        """See `Task.id`."""
+        return self._claim.content.ids[self._n]
+
+    @property
+    def lost(self) -> bool:
+        """See `Task.lost`."""
+        return self._claim.lost
+
+    def done(self, result: Any = None) -> None:
+        """See `Task.done`.   Cost: nothing inside a batch; for its last task, or a single one, 1 PUT + 2 DELETEs."""
+        self._claim.done(self._n, result)
+
+    def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
+        """See `Task.retry`.   Cost: 1 PUT for the whole entry; with the last attempt as `fail`."""
+        self._claim.retry(self._n, after_s, error, traceback)
+
+    def fail(self, error: str, traceback: str | None = None) -> None:
+        """See `Task.fail`.   Cost: 1 PUT, and 2 DELETEs if it ends the entry."""
+        self._claim.fail(self._n, error, traceback)
+
+
+class EntryClaim:
+    """One entry, held. Verdicts gather here; the last one ends the entry, and a heartbeat writes them down meanwhile.
+
+    Crash: tasks without a written verdict run again; none is lost, and only those that were started are charged.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        policy: Policy,
+        decoder: msgspec.json.Decoder[Any],
+        heart: Heart,
+        holding: Holding[EntryLease],
+        content: Content,
+        tasks: list[int],
+        *,
+        batch: bool,
+        waits_s: dict[int, float],
+    ) -> None:
+        self.content = content
+        self.batch = batch
+        self._storage = storage
+        self._runtime = storage.runtime
+        self._policy = policy
+        self._decoder = decoder
+        self._heart = heart
+        self._holding = holding
+        self._tasks = tasks
+        self._progress = Progress(due_s=waits_s)
+        self._open = {*open_tasks(holding.record, len(content.ids))}
+        self._by_swap = must_charge(holding.record, policy)
+        self._mutex = self._runtime.mutex()
+        self._started: list[int] = []
+        self._started_s = self._runtime.elapsed_s()
+        self._inline_bytes = 0
+        self._large: dict[int, msgspec.Raw] = {}
+        self._settled = False
+        self._after: Callable[[], None] | None = None
+        heart.add(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether it was settled."""
+        return self._settled
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Call this once when the entry is settled."""
+        self._after = call
+
+    @property
+    def entry(self) -> str:
+        """The name of the entry."""
+        return self._holding.name
+
+    @property
+    def token(self) -> int:
+        """See `Claim.token`."""
+        return self._holding.token
+
+    @property
+    def lost(self) -> bool:
+        """See `Claim.lost`."""
+        return self._holding.lost
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[EntryTask]:
+        record = self._holding.record
+        for n in self._tasks:
+            if self._settled or self._holding.lost or n not in self._open:
+                continue
+            if self._by_swap:
+                if not self._charge(n):
+                    return
+                record = self._holding.record
+            try:
+                payload = self._decoder.decode(self.content.payloads[n])
+            except msgspec.DecodeError as error:
+                self.fail(n, f"the payload does not fit: {error}")
+                continue
+            self._started.append(n)
+            self._started_s = self._runtime.elapsed_s()
+            yield EntryTask(self, n, payload, attempts_of(record, n))
+
+    def __enter__(self) -> EntryClaim:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, Exception):
+            self.hand_back()
+            return
+        left = [n for n in self._started if n in self._open and n not in self._progress.due_s]
+        for n in left:
+            match error:
+                case Fail():
+                    self.fail(n, str(error))
+                case Retry():
+                    self.retry(n, error.after_s, str(error))
+                case None | LeaseLost():
+                    self.retry(n, None, NO_VERDICT)
+                case _:
+                    self.retry(n, None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        self._settle()
+
+    def hand_back(self) -> None:
+        """See `Claim.hand_back`.   Cost: 1 PUT."""
+        self._settle()
+
+    def beat(self) -> None:
+        """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
+        limit_s = self._policy.timeout_s
+        if limit_s is not None and self._runtime.elapsed_s() - self._started_s > limit_s:
+            return
+        self._write_parts()
+        self._holding.rewrite(self._progressed)
+
+    def done(self, n: int, result: Any) -> None:
+        """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
+        data = None if result is None else msgspec.Raw(result_bytes(result))
+        if self._settled:
+            self._complete_late([n], data)
+            return
+        with self._mutex:
+            self._open.discard(n)
+            self._progress.due_s.pop(n, None)
+            self._progress.done.append(n)
+            if data is not None:
+                self._keep_result(n, data)
+        if not self._open:
+            self._finish()
+
+    def retry(self, n: int, after_s: float | None, error: str, trace: str | None = None) -> None:
+        """Verdict: another attempt, if there is one left."""
+        attempts = attempts_of(self._holding.record, n)
+        if attempts >= self._policy.max_attempts:
+            self.fail(n, error or NO_VERDICT, trace)
+            return
+        if after_s is None:
+            after_s = backoff_s(self._policy, attempts, self._runtime.rng.random())
+        if not after_s >= 0:
+            raise Invalid(f"after_s must not be negative, and is {after_s:g}")
+        if self._settled:
+            return
+        with self._mutex:
+            self._progress.due_s[n] = self._runtime.elapsed_s() + after_s
+            self._progress.error = error[:ERROR_CHARS_MAX] or None
+        if self._open == self._progress.due_s.keys():
+            self._settle()
+
+    def fail(self, n: int, error: str, trace: str | None = None) -> None:
+        """Verdict: it failed for good. Without the lease it is not ours to say."""
+        if self._settled or not self._still_ours():
+            return
+        receipt = self._receipt(n, "failed", error=error[:ERROR_CHARS_MAX], trace=trace)
+        name = task_name(self.entry, n, batch=self.batch)
+        self._storage.write_receipt(self.entry, self._storage.keys.failed_of(name), receipt, batch=self.batch)
+        with self._mutex:
+            self._open.discard(n)
+            self._progress.due_s.pop(n, None)
+            self._progress.failed.append(n)
+        if not self._open:
+            self._finish()
+
+    def _charge(self, n: int) -> bool:
+        """Name the task running, with an attempt more, before its handler starts. False: it cannot be said now."""
+        try:
+            self._holding.rewrite(lambda record: charged(self._progressed(record), n))
+        except (LeaseLost, OutcomeUnknown, Unavailable):
+            return False
+        with self._mutex:
+            self._progress.due_s.pop(n, None)
+        return True
+
+    def _progressed(self, record: EntryLease) -> EntryLease:
+        with self._mutex:
+            return progressed(record, self._progress, self._runtime.elapsed_s())
+
+    def _keep_result(self, n: int, data: msgspec.Raw) -> None:
+        size = memoryview(data).nbytes
+        if self.batch and (size > INLINE_BYTES_MAX or self._inline_bytes + size > INLINE_TOTAL_MAX):
+            self._large[n] = data
+        else:
+            self._inline_bytes += size
+            self._progress.results[n] = data
+
+    def _write_parts(self) -> None:
+        """Results that are too large for the record go into an object of their own, before the swap that counts them.
+
+        Cost: 1 PUT for all that there are.
+        """
+        with self._mutex:
+            large, self._large = self._large, {}
+        if not large:
+            return
+        key = self._storage.keys.part(self.entry, self._runtime.new_id())
+        try:
+            self._storage.store.put(key, records.encode(large), when=Absent())
+        except LimpetError:
+            with self._mutex:
+                self._large = {**large, **self._large}
+            raise
+        with self._mutex:
+            self._progress.parts.append(key)
+
+    def _still_ours(self) -> bool:
+        """Whether nobody took the entry, as far as can be known. Asks only if our own clock says it ran out."""
+        if not self._holding.lost:
+            return True
+        try:
+            self._holding.rewrite(self._progressed)
+        except LimpetError:
+            return False
+        return True
+
+    def _finish(self) -> None:
+        """Every task has its verdict: the receipt ends the entry.
+
+        Raises: OutcomeUnknown, Unavailable: the verdicts stay, and the end of the block tries again.
+        """
+        if self.batch:
+            self._finish_batch()
+        elif self._progress.done:
+            receipt = self._receipt(0, "completed", result=self._progress.results.get(0))
+            key = self._storage.keys.completed_of(self.entry)
+            self._storage.write_receipt(self.entry, key, receipt, batch=False)
+        self._close()
+
+    def _finish_batch(self) -> None:
+        if not self._still_ours():
+            self._end()
+            self._complete_late(self._progress.done)
+            return
+        self._write_parts()
+        record = self._progressed(self._holding.record)
+        receipt = self._receipt(
+            None,
+            "completed",
+            failed=record.failed,
+            results=record.results,
+            parts=record.parts,
+        )
+        stands = self._storage.write_receipt(
+            self.entry, self._storage.keys.completed_of(self.entry), receipt, batch=True
+        )
+        self._complete_late([n for n in self._progress.done if n in stands.failed])
+
+    def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
+        """Receipts of their own for tasks that finished after the entry went on without us (H4).
+
+        Cost: 1 PUT each.
+        """
+        for n in tasks:
+            data = result or self._progress.results.get(n) or self._large.get(n)
+            name = task_name(self.entry, n, batch=self.batch)
+            receipt = self._receipt(n, "completed", result=data)
+            self._storage.write_receipt(self.entry, self._storage.keys.completed_of(name), receipt, batch=self.batch)
+
+    def _close(self) -> None:
+        if not self._settled:
+            self._end()
+            self._storage.close(self.entry, batch=self.batch)
+
+    def _end(self) -> None:
+        self._settled = True
+        self._heart.remove(self)
+        if self._after is not None:
+            self._after()
+
+    def _settle(self) -> None:
+        """Write down what is decided and let the entry go. Tasks without a verdict go back with their attempt."""
+        if self._settled:
+            return
+        if not self._open:
+            self._finish()
+            return
+        returned = [n for n in (self._started if self._by_swap else self._open) if self._unjudged(n)]
+        try:
+            self._write_parts()
+            self._end()
+            self._holding.free(
+                lambda record: freed(
+                    handed_back(self._progressed(record), returned, self._by_swap),
+                    len(self.content.ids),
+                    self._runtime.wall(),
+                )
+            )
+        except LeaseLost:
+            self._complete_late(self._progress.done)
+        except (OutcomeUnknown, Unavailable):
+            with suppress(OutcomeUnknown, Unavailable):  # as after a crash, the entry runs out by itself
+                self._complete_late(self._progress.done)
+
+    def _unjudged(self, n: int) -> bool:
+        return n in self._open and n not in self._progress.due_s
+
+    def _receipt(
+        self,
+        n: int | None,
+        state: Ended,
+        *,
+        result: msgspec.Raw | None = None,
+        error: str | None = None,
+        trace: str | None = None,
+        failed: list[int] | None = None,
+        results: dict[int, msgspec.Raw] | None = None,
+        parts: list[str] | None = None,
+    ) -> Receipt:
+        record = self._holding.record
+        return Receipt(
+            state=state,
+            id=self.content.ids[n] if n is not None else self.entry,
+            count=1 if n is not None else len(self.content.ids),
+            attempts=attempts_of(record, n) if n is not None else record.token,
+            token=record.token,
+            worker_id=record.worker_id,
+            label=record.label,
+            pushed_at=self.content.pushed_at,
+            finished_at=self._runtime.wall(),
+            payload=msgspec.Raw(self.content.payloads[n] if n is not None else b"null"),
+            result=result or msgspec.Raw(b"null"),
+            error=error,
+            traceback=trace[-TRACEBACK_CHARS_MAX:] if trace else None,
+            failed=failed or [],
+            results=results or {},
+            parts=parts or [],
+            retries=self.content.retries,
+        )

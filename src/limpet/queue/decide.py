@@ -1,0 +1,203 @@
+"""The queue's decisions about one entry: pure functions, no store and no clock.
+
+An entry's tasks share one lease record. Every rule here answers an interleaving that broke an earlier wording of it
+(COUNTEREXAMPLES.md H3, H4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import msgspec
+
+from limpet.lease import State
+from limpet.lease.decide import Take, Wait, next_step
+from limpet.queue.api import Policy
+from limpet.queue.records import EntryLease
+
+__all__ = [
+    "Progress",
+    "Ready",
+    "attempts_of",
+    "backoff_s",
+    "cancelled",
+    "charged",
+    "claimable",
+    "claimed",
+    "due_tasks",
+    "exhausted",
+    "freed",
+    "handed_back",
+    "must_charge",
+    "open_tasks",
+    "progressed",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a contender does about an entry's lease: take it now, finish what was ended, or look again at `at`."""
+
+    take: bool
+    finish: bool
+    at: datetime | None
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a claim has decided and not yet written. Times are on this process's rising clock."""
+
+    done: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    due_s: dict[int, float] = field(default_factory=dict)
+    results: dict[int, msgspec.Raw] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
+    """Whether a lease that was looked at may be taken. A held one is judged by the rule of every lock (F24)."""
+    if record.state in (State.CANCELLED, State.DONE):
+        return Ready(take=False, finish=True, at=None)
+    if record.state is State.FREE:
+        at = modified + timedelta(seconds=record.wait_s)
+        return Ready(take=at <= now, finish=False, at=at)
+    step = next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
+    return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
+
+
+def claimed(
+    record: EntryLease | None, *, entry: str, worker_id: str, label: str, policy: Policy, wall: datetime
+) -> EntryLease:
+    """The record after a contender takes the entry: one token more.
+
+    The first claim charges every task with an attempt, unless one attempt is all that there is: then being claimed by
+    a process that dies before the handler starts would already be the end (H3).
+    """
+    expires_at = wall + timedelta(seconds=policy.ttl_s)
+    if record is not None:
+        return msgspec.structs.replace(
+            record,
+            state=State.HELD,
+            worker_id=worker_id,
+            label=label,
+            token=record.token + 1,
+            created_at=wall,
+            heartbeat_at=wall,
+            expires_at=expires_at,
+            ttl_s=policy.ttl_s,
+            not_before=None,
+            running=None,
+        )
+    return EntryLease(
+        state=State.HELD,
+        name=entry,
+        worker_id=worker_id,
+        label=label,
+        token=1,
+        attempt=1,
+        created_at=wall,
+        heartbeat_at=wall,
+        expires_at=expires_at,
+        ttl_s=policy.ttl_s,
+        charged=0 if policy.max_attempts == 1 else 1,
+    )
+
+
+def must_charge(record: EntryLease, policy: Policy) -> bool:
+    """Whether each task of this claim is charged by a swap of its own just before its handler starts (H3, F19)."""
+    return record.token > 1 or policy.max_attempts == 1
+
+
+def attempts_of(record: EntryLease, n: int) -> int:
+    """How many attempts of task `n` were charged."""
+    return record.attempts.get(n, record.charged)
+
+
+def open_tasks(record: EntryLease, count: int) -> list[int]:
+    """The tasks without a verdict."""
+    if not record.done and not record.failed:
+        return [*range(count)]
+    ended = {*record.done, *record.failed}
+    return [n for n in range(count) if n not in ended]
+
+
+def exhausted(record: EntryLease, count: int, policy: Policy) -> list[int]:
+    """The open tasks whose charged attempts reach the maximum: their workers died, and they are given up."""
+    if record.charged < policy.max_attempts and all(n < policy.max_attempts for n in record.attempts.values()):
+        return []
+    return [n for n in open_tasks(record, count) if attempts_of(record, n) >= policy.max_attempts]
+
+
+def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLease:
+    """The record with what the claim has decided so far. `at_s` is now, on the clock of `progress.due_s`."""
+    return msgspec.structs.replace(
+        record,
+        done=_union(record.done, progress.done),
+        failed=_union(record.failed, progress.failed),
+        waits={**record.waits, **{n: max(0.0, due_s - at_s) for n, due_s in progress.due_s.items()}},
+        results={**record.results, **progress.results},
+        parts=_union(record.parts, progress.parts),
+        error=progress.error or record.error,
+    )
+
+
+def charged(record: EntryLease, n: int) -> EntryLease:
+    """The record that names task `n` running, one attempt more."""
+    attempts = attempts_of(record, n) + 1
+    waits = {m: wait_s for m, wait_s in record.waits.items() if m != n}
+    return msgspec.structs.replace(
+        record, running=n, attempt=attempts, attempts={**record.attempts, n: attempts}, waits=waits
+    )
+
+
+def freed(record: EntryLease, count: int, wall: datetime) -> EntryLease:
+    """The record of an entry that rests until the first of its open tasks is due."""
+    wait_s = min((record.waits.get(n, 0.0) for n in open_tasks(record, count)), default=0.0)
+    not_before = wall + timedelta(seconds=wait_s) if wait_s > 0 else None
+    return msgspec.structs.replace(record, state=State.FREE, running=None, wait_s=wait_s, not_before=not_before)
+
+
+def handed_back(record: EntryLease, returned: Collection[int], by_swap: bool) -> EntryLease:
+    """The record with the attempts of the `returned` tasks restored, as if this claim had not started them.
+
+    `by_swap`: they were charged one by one, so only those that were started have anything to restore.
+    """
+    if by_swap:
+        restored = {n: attempts_of(record, n) - 1 for n in returned}
+        return msgspec.structs.replace(record, attempts={**record.attempts, **restored})
+    kept = {n: attempts_of(record, n) for n in record.waits if n not in returned}
+    return msgspec.structs.replace(record, charged=max(0, record.charged - 1), attempts={**record.attempts, **kept})
+
+
+def cancelled(record: EntryLease) -> EntryLease:
+    """The record of an entry that nobody may take any more."""
+    return msgspec.structs.replace(record, state=State.CANCELLED, running=None)
+
+
+def backoff_s(policy: Policy, attempts: int, chance: float) -> float:
+    """How long to wait after the failed attempt number `attempts`; `chance` in [0, 1) spreads the herd."""
+    longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(attempts - 1, 30))
+    return longest * (0.5 + chance / 2)
+
+
+def due_tasks(
+    record: EntryLease, count: int, *, modified: datetime | None, now: datetime, waits: Mapping[int, float]
+) -> list[int]:
+    """The open tasks that need not wait any longer, given the `waits` that stood in the record last modified then."""
+    tasks = open_tasks(record, count)
+    if not waits or modified is None:
+        return tasks
+    return [n for n in tasks if modified + timedelta(seconds=waits.get(n, 0.0)) <= now]
+
+
+def _union(before: list[T], more: list[T]) -> list[T]:
+    if not before or not more:
+        return [*before, *more]
+    known = set(before)
+    return [*before, *(item for item in more if item not in known)]

@@ -1,0 +1,293 @@
+"""`BucketQueue`: a queue in a store, and how an entry of it is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
+from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown
+from limpet.keys import QueueKeys, is_minted
+from limpet.lease import Holding, Sightings
+from limpet.queue.admin import Admin
+from limpet.queue.api import FEATURES, Feature, Peeked, Policy, Pushed, Result, Stats
+from limpet.queue.claim import EntryClaim, Nothing
+from limpet.queue.decide import claimable, claimed, due_tasks, exhausted
+from limpet.queue.heart import Heart
+from limpet.queue.pages import Candidate, Pages
+from limpet.queue.push import Pusher
+from limpet.queue.records import EntryLease, payload_bytes
+from limpet.queue.slots import Slot, Slots
+from limpet.queue.storage import Journal, Storage
+from limpet.queue.sweep import Sweeper
+from limpet.runtime import Runtime
+from limpet.store.api import Store, Version
+
+__all__ = ["BucketQueue"]
+
+POLL_MIN_S = 0.2
+POLL_MAX_S = 20.0
+POLL_GROWTH = 1.5
+DIED = "its worker died, and its attempts are used up"
+
+
+class BucketQueue:
+    """Tasks in a store: at least once, nothing acknowledged is lost, each ends in one place.
+
+    Safe to share between threads. See `Queue` for the promises and docs/GUARANTEES.md for the proofs.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        runtime: Runtime,
+        *,
+        policy: Policy | None = None,
+        provider: str = "bucket",
+        payload_type: Any = None,
+        journal: Journal | None = None,
+        sightings: Sightings | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy or Policy()
+        self.provider = provider
+        self.supports: frozenset[Feature] = FEATURES
+        self.storage = Storage(store, QueueKeys.of(name), runtime, journal)
+        self._store = store
+        self._runtime = runtime
+        self._payload_type = payload_type
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(payload_type or Any)
+        self._sightings = sightings or Sightings(runtime)
+        self._leases: dict[Version, Seen[EntryLease]] = {}
+        self._pusher = Pusher(self.storage)
+        self._pages = Pages(self.storage, self._sightings, ttl_s=self.policy.ttl_s)
+        self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
+        self._slots = Slots(self.storage, self.policy, self._sightings, self._heart)
+        self._admin = Admin(self.storage, self._pusher, self.policy)
+        self._sweeper = Sweeper(self.storage, self.policy)
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name!r} ({self.provider})>"
+
+    def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        """See `Queue.push`.   Cost: 1 PUT; with an id 1 PUT + 2 HEADs.   Crash: the task is there, or it is not."""
+        return self._pusher.push(self._encoded(payload), id=id, delay_s=delay_s)
+
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[str]:
+        """See `Queue.push_many`. Not deduplicated.   Cost: 1 PUT a batch.   Crash: whole batches are there or not."""
+        return self._pusher.push_many(map(self._encoded, payloads), batch=batch)
+
+    def claim(self, *, wait_s: float = 0.0) -> EntryClaim | Nothing:
+        """See `Queue.claim`.
+
+        Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
+        1 PUT for each task that it starts; a share of 1 LIST + 1 GET a page. An idle poll is 1 LIST.
+        Crash: the entry is taken over after `ttl_s`.
+        """
+        until_s = self._runtime.elapsed_s() + wait_s
+        pause_s = POLL_MIN_S
+        while True:
+            found = self._try_claim()
+            if found is not None:
+                return found
+            left_s = until_s - self._runtime.elapsed_s()
+            if left_s <= 0:
+                return Nothing()
+            self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.8, 1.0), left_s))
+            pause_s = min(pause_s * POLL_GROWTH, POLL_MAX_S)
+
+    def stats(self) -> Stats:
+        """See `Queue.stats`.   Cost: 1 LIST per 1,000 objects of the queue, + 1 GET."""
+        return self._admin.stats()
+
+    def peek(self, n: int = 10) -> Sequence[Peeked]:
+        """See `Queue.peek`.   Cost: 1 or 2 LISTs + 1 GET an entry."""
+        return self._admin.peek(n)
+
+    def result(self, id: str) -> Result:
+        """See `Queue.result`.   Cost: 1 GET for a completed task, up to 4 GETs and 2 HEADs else."""
+        return self._admin.result(id)
+
+    def retry(self, id: str | None = None, *, all: bool = False) -> Sequence[str]:
+        """See `Queue.retry`.   Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more.
+
+        Crash: the new life is there before the receipt says so, so a second call finds it (H1).
+        """
+        return self._admin.retry(id, all=all)
+
+    def cancel(self, id: str) -> bool:
+        """See `Queue.cancel`.   Cost: 1 PUT (1 GET + 1 PUT if it is claimed), 1 GET, 1 PUT, 2 DELETEs."""
+        return self._admin.cancel(id)
+
+    def pause(self) -> None:
+        """See `Queue.pause`. Workers notice with their next page, within half a minute.   Cost: 1 GET + 1 PUT."""
+        self._admin.set_paused(True)
+
+    def resume(self) -> None:
+        """See `Queue.resume`.   Cost: 1 GET + 1 PUT."""
+        self._admin.set_paused(False)
+
+    def purge(self) -> int:
+        """See `Queue.purge`.   Cost: 1 LIST per 1,000 objects + 2 DELETEs an entry, 1 PUT for a user's id."""
+        return self._admin.purge()
+
+    def sweep(self) -> int:
+        """Tidy up after crashes: finish half-done ends, drop what lost, and what is older than `retention_s`.
+
+        Workers do this by themselves, one of them once an hour. How many objects went.
+        Cost: 1 LIST per 1,000 objects, 1 DELETE for each that goes.
+        """
+        return self._sweeper.sweep()
+
+    def _encoded(self, payload: Any) -> bytes:
+        if self._payload_type is not None:
+            payload = msgspec.to_builtins(payload, str_keys=True)
+        elif not isinstance(payload, dict):
+            raise Invalid(
+                f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type="
+            )
+        return payload_bytes(payload)
+
+    def _try_claim(self) -> EntryClaim | None:
+        """The first candidate that can be had, from the page in hand or one new page."""
+        self._sweeper.now_and_then()
+        return self._from_page() or (self._from_page() if self._turn_page() else None)
+
+    def _turn_page(self) -> bool:
+        page = self._pages.turn()
+        if page.scheduled:
+            self._pusher.promote(now=self._pusher.exact_now(), keys=page.scheduled)
+        return bool(page.candidates) and not self._paused()
+
+    def _paused(self) -> bool:
+        seen = self.storage.control().read()
+        return seen is not None and seen.value.paused
+
+    def _from_page(self) -> EntryClaim | None:
+        slot: Slot | None = None
+        while (candidate := self._pages.next()) is not None:
+            if self.policy.concurrency is not None and slot is None:
+                slot = self._slots.take()
+                if slot is None:
+                    return None
+            with suppress(OutcomeUnknown):  # if it is ours after all, it runs out by itself
+                claim = self._claim(candidate)
+                if claim is not None:
+                    self._pages.won()
+                    if slot is not None:
+                        claim.on_end(partial(self._slots.give, slot))
+                    return claim
+        if slot is not None:
+            self._slots.give(slot)
+        return None
+
+    def _claim(self, candidate: Candidate) -> EntryClaim | None:
+        entry = candidate.entry
+        cell = self.storage.lease(entry)
+        seen: Seen[EntryLease] | None = None
+        try:
+            if candidate.lease is not None:
+                seen = self._looked_at(cell, candidate)
+                if seen is None:
+                    return None
+            return self._take(cell, seen, candidate)
+        except Corrupt as error:
+            self._reject(candidate, str(error))
+            return None
+
+    def _looked_at(self, cell: Cell[EntryLease], candidate: Candidate) -> Seen[EntryLease] | None:
+        """The lease, if it may be taken now. Each version is read once.   Cost: 1 GET."""
+        listed = candidate.lease
+        assert listed is not None
+        seen = self._leases.get(listed.version) or cell.read()
+        if seen is None:
+            return None
+        self._leases[listed.version] = seen
+        if len(self._leases) > 10_000:
+            del self._leases[next(iter(self._leases))]
+        assert seen.modified is not None
+        if seen.version != listed.version and seen.modified != listed.modified:
+            return None
+        ready = claimable(
+            seen.value,
+            modified=seen.modified,
+            unchanged_s=self._sightings.unchanged_s(cell.key, listed.version),
+            now=self._store.now(),
+            wall=self._runtime.wall(),
+        )
+        if ready.finish:
+            self._admin.finish_cancelled(candidate.entry, batch=candidate.batch)
+        return seen if ready.take else None
+
+    def _take(self, cell: Cell[EntryLease], seen: Seen[EntryLease] | None, candidate: Candidate) -> EntryClaim | None:
+        record = claimed(
+            seen.value if seen else None,
+            entry=candidate.entry,
+            worker_id=self._runtime.owner,
+            label=self._runtime.label,
+            policy=self.policy,
+            wall=self._runtime.wall(),
+        )
+        sent_at_s = self._runtime.elapsed_s()
+        match cell.attempt(seen, record):
+            case Won(mine):
+                holding = Holding(cell, mine, self._runtime, sent_at_s=sent_at_s)
+                return self._open(holding, candidate, seen)
+            case Replaced() | Lost() | Unclear():
+                self._pages.lost()
+                return None
+
+    def _open(
+        self, holding: Holding[EntryLease], candidate: Candidate, before: Seen[EntryLease] | None
+    ) -> EntryClaim | None:
+        """What a won lease gives: the tasks that are due. Or nothing, where the entry has ended or is given up."""
+        entry, batch = candidate.entry, candidate.batch
+        try:
+            content = self.storage.content(entry, batch=batch)
+        except Missing:
+            self.storage.drop_lease(entry)
+            return None
+        if (holding.token > 1 or not is_minted(entry)) and self.storage.ended(entry):
+            self.storage.close(entry, batch=batch)  # H5: it ended; only its end was not finished
+            return None
+        now = self._store.now()
+        modified = before.modified if before else None
+        waits = before.value.waits if before else {}
+        tasks = due_tasks(holding.record, len(content.ids), modified=modified, now=now, waits=waits)
+        at_s = self._runtime.elapsed_s()
+        waiting = {
+            n: at_s + ((modified + timedelta(seconds=wait_s)) - now).total_seconds()
+            for n, wait_s in waits.items()
+            if modified is not None and n not in tasks
+        }
+        claim = EntryClaim(
+            self.storage,
+            self.policy,
+            self._decoder,
+            self._heart,
+            holding,
+            content,
+            tasks,
+            batch=batch,
+            waits_s=waiting,
+        )
+        if before is not None:
+            for n in exhausted(holding.record, len(content.ids), self.policy):
+                claim.fail(n, before.value.error or DIED)
+            if claim.over:
+                return None
+        return claim
+
+    def _reject(self, candidate: Candidate, why: str) -> None:
+        """A task or a lease that cannot be read ends in failed/, its bytes kept; never in a loop of crashes."""
+        try:
+            data = self._store.get(self.storage.keys.tasks(candidate.entry, batch=candidate.batch)).data
+        except Missing:
+            data = b""
+        self.storage.reject(candidate.entry, data, why, batch=candidate.batch)

@@ -1,0 +1,326 @@
+"""`Wire`: the requests that Limpet makes of SQS, and what their failures mean.
+
+The only module that loads boto3. botocore's own retries are off: after a lost reply it would send again in silence, and
+nobody could say any more whether a message was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+from limpet.errors import (
+    Conflict,
+    Denied,
+    Invalid,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
+from limpet.runtime import Runtime
+
+__all__ = ["BATCH_BYTES_MAX", "BATCH_MAX", "Message", "Refusal", "Wire", "pack"]
+
+BATCH_MAX = 10
+BATCH_BYTES_MAX = 256 * 1024
+POLL_MAX_S = 20
+CONNECT_S = 5
+READ_S = POLL_MAX_S + 10
+CONNECTIONS_MAX = 64
+TRIES = 4
+BACKOFF_S = 0.1
+LINE_MAX = 200
+
+_READS = ("get_queue_url", "get_queue_attributes", "receive_message")
+_NO_CREDENTIALS = (
+    "NoCredentialsError",
+    "NoAuthTokenError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "MetadataRetrievalError",
+    "SSOError",
+    "LoginError",
+    "RefreshWithMFAUnsupportedError",
+)
+_DENIED = (
+    "AccessDenied",
+    "AccessDeniedException",
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "InvalidSecurity",
+    "MissingAuthenticationToken",
+    "OptInRequired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+)
+_BUSY = (
+    "KmsThrottled",
+    "OverLimit",
+    "PurgeQueueInProgress",
+    "QueueDeletedRecently",
+    "RequestThrottled",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+)
+_WAIT_A_MINUTE = ("PurgeQueueInProgress", "QueueDeletedRecently")
+_NO_QUEUE = ("NonExistentQueue", "QueueDoesNotExist")
+_QUEUE_EXISTS = ("QueueAlreadyExists", "QueueNameExists")
+_GONE = ("MessageNotInflight", "ReceiptHandleIsInvalid")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One delivery. `count` is how often SQS has delivered this message, this time included."""
+
+    id: str
+    receipt: str
+    body: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why SQS did not do one entry of a batch. `ours` means that asking again is of no use."""
+
+    code: str
+    line: str
+    ours: bool
+
+    @property
+    def gone(self) -> bool:
+        """Whether the receipt no longer stands for a message: it was deleted, or delivered to somebody else."""
+        expired = self.code == "InvalidParameterValue" and "ReceiptHandle" in self.line
+        return self.code in _GONE or expired
+
+
+class Wire:
+    """A client of one region, shared by all queues of a process and by its threads."""
+
+    def __init__(self, runtime: Runtime, *, region: str | None = None, endpoint_url: str | None = None) -> None:
+        self._runtime = runtime
+        self._region = region
+        self._endpoint_url = endpoint_url
+        self._mutex = runtime.mutex()
+        self._made: tuple[str, Any] | None = None
+        self._boto3 = _load("boto3")
+        self._failures = (
+            _load("botocore.exceptions").BotoCoreError,
+            _load("botocore.exceptions").ClientError,
+            _load("botocore.parsers").ResponseParserError,
+        )
+
+    @property
+    def client(self) -> Any:
+        """The boto3 client, made at first use. A forked child makes its own: sockets cannot be shared.
+
+        Raises: Invalid for a region, endpoint or profile that makes no sense.
+        """
+        made = self._made
+        if made is None or made[0] != self._runtime.owner:
+            with self._mutex:
+                made = self._made
+                if made is None or made[0] != self._runtime.owner:
+                    made = self._made = (self._runtime.owner, self._new_client())
+        return made[1]
+
+    def url(self, name: str, attributes: Mapping[str, str]) -> str:
+        """The URL of a queue, which is created with `attributes` if there is none.
+
+        Raises: Denied.   Cost: 1 request, 2 if it is created.
+        """
+        try:
+            return str(self.call(f"find queue {name}", "get_queue_url", QueueName=name)["QueueUrl"])
+        except Missing:
+            pass
+        try:
+            made = self.call(f"create queue {name}", "create_queue", QueueName=name, Attributes=dict(attributes))
+        except Conflict:  # somebody created it meanwhile, with other attributes
+            made = self.call(f"find queue {name}", "get_queue_url", QueueName=name)
+        except Denied as error:
+            raise Denied(
+                f"there is no queue {name}, and it cannot be created: {error}",
+                hint="create it, or allow sqs:CreateQueue",
+            ) from None
+        return str(made["QueueUrl"])
+
+    def receive(self, url: str, n: int, *, wait_s: int, visibility_s: int) -> list[Message]:
+        """Up to `n` messages, hidden from others for `visibility_s`; waits for the first one.   Cost: 1 request."""
+        answer = self.call(
+            "receive",
+            "receive_message",
+            QueueUrl=url,
+            MaxNumberOfMessages=n,
+            WaitTimeSeconds=wait_s,
+            VisibilityTimeout=visibility_s,
+            MessageSystemAttributeNames=["ApproximateReceiveCount"],
+        )
+        return [
+            Message(
+                id=each["MessageId"],
+                receipt=each["ReceiptHandle"],
+                body=each["Body"],
+                count=int(each["Attributes"]["ApproximateReceiveCount"]),
+            )
+            for each in answer.get("Messages", ())
+        ]
+
+    def send(self, url: str, bodies: Sequence[str], *, delay_s: int = 0) -> dict[int, Refusal]:
+        """Send at most ten messages; the places of those that were refused.   Cost: 1 request.
+
+        Raises: OutcomeUnknown: any of them may have been sent, even more than once.
+        """
+        entries = [{"MessageBody": body, "DelaySeconds": delay_s} for body in bodies]
+        return self._batch("send", "send_message_batch", url, entries)
+
+    def delete(self, url: str, receipts: Sequence[str]) -> dict[int, Refusal]:
+        """Delete at most ten messages; the places of those that were refused. Gone already is no refusal.
+
+        Cost: 1 request.
+        """
+        refused = self._batch("delete", "delete_message_batch", url, [{"ReceiptHandle": each} for each in receipts])
+        return {n: refusal for n, refusal in refused.items() if not refusal.gone}
+
+    def hide(
+        self, url: str, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES
+    ) -> dict[int, Refusal]:
+        """Hide at most ten messages for so long from now; the places of those that were refused.   Cost: 1 request."""
+        entries = [{"ReceiptHandle": each, "VisibilityTimeout": visibility_s} for each in receipts]
+        return self._batch("change visibility", "change_message_visibility_batch", url, entries, tries=tries)
+
+    def call(self, what: str, operation: str, *, tries: int = TRIES, **arguments: Any) -> dict[str, Any]:
+        """One request, sent again while it may help.
+
+        Raises: Denied, Invalid, Missing, Conflict: SQS refused it. Unavailable: it was not done. OutcomeUnknown: one of
+        the sent ones may have been done.
+        """
+        unclear: LimpetError | None = None
+        failure: LimpetError | None = None
+        for sent in range(tries):
+            if sent:
+                self._pause(sent)
+            try:
+                answer: dict[str, Any] = getattr(self.client, operation)(**arguments)
+                return answer
+            except self._failures as error:
+                failure = _explained(what, error, reads=operation in _READS)
+            if isinstance(failure, OutcomeUnknown):
+                unclear = failure
+            elif not isinstance(failure, Unavailable):
+                break
+        assert failure is not None
+        raise unclear or failure
+
+    def _batch(
+        self, what: str, operation: str, url: str, entries: Sequence[Mapping[str, Any]], *, tries: int = TRIES
+    ) -> dict[int, Refusal]:
+        """F20: the answer is 200 with refused entries inside. Those are sent again, alone, while it may help."""
+        left = dict(enumerate(entries))
+        refused: dict[int, Refusal] = {}
+        for sent in range(tries):
+            if sent:
+                self._pause(sent)
+            asked = [{"Id": str(n), **entry} for n, entry in left.items()]
+            answer = self.call(what, operation, tries=tries, QueueUrl=url, Entries=asked)
+            for done in answer.get("Successful", ()):
+                refused.pop(int(done["Id"]), None)
+                left.pop(int(done["Id"]), None)
+            for each in answer.get("Failed", ()):
+                refusal = Refusal(_code(each), _one_line(each.get("Message") or each["Code"]), bool(each["SenderFault"]))
+                refused[int(each["Id"])] = refusal
+                if refusal.ours:
+                    left.pop(int(each["Id"]), None)
+            if not left:
+                break
+        return {**{n: Refusal("NoAnswer", "SQS did not say", ours=False) for n in left}, **refused}
+
+    def _pause(self, sent: int) -> None:
+        self._runtime.sleep(BACKOFF_S * 2**sent * self._runtime.rng.uniform(0.5, 1.0))
+
+    def _new_client(self) -> Any:
+        config = _load("botocore.config").Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            max_pool_connections=CONNECTIONS_MAX,
+        )
+        try:
+            session = self._boto3.Session(region_name=self._region)
+            return session.client("sqs", endpoint_url=self._endpoint_url, config=config)
+        except self._failures as error:
+            raise _explained("open SQS", error, reads=True) from None
+        except ValueError as error:
+            raise Invalid(f"open SQS: {_one_line(str(error))}", hint="check LIMPET_SQS_ENDPOINT and the region") from None
+
+
+def pack(bodies: Sequence[str], most: int) -> list[range]:
+    """The places of `bodies` in batches that one request can carry: at most `most`, ten, and 256 KiB together."""
+    batches: list[range] = []
+    start = size = 0
+    for n, body in enumerate(bodies):
+        bytes_ = len(body.encode())
+        if n > start and (n - start >= min(most, BATCH_MAX) or size + bytes_ > BATCH_BYTES_MAX):
+            batches.append(range(start, n))
+            start, size = n, 0
+        size += bytes_
+    if start < len(bodies):
+        batches.append(range(start, len(bodies)))
+    return batches
+
+
+def _load(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        raise Unsupported("queues on SQS need boto3", hint="pip install 'limpet[sqs]'") from None
+
+
+def _explained(what: str, error: Any, *, reads: bool) -> LimpetError:
+    """The one place where a failure of botocore becomes one of ours."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    line = f"{what}: {_one_line(str(error))}"
+    unclear = Unavailable if reads else OutcomeUnknown
+    if "ClientError" in kinds:
+        return _refused(what, error.response, unclear)
+    if kinds & set(_NO_CREDENTIALS):
+        return Denied(line, hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE")
+    if "ConnectionError" in kinds:
+        return Unavailable(line, hint="check the endpoint, the region and the network; then retry")
+    if kinds & {"HTTPClientError", "ResponseParserError", "IncompleteReadError"}:
+        return unclear(line)
+    return Invalid(line, hint="set AWS_REGION, or write sqs://REGION/PREFIX; check AWS_PROFILE")
+
+
+def _refused(what: str, answer: Mapping[str, Any], unclear: type[LimpetError]) -> LimpetError:
+    code = _code(answer["Error"])
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    line = f"{what}: {code}: {_one_line(answer['Error'].get('Message') or '')}".removesuffix(": ")
+    if code in _NO_QUEUE:
+        return Missing(line, hint="it was deleted; open the queue again to create it anew")
+    if code in _QUEUE_EXISTS:
+        return Conflict(line)
+    if code in _DENIED or code.startswith("KmsAccessDenied") or status in (401, 403):
+        return Denied(line)
+    if code in _BUSY or status == 429:
+        return Unavailable(line, hint="wait a minute, then retry" if code in _WAIT_A_MINUTE else None)
+    if status >= 500:
+        return unclear(line)
+    return Invalid(line)
+
+
+def _code(error: Mapping[str, Any]) -> str:
+    return str(error["Code"]).rpartition(".")[2]
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LINE_MAX else text[: LINE_MAX - 3] + "..."

@@ -1,0 +1,165 @@
+"""The objects of one queue: entries, leases, receipts, and the order in which they come and go.
+
+Nothing here decides. Names are single-use: a receipt ends one, and only an ended one is deleted, so no delete, however
+late, can hit a newer object of the same name (F18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from limpet.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.keys import Key, QueueKeys
+from limpet.queue.records import (
+    ENTRY_BYTES_MAX,
+    ControlRecord,
+    EntryLease,
+    Receipt,
+    batch_lines,
+    read_task,
+)
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Blob, Store
+
+__all__ = ["Content", "Journal", "NoJournal", "Storage", "read_content", "task_name"]
+
+LEASE_CODEC = struct_codec(EntryLease)
+RECEIPT_CODEC = struct_codec(Receipt)
+CONTROL_CODEC = struct_codec(ControlRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The tasks of an entry: the payload of each as JSON, when they were pushed, and their earlier lives."""
+
+    ids: Sequence[str]
+    payloads: Sequence[bytes]
+    pushed_at: datetime
+    retries: int
+
+
+class Journal(Protocol):
+    """Where a supervised node notes each push and each end before it takes effect (H8)."""
+
+    def pushed(self, key: Key, data: bytes) -> None:
+        """A task or batch will be put there."""
+
+    def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
+        """A receipt of the entry, or of one of its tasks, will be put there."""
+
+
+class NoJournal:
+    """Nobody listens."""
+
+    def pushed(self, key: Key, data: bytes) -> None:
+        """See `Journal.pushed`."""
+
+    def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
+        """See `Journal.ended`."""
+
+
+def task_name(entry: str, n: int, *, batch: bool) -> str:
+    """The name of task `n` of an entry, as receipts have it."""
+    return f"{entry}.{n}" if batch else entry
+
+
+class Storage:
+    """One queue in one store."""
+
+    def __init__(self, store: Store, keys: QueueKeys, runtime: Runtime, journal: Journal | None = None) -> None:
+        self.store = store
+        self.keys = keys
+        self.runtime = runtime
+        self.journal = journal or NoJournal()
+
+    def lease(self, entry: str) -> Cell[EntryLease]:
+        """The lease of an entry."""
+        return Cell(self.store, self.keys.lease(entry), LEASE_CODEC, self.runtime, deletable=True)
+
+    def receipt(self, key: Key) -> Cell[Receipt]:
+        """A receipt."""
+        return Cell(self.store, key, RECEIPT_CODEC, self.runtime, deletable=True)
+
+    def control(self) -> Cell[ControlRecord]:
+        """What an operator has set."""
+        return Cell(self.store, self.keys.control, CONTROL_CODEC, self.runtime)
+
+    def content(self, entry: str, *, batch: bool) -> Content:
+        """The tasks of an entry.   Raises: Missing; Corrupt; Unsupported.   Cost: 1 GET."""
+        key = self.keys.tasks(entry, batch=batch)
+        return read_content(self.store.get(key), entry, batch=batch, what=key)
+
+    def ended(self, entry: str) -> bool:
+        """Whether a receipt ends the entry. failed/ first: receipts move only from there to completed/ (H6).
+
+        Cost: 1 or 2 HEADs.
+        """
+        return self._exists(self.keys.failed_of(entry)) or self._exists(self.keys.completed_of(entry))
+
+    def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
+        """Put a receipt there unless one stands there already; the one that stands.
+
+        Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if one stands there.
+        """
+        self.journal.ended(entry, batch, key, receipt)
+        match self.receipt(key).attempt(None, receipt):
+            case Won(seen):
+                return seen.value
+            case Replaced(_, now) | Lost(now) | Unclear(now):
+                return now.value
+
+    def close(self, entry: str, *, batch: bool) -> None:
+        """Remove an entry that a receipt ends: the task, then the lease, so that a lease is never missed in between.
+
+        A delete that fails leaves the rest to the next claim or sweep.   Cost: 2 DELETEs.
+        """
+        with suppress(LimpetError):
+            self.store.delete(self.keys.tasks(entry, batch=batch))
+            self.drop_lease(entry)
+
+    def drop_lease(self, entry: str) -> None:
+        """Remove the lease of an entry that has no task any more.   Cost: 1 DELETE."""
+        self.store.delete(self.keys.lease(entry))
+
+    def reject(self, entry: str, data: bytes, error: str, *, batch: bool) -> None:
+        """End an entry that cannot be read: its bytes are kept as they are, and a failed receipt names them.
+
+        Cost: 2 PUTs + 2 DELETEs.
+        """
+        raw = self.keys.part(entry, self.runtime.new_id())
+        self.store.put(raw, data, when=Absent())
+        receipt = Receipt(
+            state="failed",
+            id=entry,
+            worker_id=self.runtime.owner,
+            label=self.runtime.label,
+            finished_at=self.runtime.wall(),
+            error=error,
+            raw=raw,
+        )
+        self.write_receipt(entry, self.keys.failed_of(entry), receipt, batch=batch)
+        self.close(entry, batch=batch)
+
+    def _exists(self, key: Key) -> bool:
+        try:
+            self.store.head(key)
+        except Missing:
+            return False
+        return True
+
+
+def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
+    """The tasks in an object that was read.   Raises: Corrupt; Unsupported."""
+    if blob.size > ENTRY_BYTES_MAX:
+        raise Corrupt(f"{what} has {blob.size} bytes, more than the {ENTRY_BYTES_MAX} that an entry may have")
+    if not batch:
+        task = read_task(blob.data, what=what)
+        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries)
+    header, body = batch_lines(blob.data, what=what)
+    ids = [f"{entry}.{n}" for n in range(header.count)]
+    return Content(ids, body.split(b"\n"), header.pushed_at, 0)

@@ -1,0 +1,155 @@
+"""Sweeping: after crashes every task ends up in exactly one place.
+
+Per task, completed beats failed beats pending beats scheduled. The sweep lists and compares; it deletes only names that
+a receipt ends, and leases that have no task. It may run anywhere, any number at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+
+from limpet.cell import Cell, struct_codec
+from limpet.errors import LimpetError
+from limpet.keys import Key
+from limpet.queue.admin import batch_of
+from limpet.queue.api import Policy
+from limpet.queue.records import SweepRecord
+from limpet.queue.storage import Storage
+from limpet.store.api import Stat
+
+__all__ = ["Sweeper"]
+
+CHUNK = 1000
+SWEEP_EVERY_S = 3600.0
+RETAIN_EVERY_S = 86400.0
+GRACE_S = 600.0
+BUSY_S = 300.0
+
+
+class Sweeper:
+    """Tidies one queue."""
+
+    def __init__(self, storage: Storage, policy: Policy) -> None:
+        self._storage = storage
+        self._store = storage.store
+        self._keys = storage.keys
+        self._runtime = storage.runtime
+        self._policy = policy
+        self._next_s = self._runtime.elapsed_s() + SWEEP_EVERY_S * self._runtime.rng.uniform(0.1, 1.0)
+
+    def now_and_then(self) -> None:
+        """Sweep if this process is the one whose turn it is: about once an hour over all of them.
+
+        Cost: nothing mostly; once an hour 1 GET, and 1 PUT + the sweep for the one that takes its turn.
+        """
+        at_s = self._runtime.elapsed_s()
+        if at_s < self._next_s:
+            return
+        self._next_s = at_s + SWEEP_EVERY_S * self._runtime.rng.uniform(0.9, 1.1)
+        cell = Cell(self._store, self._keys.sweep, struct_codec(SweepRecord), self._runtime)
+        seen = cell.read()
+        now = self._store.now(max_age_s=BUSY_S)
+        if seen is not None and seen.modified is not None and now - seen.modified < timedelta(seconds=SWEEP_EVERY_S):
+            return
+        retained_at = seen.value.retained_at if seen else now
+        retain = seen is not None and now - retained_at > timedelta(seconds=RETAIN_EVERY_S)
+        turn = SweepRecord(worker_id=self._runtime.owner, begun_at=now, retained_at=now if retain else retained_at)
+        try:
+            if seen is None:
+                cell.create(turn)
+            else:
+                cell.swap(seen, turn)
+            self.sweep(grace_s=GRACE_S)
+            if retain:
+                self.retain()
+        except LimpetError:
+            return  # another process had the turn, or the store is away: the next turn comes in an hour
+
+    def sweep(self, *, grace_s: float = 0.0) -> int:
+        """One pass; how many objects went. What is younger than `grace_s` is left to those who are at work on it.
+
+        Cost: 1 LIST per 1,000 objects of pending/, failed/ and what of completed/ lies between them; 1 DELETE for each
+        object that goes; 1 GET for each failed task of a batch.
+        """
+        now = self._store.now(max_age_s=BUSY_S)
+        gone = self._drop_failed(now - timedelta(seconds=grace_s))
+        return gone + self._drop_pending(now - timedelta(seconds=grace_s))
+
+    def retain(self) -> int:
+        """Remove receipts, results and parts that are older than `retention_s`.   Cost: 1 LIST per 1,000 of them."""
+        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
+        gone = 0
+        for prefix in (self._keys.completed, self._keys.failed, self._keys.parts):
+            for chunk in _chunks(self._store.list(prefix)):
+                old = [stat.key for stat in chunk if stat.modified < before]
+                self._store.delete_many(old)
+                gone += len(old)
+        return gone
+
+    def _drop_failed(self, before: datetime) -> int:
+        """Failed receipts of tasks that completed all the same (H4)."""
+        gone = 0
+        for chunk in _chunks(self._store.list(self._keys.failed)):
+            names = {_name(stat.key): stat.key for stat in chunk if stat.modified <= before}
+            beaten = self._receipts(self._keys.completed, names)
+            parts = {name: part for name in names if name not in beaten and (part := batch_of(name))}
+            whole = self._receipts(self._keys.completed, {entry for entry, _ in parts.values()})
+            for entry in whole:
+                seen = self._storage.receipt(self._keys.completed_of(entry)).read()
+                listed = seen.value.failed if seen else ()
+                beaten |= {name for name, (of, n) in parts.items() if of == entry and seen and n not in listed}
+            self._store.delete_many([names[name] for name in beaten])
+            gone += len(beaten)
+        return gone
+
+    def _drop_pending(self, before: datetime) -> int:
+        """Entries that a receipt ends, and leases without a task."""
+        gone = 0
+        for chunk in _chunks(self._store.list(self._keys.pending)):
+            entries: dict[str, dict[str, Stat]] = {}
+            for stat in chunk:
+                entry, kind = stat.key.rsplit("/", 2)[1:]
+                entries.setdefault(entry, {})[kind] = stat
+            over = self._receipts(self._keys.completed, entries) | self._receipts(self._keys.failed, entries)
+            for entry in sorted(over):
+                gone += len(entries[entry])
+                tasks = [stat.key for kind, stat in entries[entry].items() if kind != "lease.json"]
+                if not any(self._store.delete_many(tasks).values()):
+                    self._storage.drop_lease(entry)
+            for entry, found in entries.items():
+                if entry not in over and found.keys() == {"lease.json"} and found["lease.json"].modified <= before:
+                    gone += self._drop_orphan(found["lease.json"].key, entry)
+        return gone
+
+    def _drop_orphan(self, lease: Key, entry: str) -> int:
+        """A lease whose task the listing did not show: look again, a page may have ended between the two."""
+        if any(self._store.list(lease.rsplit("/", 1)[0], after=lease)):
+            return 0
+        self._storage.drop_lease(entry)
+        return 1
+
+    def _receipts(self, prefix: str, names: Iterable[str]) -> set[str]:
+        """Which of the names have a receipt below `prefix`.
+
+        Cost: 1 LIST per 1,000 receipts between the first and the last name, and never more than 1 a name.
+        """
+        wanted = sorted(f"{prefix}/{name}.json" for name in names)
+        found: set[str] = set()
+        while wanted:
+            page = [stat.key for stat in islice(self._store.list(prefix, after=wanted[0][:-1]), CHUNK)]
+            found |= {_name(key) for key in {*page}.intersection(wanted)}
+            if len(page) < CHUNK:
+                break
+            wanted = [key for key in wanted if key > page[-1]]
+        return found
+
+
+def _chunks(listing: Iterator[Stat]) -> Iterator[list[Stat]]:
+    while chunk := [*islice(listing, CHUNK)]:
+        yield chunk
+
+
+def _name(key: str) -> str:
+    return key.rsplit("/", 1)[1].removesuffix(".json")
