@@ -17,8 +17,7 @@ import msgspec
 from limpet.errors import Invalid
 from limpet.queue.api import Pushed, Queue
 from limpet.queue.verdicts import Fail
-from limpet.queue.worker import Job
-from limpet.queue.worker_cron import Cron
+from limpet.queue.work import Cron, Job
 
 __all__ = ["Arguments", "OpenQueue", "PolicyFields", "TaskFunction", "Tasks"]
 
@@ -152,7 +151,7 @@ def _shown(parameter: inspect.Parameter) -> str:
     note = parameter.annotation
     kind = "" if note is parameter.empty else f": {note if isinstance(note, str) else inspect.formatannotation(note)}"
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
     return f"{stars}{parameter.name}{kind}{default}"
 
 
@@ -294,8 +293,10 @@ class Tasks:
                 raise Invalid(f"{function!r} has no name of its own", hint='give the task one: fleet.task("name")')
             before = self._defined.get(called)
             if before is not None and _place(before.function) != _place(function):
-                raise Invalid(f"two functions want to be task {called!r}: {_place(before.function)} and "
-                              f"{_place(function)}", hint="give one of them another name")
+                raise Invalid(
+                    f"two functions want to be task {called!r}: {_place(before.function)} and {_place(function)}",
+                    hint="give one of them another name",
+                )
             task = TaskFunction(function, self._open_queue(called, **policy), cron=cron, tasks=self)
             self._defined[called] = task
             return task

@@ -15,7 +15,7 @@ from limpet.lease import State
 from limpet.queue.api import Outcome, Peeked, Policy, Result, Stats
 from limpet.queue.decide import cancelled, claimed
 from limpet.queue.push import RETRY_MARK, Pusher
-from limpet.queue.records import ControlRecord, EntryLease, Receipt, TaskRecord
+from limpet.queue.records import ControlRecord, EntryLease, Part, Receipt, TaskRecord
 from limpet.queue.storage import Storage, read_content
 
 __all__ = ["Admin", "batch_of", "count_of", "entry_of"]
@@ -296,11 +296,11 @@ class Admin:
         result = whole.results.get(n)
         for key in whole.parts if result is None else ():
             try:
-                part = records.decode(self._store.get(Key(key)).data, dict[int, msgspec.Raw], what=key)
+                part = records.decode(self._store.get(Key(key)).data, Part, what=key)
             except Missing:
                 continue
-            if n in part:
-                result = part[n]
+            if n in part.results:
+                result = part.results[n]
                 break
         return msgspec.structs.replace(
             whole, id=id_, count=1, result=result or msgspec.Raw(b"null"), results={}, parts=[]

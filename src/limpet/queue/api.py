@@ -55,8 +55,8 @@ class Policy:
     max_attempts: int = 5
     ttl_s: float = 60.0
     """How long a claim outlives the last sign of its worker."""
-    timeout_s: float | None = None
-    """How long one task may take. Past it the claim is no longer renewed, and somebody else takes the task."""
+    timeout_s: float | None = 3600.0
+    """How long one task may take (None: for ever). Past it the claim is not renewed, and somebody else takes it."""
     backoff_s: float = 2.0
     """The wait before the second attempt; it doubles for each further one."""
     backoff_max_s: float = 300.0

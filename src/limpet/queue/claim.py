@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +25,7 @@ from limpet.queue.decide import (
     progressed,
 )
 from limpet.queue.heart import Heart
-from limpet.queue.records import Ended, EntryLease, Receipt, result_bytes
+from limpet.queue.records import Ended, EntryLease, Part, Receipt, result_bytes
 from limpet.queue.storage import Content, Storage, task_name
 from limpet.queue.verdicts import Fail, Retry
 from limpet.store.api import Absent
@@ -35,6 +34,7 @@ __all__ = ["EntryClaim", "EntryTask", "Nothing"]
 
 INLINE_BYTES_MAX = 1024
 INLINE_TOTAL_MAX = 256 * 1024
+PART_BYTES_MAX = 512 * 1024
 ERROR_CHARS_MAX = 2_000
 TRACEBACK_CHARS_MAX = 8_000
 NO_VERDICT = "the block ended without a verdict"
@@ -138,8 +138,8 @@ class EntryClaim:
 
     @property
     def over(self) -> bool:
-        """Whether it was settled."""
-        return self._settled
+        """Whether there is nothing more to do in it."""
+        return self._settled or not self._open
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Call this once when the entry is settled."""
@@ -185,11 +185,16 @@ class EntryClaim:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None and not isinstance(error, Exception):
-            self.hand_back()
-            return
-        left = [n for n in self._started if n in self._open and n not in self._progress.due_s]
-        for n in left:
+        try:
+            if error is None or isinstance(error, Exception):
+                self._judge_the_rest(error)
+            self._settle()
+        finally:
+            self._end()
+
+    def _judge_the_rest(self, error: Exception | None) -> None:
+        """Tasks that were handed out and got no verdict: what the block raised is theirs."""
+        for n in [n for n in self._started if n in self._open and n not in self._progress.due_s]:
             match error:
                 case Fail():
                     self.fail(n, str(error))
@@ -199,10 +204,9 @@ class EntryClaim:
                     self.retry(n, None, NO_VERDICT)
                 case _:
                     self.retry(n, None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
-        self._settle()
 
     def hand_back(self) -> None:
-        """See `Claim.hand_back`.   Cost: 1 PUT."""
+        """See `Claim.hand_back`.   Cost: 1 PUT. With every verdict in, it ends the entry."""
         self._settle()
 
     def beat(self) -> None:
@@ -275,7 +279,7 @@ class EntryClaim:
             return progressed(record, self._progress, self._runtime.elapsed_s())
 
     def _keep_result(self, n: int, data: msgspec.Raw) -> None:
-        size = memoryview(data).nbytes
+        size = len(bytes(data))
         if self.batch and (size > INLINE_BYTES_MAX or self._inline_bytes + size > INLINE_TOTAL_MAX):
             self._large[n] = data
         else:
@@ -283,23 +287,18 @@ class EntryClaim:
             self._progress.results[n] = data
 
     def _write_parts(self) -> None:
-        """Results that are too large for the record go into an object of their own, before the swap that counts them.
+        """Results that are too large for the record go into objects of their own, before the swap that counts them.
 
-        Cost: 1 PUT for all that there are.
+        Cost: 1 PUT per 512 KiB.
         """
-        with self._mutex:
-            large, self._large = self._large, {}
-        if not large:
-            return
-        key = self._storage.keys.part(self.entry, self._runtime.new_id())
-        try:
-            self._storage.store.put(key, records.encode(large), when=Absent())
-        except LimpetError:
+        while self._large:
             with self._mutex:
-                self._large = {**large, **self._large}
-            raise
-        with self._mutex:
-            self._progress.parts.append(key)
+                some = _up_to(self._large, PART_BYTES_MAX)
+            key = self._storage.keys.part(self.entry, self._runtime.new_id())
+            self._storage.store.put(key, records.encode(Part(results=some)), when=Absent())
+            with self._mutex:
+                self._large = {n: data for n, data in self._large.items() if n not in some}
+                self._progress.parts.append(key)
 
     def _still_ours(self) -> bool:
         """Whether nobody took the entry, as far as can be known. Asks only if our own clock says it ran out."""
@@ -318,10 +317,12 @@ class EntryClaim:
         """
         if self.batch:
             self._finish_batch()
-        elif self._progress.done:
-            receipt = self._receipt(0, "completed", result=self._progress.results.get(0))
-            key = self._storage.keys.completed_of(self.entry)
-            self._storage.write_receipt(self.entry, key, receipt, batch=False)
+        else:
+            record = self._progressed(self._holding.record)
+            if record.done:
+                receipt = self._receipt(0, "completed", result=record.results.get(0))
+                key = self._storage.keys.completed_of(self.entry)
+                self._storage.write_receipt(self.entry, key, receipt, batch=False)
         self._close()
 
     def _finish_batch(self) -> None:
@@ -360,6 +361,8 @@ class EntryClaim:
             self._storage.close(self.entry, batch=self.batch)
 
     def _end(self) -> None:
+        if self._settled:
+            return
         self._settled = True
         self._heart.remove(self)
         if self._after is not None:
@@ -372,7 +375,7 @@ class EntryClaim:
         if not self._open:
             self._finish()
             return
-        returned = [n for n in (self._started if self._by_swap else self._open) if self._unjudged(n)]
+        returned = {n for n in self._open if n not in self._progress.due_s}
         try:
             self._write_parts()
             self._end()
@@ -383,14 +386,9 @@ class EntryClaim:
                     self._runtime.wall(),
                 )
             )
-        except LeaseLost:
-            self._complete_late(self._progress.done)
-        except (OutcomeUnknown, Unavailable):
-            with suppress(OutcomeUnknown, Unavailable):  # as after a crash, the entry runs out by itself
-                self._complete_late(self._progress.done)
-
-    def _unjudged(self, n: int) -> bool:
-        return n in self._open and n not in self._progress.due_s
+        except (LeaseLost, OutcomeUnknown, Unavailable):
+            self._end()
+            self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _receipt(
         self,
@@ -424,3 +422,15 @@ class EntryClaim:
             parts=parts or [],
             retries=self.content.retries,
         )
+
+
+def _up_to(results: dict[int, msgspec.Raw], bytes_max: int) -> dict[int, msgspec.Raw]:
+    """As many of the results as fit, and at least one."""
+    some: dict[int, msgspec.Raw] = {}
+    size = 0
+    for n, data in results.items():
+        size += len(bytes(data))
+        if some and size > bytes_max:
+            break
+        some[n] = data
+    return some

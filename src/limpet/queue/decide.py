@@ -166,11 +166,14 @@ def freed(record: EntryLease, count: int, wall: datetime) -> EntryLease:
 def handed_back(record: EntryLease, returned: Collection[int], by_swap: bool) -> EntryLease:
     """The record with the attempts of the `returned` tasks restored, as if this claim had not started them.
 
-    `by_swap`: they were charged one by one, so only those that were started have anything to restore.
+    `by_swap`: they were charged one by one, so only the one named running has anything to restore. It may be one whose
+    charge we never heard of.
     """
     if by_swap:
-        restored = {n: attempts_of(record, n) - 1 for n in returned}
-        return msgspec.structs.replace(record, attempts={**record.attempts, **restored})
+        if record.running is None or record.running not in returned:
+            return record
+        attempts = {**record.attempts, record.running: attempts_of(record, record.running) - 1}
+        return msgspec.structs.replace(record, attempts=attempts, running=None)
     kept = {n: attempts_of(record, n) for n in record.waits if n not in returned}
     return msgspec.structs.replace(record, charged=max(0, record.charged - 1), attempts={**record.attempts, **kept})
 

@@ -61,6 +61,8 @@ class Pages:
         self._whole = False
         self._scheduled_at_s = float("-inf")
         self._width = 1
+        self.paused: bool | None = None
+        """Whether an operator paused the queue; None until somebody asked, for each page anew."""
 
     def next(self) -> Candidate | None:
         """The next candidate of the page in hand; None when it is used up or too old."""
@@ -76,6 +78,11 @@ class Pages:
                     return candidate
             return None
 
+    def any(self) -> bool:
+        """Whether the page in hand has candidates left."""
+        with self._mutex:
+            return self._page is not None and bool(self._page.candidates)
+
     def turn(self) -> Page:
         """List a new page.   Cost: 1 LIST, at a large backlog 1 more once a minute; the first ones 1 or 2 more."""
         page = self._listed() if self._whole else self._sampled()
@@ -84,6 +91,7 @@ class Pages:
                 self._sightings.unchanged_s(candidate.lease.key, candidate.lease.version)
         with self._mutex:
             self._page = page
+            self.paused = None
         return page
 
     def lost(self) -> None:
@@ -94,10 +102,6 @@ class Pages:
         """A claim was won: now and then, choose among fewer again."""
         if self._width > 1 and self._runtime.rng.random() < 1 / 8:
             self._width //= 2
-
-    def hurry(self) -> None:
-        """Something was pushed by this very process: look again at once."""
-        self._scheduled_at_s = float("-inf")
 
     def _worth_a_read(self, page: Page, candidate: Candidate) -> bool:
         """Young leases are mostly held by the living: only a few a page are looked at."""

@@ -163,28 +163,39 @@ class BucketQueue:
         page = self._pages.turn()
         if page.scheduled:
             self._pusher.promote(now=self._pusher.exact_now(), keys=page.scheduled)
-        return bool(page.candidates) and not self._paused()
+        return bool(page.candidates)
 
     def _paused(self) -> bool:
-        seen = self.storage.control().read()
-        return seen is not None and seen.value.paused
+        """Asked once a page, and only when there is something to take."""
+        if self._pages.paused is None:
+            seen = self.storage.control().read()
+            self._pages.paused = seen is not None and seen.value.paused
+        return self._pages.paused
 
     def _from_page(self) -> EntryClaim | None:
+        if self.policy.concurrency is None:
+            return self._first_claim()
         slot: Slot | None = None
-        while (candidate := self._pages.next()) is not None:
-            if self.policy.concurrency is not None and slot is None:
+        claim: EntryClaim | None = None
+        try:
+            if self._pages.any():
                 slot = self._slots.take()
-                if slot is None:
-                    return None
+            if slot is not None:
+                claim = self._first_claim()
+            return claim
+        finally:
+            if slot is not None and claim is not None:
+                claim.on_end(partial(self._slots.give, slot))
+            elif slot is not None:
+                self._slots.give(slot)
+
+    def _first_claim(self) -> EntryClaim | None:
+        while (candidate := self._pages.next()) is not None:
             with suppress(OutcomeUnknown):  # if it is ours after all, it runs out by itself
                 claim = self._claim(candidate)
                 if claim is not None:
                     self._pages.won()
-                    if slot is not None:
-                        claim.on_end(partial(self._slots.give, slot))
                     return claim
-        if slot is not None:
-            self._slots.give(slot)
         return None
 
     def _claim(self, candidate: Candidate) -> EntryClaim | None:
@@ -196,7 +207,7 @@ class BucketQueue:
                 seen = self._looked_at(cell, candidate)
                 if seen is None:
                     return None
-            return self._take(cell, seen, candidate)
+            return None if self._paused() else self._take(cell, seen, candidate)
         except Corrupt as error:
             self._reject(candidate, str(error))
             return None
@@ -277,11 +288,11 @@ class BucketQueue:
             batch=batch,
             waits_s=waiting,
         )
-        if before is not None:
-            for n in exhausted(holding.record, len(content.ids), self.policy):
-                claim.fail(n, before.value.error or DIED)
-            if claim.over:
-                return None
+        for n in exhausted(holding.record, len(content.ids), self.policy) if before is not None else ():
+            claim.fail(n, holding.record.error or DIED)
+        if claim.over:
+            claim.hand_back()
+            return None
         return claim
 
     def _reject(self, candidate: Candidate, why: str) -> None:

@@ -111,6 +111,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The key of bytes that could not be read, kept as they were."""
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Results that are too large for a lease record, by the number of their task."""
+
+    schema: int = SCHEMA
+    results: dict[int, msgspec.Raw]
+
+
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator has set."""
 

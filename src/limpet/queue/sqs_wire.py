@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import islice
 from typing import Any
 
 from limpet.errors import (
@@ -24,7 +23,7 @@ from limpet.errors import (
 )
 from limpet.runtime import Runtime
 
-__all__ = ["BATCH_BYTES_MAX", "BATCH_MAX", "Message", "Refusal", "Wire", "pack"]
+__all__ = ["BATCH_BYTES_MAX", "BATCH_MAX", "POLL_MAX_S", "TRIES", "Message", "Refusal", "Wire", "check", "pack"]
 
 BATCH_MAX = 10
 BATCH_BYTES_MAX = 256 * 1024
@@ -34,6 +33,8 @@ READ_S = POLL_MAX_S + 10
 CONNECTIONS_MAX = 64
 TRIES = 4
 BACKOFF_S = 0.1
+WAVE = 32
+AT_ONCE = 8
 LINE_MAX = 200
 
 _READS = ("get_queue_url", "get_queue_attributes", "receive_message")
@@ -90,17 +91,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why SQS did not do one entry of a batch. `ours` means that asking again is of no use."""
+    """Why SQS did not do one entry of a batch. `ours` means that asking again is of no use.
 
-    code: str
+    `gone` means that the receipt no longer stands for a message: it was deleted, or delivered to somebody else.
+    """
+
     line: str
     ours: bool
-
-    @property
-    def gone(self) -> bool:
-        """Whether the receipt no longer stands for a message: it was deleted, or delivered to somebody else."""
-        expired = self.code == "InvalidParameterValue" and "ReceiptHandle" in self.line
-        return self.code in _GONE or expired
+    gone: bool
 
 
 class Wire:
@@ -182,17 +180,39 @@ class Wire:
         entries = [{"MessageBody": body, "DelaySeconds": delay_s} for body in bodies]
         return self._batch("send", "send_message_batch", url, entries)
 
-    def delete(self, url: str, receipts: Sequence[str]) -> dict[int, Refusal]:
+    def send_many(self, url: str, bodies: Sequence[str], *, most: int, what: str) -> None:
+        """Send any number, at most `most` to a request, several requests side by side. Stops soon after a failure.
+
+        Raises: the first failure, naming the places of all that were not sent.   Cost: 1 request for ten or 256 KiB.
+        """
+        batches = pack(bodies, most)
+        for start in range(0, len(batches), WAVE):
+            wave = batches[start : start + WAVE]
+            answers = self._runtime.fan_out(lambda batch: self._try_send(url, bodies, batch), wave, at_once=AT_ONCE)
+            failures = [answer for answer in answers if answer is not None]
+            if failures:
+                raise _partly(what, failures, sent=wave[-1].stop, of=len(bodies))
+
+    def _try_send(self, url: str, bodies: Sequence[str], batch: range) -> tuple[list[int], LimpetError] | None:
+        """The places of a batch that were not sent, and why."""
+        try:
+            refused = self.send(url, bodies[batch.start : batch.stop])
+        except LimpetError as error:
+            return [*batch], error
+        if not refused:
+            return None
+        return [batch[n] for n in refused], _first(refused)
+
+    def delete(self, url: str, receipts: Sequence[str], *, tries: int = TRIES) -> dict[int, Refusal]:
         """Delete at most ten messages; the places of those that were refused. Gone already is no refusal.
 
         Cost: 1 request.
         """
-        refused = self._batch("delete", "delete_message_batch", url, [{"ReceiptHandle": each} for each in receipts])
+        entries = [{"ReceiptHandle": each} for each in receipts]
+        refused = self._batch("delete", "delete_message_batch", url, entries, tries=tries)
         return {n: refusal for n, refusal in refused.items() if not refusal.gone}
 
-    def hide(
-        self, url: str, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES
-    ) -> dict[int, Refusal]:
+    def hide(self, url: str, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
         """Hide at most ten messages for so long from now; the places of those that were refused.   Cost: 1 request."""
         entries = [{"ReceiptHandle": each, "VisibilityTimeout": visibility_s} for each in receipts]
         return self._batch("change visibility", "change_message_visibility_batch", url, entries, tries=tries)
@@ -235,13 +255,12 @@ class Wire:
                 refused.pop(int(done["Id"]), None)
                 left.pop(int(done["Id"]), None)
             for each in answer.get("Failed", ()):
-                refusal = Refusal(_code(each), _one_line(each.get("Message") or each["Code"]), bool(each["SenderFault"]))
-                refused[int(each["Id"])] = refusal
+                refused[int(each["Id"])] = refusal = _refusal(each)
                 if refusal.ours:
                     left.pop(int(each["Id"]), None)
             if not left:
                 break
-        return {**{n: Refusal("NoAnswer", "SQS did not say", ours=False) for n in left}, **refused}
+        return {**{n: Refusal("SQS did not say", ours=False, gone=False) for n in left}, **refused}
 
     def _pause(self, sent: int) -> None:
         self._runtime.sleep(BACKOFF_S * 2**sent * self._runtime.rng.uniform(0.5, 1.0))
@@ -259,7 +278,9 @@ class Wire:
         except self._failures as error:
             raise _explained("open SQS", error, reads=True) from None
         except ValueError as error:
-            raise Invalid(f"open SQS: {_one_line(str(error))}", hint="check LIMPET_SQS_ENDPOINT and the region") from None
+            raise Invalid(
+                f"open SQS: {_one_line(str(error))}", hint="check LIMPET_SQS_ENDPOINT and the region"
+            ) from None
 
 
 def pack(bodies: Sequence[str], most: int) -> list[range]:
@@ -275,6 +296,37 @@ def pack(bodies: Sequence[str], most: int) -> list[range]:
     if start < len(bodies):
         batches.append(range(start, len(bodies)))
     return batches
+
+
+def check(what: str, names: Sequence[str], refused: Mapping[int, Refusal]) -> None:
+    """Go on only if nothing was refused.   Raises: Invalid or Unavailable, with the name of each that was (F20)."""
+    if refused:
+        those = "; ".join(f"{names[n]} ({refusal.line})" for n, refusal in sorted(refused.items()))
+        raise type(_first(refused))(f"{what}: {those}")
+
+
+def _first(refused: Mapping[int, Refusal]) -> LimpetError:
+    kind = Invalid if all(refusal.ours for refusal in refused.values()) else Unavailable
+    return kind(refused[min(refused)].line)
+
+
+def _partly(what: str, failures: Sequence[tuple[list[int], LimpetError]], *, sent: int, of: int) -> LimpetError:
+    errors = [error for _, error in failures]
+    worst = next((error for error in errors if isinstance(error, OutcomeUnknown)), errors[0])
+    fate = "may not have been" if isinstance(worst, OutcomeUnknown) else "were not"
+    places = _spans([n for lost, _ in failures for n in lost] + [*range(sent, of)])
+    return type(worst)(f"{what}: of {of} tasks, number {places} {fate} pushed: {worst}", hint=worst.hint)
+
+
+def _spans(places: Sequence[int]) -> str:
+    """`3, 7-9` for 3, 7, 8, 9."""
+    spans: list[list[int]] = []
+    for place in sorted(places):
+        if spans and place == spans[-1][1] + 1:
+            spans[-1][1] = place
+        else:
+            spans.append([place, place])
+    return ", ".join(f"{first}-{last}" if first < last else f"{first}" for first, last in spans)
 
 
 def _load(module: str) -> Any:
@@ -315,6 +367,12 @@ def _refused(what: str, answer: Mapping[str, Any], unclear: type[LimpetError]) -
     if status >= 500:
         return unclear(line)
     return Invalid(line)
+
+
+def _refusal(entry: Mapping[str, Any]) -> Refusal:
+    code, said = _code(entry), entry.get("Message") or ""
+    gone = code in _GONE or (code == "InvalidParameterValue" and "parameter ReceiptHandle" in said)
+    return Refusal(_one_line(f"{code}: {said}".removesuffix(": ")), ours=bool(entry["SenderFault"]), gone=gone)
 
 
 def _code(error: Mapping[str, Any]) -> str:

@@ -148,9 +148,9 @@ class SimStore(BaseStore):
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         """See `Store.put`."""
-        if self._process.newer and data.endswith(b"}") and len(data) > 2:
+        if self._process.newer and data.endswith(b"}") and len(data) > 2 and not key.endswith(".jsonl"):
             data = data[:-1] + b',"future":[1]}'
-        body = msgspec.json.decode(data, type=_Body)
+        body = msgspec.json.decode(data.split(b"\n", 1)[0], type=_Body)
         step = self._put_step(check(key), body, when)
         task = id(self._world.current())
         self._bucket.sent.append(
@@ -274,15 +274,15 @@ class SimStore(BaseStore):
     def _put_step(self, key: Key, body: _Body, when: When) -> str:
         room = _room(key)
         found = self._bucket.objects.get(key)
-        if room == "lock":
+        if room in ("lock", "lease", "slot"):
             if isinstance(when, Absent):
-                return "lock.create"
-            if body.state == "free":
-                return "lock.free"
+                return f"{room}.create"
+            if body.state in ("free", "cancelled"):
+                return f"{room}.free"
             before = msgspec.json.decode(found.data, type=_Body) if found else body
             if before.token == body.token:
-                return "lock.renew"
-            return "lock.take" if before.state == "free" else "lock.takeover"
+                return f"{room}.renew"
+            return f"{room}.take" if before.state == "free" else f"{room}.takeover"
         if room == "cell":
             if isinstance(when, Absent):
                 return "cell.create"
@@ -291,5 +291,16 @@ class SimStore(BaseStore):
 
 
 def _room(key: str) -> str:
-    first = key.split("/", 1)[0]
+    first, _, rest = key.partition("/")
+    if first == "queues" and rest:
+        return _queue_room(key)
     return {"locks": "lock", "cells": "cell"}.get(first, first or "root")
+
+
+def _queue_room(key: str) -> str:
+    """Which of a queue's objects this is, or which of its folders."""
+    kinds = {"task.json": "task", "tasks.jsonl": "task", "lease.json": "lease"}
+    parts = key.split("/")
+    if len(parts) < 3 or not parts[2]:
+        return "queue"
+    return kinds.get(parts[-1]) or {"slots": "slot"}.get(parts[2], parts[2].removesuffix(".json"))

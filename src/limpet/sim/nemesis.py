@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -107,8 +107,15 @@ class Nemesis:
     """An actor outside all processes that kills, pauses and confuses them until the world is healed."""
 
     def __init__(
-        self, world: World, knobs: Knobs, victims: Callable[[], list[Process]], restart: Callable[[Process], None]
+        self,
+        world: World,
+        knobs: Knobs,
+        victims: Callable[[], list[Process]],
+        restart: Callable[[Process], None],
+        *,
+        steps: Sequence[str] = STEPS,
     ) -> None:
+        self._steps = steps
         self._world = world
         self._knobs = knobs
         self._victims = victims
@@ -125,7 +132,7 @@ class Nemesis:
             if kind == "store_clock_step" and not self._knobs.store_steps:
                 kind = "crash"
             if world.chance(24, strikes) < 0.5:
-                step = STEPS[mix(world.seed, 25, strikes) % len(STEPS)]
+                step = self._steps[mix(world.seed, 25, strikes) % len(self._steps)]
                 world.ambush = (step, partial(self._hit, f"nemesis/{strikes}", kind, world.chance(23, strikes)))
             elif victims := self._victims():
                 victim = victims[mix(world.seed, 21, strikes) % len(victims)]
@@ -148,7 +155,7 @@ class Nemesis:
                 victim.paused_until_s = world.now_s + much * 3 * ttl_s
             case "pause_heartbeat":
                 for task in victim.tasks:
-                    if task.name.startswith("limpet-heartbeat"):
+                    if task.name.startswith("limpet-heart"):
                         task.paused_until_s = world.now_s + much * 3 * ttl_s
             case "hang":
                 for task in victim.tasks:

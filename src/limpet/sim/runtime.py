@@ -129,9 +129,9 @@ class SimRuntime:
         self.world.pause(max(0.0, seconds) / self.process.clock_rate)
 
     def new_id(self) -> str:
-        """Unique in this run, and the same in the next run of the seed."""
+        """Unique in this run, the same in the next run of the seed, and of a real id's form and order."""
         self._ids += 1
-        return f"{self.process.name}.{self._ids}"
+        return f"{int(self.world.now_s * 1000):010d}p{self.process.index:03d}n{self._ids:011d}"
 
     def flag(self) -> Flag:
         """A latch."""

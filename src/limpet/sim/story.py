@@ -27,11 +27,11 @@ def describe(detail: str | bytes) -> str:
     """What a body says, in a few words."""
     if isinstance(detail, str):
         return detail
-    fields = msgspec.json.decode(detail)
+    fields = msgspec.json.decode(detail.split(b"\n", 1)[0])
     if not isinstance(fields, dict) or "seq" not in fields:
         return ""
     if "state" in fields:
-        return f"[seq {fields['seq']}: {fields['state']}, token {fields['token']}, {fields['worker_id']}]"
+        return f"[seq {fields['seq']}: {fields['state']}, token {fields.get('token')}, {fields.get('worker_id')}]"
     fence = fields.get("fence")
     token = f", token {fence['token']}" if fence else ""
     return f"[seq {fields['seq']}: {fields.get('value')!r}{token}]"

@@ -1,8 +1,8 @@
 """The worlds that `python -m limpet.sim` can run, by name."""
 
-from limpet.sim.scenarios import directory, kernel
+from limpet.sim.scenarios import directory, kernel, queue
 from limpet.sim.shrink import Run
 
 __all__ = ["SCENARIOS"]
 
-SCENARIOS: dict[str, Run] = {"kernel": kernel.run, "directory": directory.run}
+SCENARIOS: dict[str, Run] = {"kernel": kernel.run, "directory": directory.run, "queue": queue.run}

@@ -1,0 +1,109 @@
+"""What the queue's commands share: options, how a queue is opened, and how a task is shown."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from limpet.errors import Missing, Unsupported
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from limpet.app import Fleet
+    from limpet.queue import BucketQueue, Queue
+
+__all__ = [
+    "DELAY_HELP",
+    "IdArgument",
+    "QueueArgument",
+    "clean",
+    "demand_queue",
+    "duration_s",
+    "in_store",
+    "now_of",
+    "opened",
+    "queue_names",
+    "when",
+]
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The task's id.")]
+
+DELAY_HELP = "such as 90s, 15m, 1h or 2d"
+
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def duration_s(text: str) -> float:
+    """`90s`, `15m`, `1h` or `2d` in seconds. Nothing else is a duration: a bare number could be anything."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no duration; write a whole number and a unit, {DELAY_HELP}")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def opened(fleet: Fleet, name: str) -> Queue:
+    """The queue `name`, whoever provides it."""
+    return fleet.queue(name)
+
+
+def in_store(queue: Queue, what: str) -> BucketQueue:
+    """The queue, if it lives in the fleet's own store.   Raises: Unsupported."""
+    from limpet.queue import BucketQueue
+
+    if isinstance(queue, BucketQueue):
+        return queue
+    raise Unsupported(
+        f"queue {queue.name!r} lives in {queue.provider}, which cannot {what}",
+        hint="a bucket or a directory can",
+    )
+
+
+def queue_names(fleet: Fleet) -> list[str]:
+    """The queues that have anything in them, or had.   Cost: 1 LIST."""
+    from limpet.keys import QUEUES, name_of
+
+    return sorted(name_of(part) for part in fleet.store.list_dirs(QUEUES))
+
+
+def demand_queue(fleet: Fleet, name: str) -> None:
+    """Go on only if there is such a queue, so that a typo changes nothing.   Raises: Missing.   Cost: 1 LIST."""
+    from difflib import get_close_matches
+
+    from limpet.keys import QueueKeys, name_of
+
+    names = queue_names(fleet)
+    if name_of(QueueKeys.of(name).root.partition("/")[2]) in names:
+        return
+    near = get_close_matches(name, names, n=1)
+    if near:
+        hint = f"did you mean {near[0]!r}? `limpet queue ls` shows all"
+    elif names:
+        hint = f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+    else:
+        hint = "no queue was ever used here; `limpet queue push` makes one"
+    raise Missing(f"there is no queue {name!r} at {fleet.url}", hint=hint)
+
+
+def now_of(*stamps: datetime | None) -> datetime:
+    """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
+    from limpet.runtime import system
+
+    return max([system().wall(), *(stamp for stamp in stamps if stamp is not None)])
+
+
+def when(moment: datetime | None) -> str:
+    """A moment, for people."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "-"
+
+
+def clean(text: str) -> str:
+    """Text of a stranger, safe on a terminal: no control characters, no markup (F34)."""
+    from rich.markup import escape
+
+    return escape(_UNPRINTABLE.sub("?", text))

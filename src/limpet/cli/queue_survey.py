@@ -1,0 +1,218 @@
+"""Counting what waits and what ended, for all queues of a fleet at once. Reads only, so a read-only key is enough.
+
+One listing shows everything: names tell the state of an entry and how many tasks it holds. Only leases and control
+records are read. A fleet keeps a receipt for each entry for weeks, so counting stops at a number of objects for each
+folder of a queue, and says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+from limpet.cell import Cell, Seen
+from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.keys import QUEUES, Key, QueueKeys, name_of
+from limpet.lease import State
+from limpet.queue.admin import batch_of, count_of
+from limpet.queue.push import RETRY_MARK
+from limpet.queue.records import EntryLease
+from limpet.queue.storage import CONTROL_CODEC, LEASE_CODEC
+from limpet.runtime import Runtime
+from limpet.store.api import Blob, Stat, Store
+
+__all__ = ["ALL", "LEASES_MAX", "OBJECTS_MAX", "Folder", "Found", "Survey", "find", "is_live", "survey"]
+
+Folder = Literal["completed", "failed", "pending", "scheduled"]
+FOLDERS: tuple[Folder, ...] = ("completed", "failed", "pending", "scheduled")
+
+OBJECTS_MAX = 10_000
+LEASES_MAX = 200
+RESOLUTION_S = 1.0
+
+ALL: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float("inf"))
+"""Count every object, whatever it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """How many tasks of one queue are where. The fields that `Stats` has too mean the same.
+
+    `in_flight` counts tasks whose claim is alive: held, and renewed within its own ttl.
+    `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `failed` may
+    count tasks that were retried since.
+    """
+
+    queue: str
+    pending: int
+    in_flight: int
+    scheduled: int
+    completed: int
+    failed: int
+    oldest_s: float | None
+    paused: bool
+    at_least: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Found:
+    """What a listing showed of one queue."""
+
+    queue: str
+    keys: QueueKeys
+    pending: int = 0
+    scheduled: int = 0
+    completed: int = 0
+    failed: list[str] = field(default_factory=list)
+    leases: list[Stat] = field(default_factory=list)
+    oldest: datetime | None = None
+    newest: datetime | None = None
+    control: bool = False
+    cut: set[Folder] = field(default_factory=set)
+    _objects: Counter[str] = field(default_factory=Counter)
+    _lives: set[str] = field(default_factory=set)
+    _beaten: set[str] = field(default_factory=set)
+
+    def add(self, folder: str, name: str, stat: Stat, limits: Mapping[Folder, float]) -> bool:
+        """Count one object; False if its folder is full, and the rest of it is not worth listing."""
+        self.newest = max(self.newest or stat.modified, stat.modified)
+        match folder:
+            case "completed" | "failed" | "pending" | "scheduled":
+                if self._objects[folder] >= limits[folder]:
+                    self.cut.add(folder)
+                    return False
+                self._objects[folder] += 1
+                self._count(folder, name, stat)
+                return True
+            case "control.json":
+                self.control = True
+        return folder.endswith(".json")
+
+    def not_retried(self) -> list[str]:
+        """The names in failed/ of which no later life was seen."""
+        return [name for name in self.failed if name not in self._lives]
+
+    def ended_well(self) -> int:
+        """Completed tasks: those of ended batches, without the ones that failed."""
+        return self.completed - sum(1 for name in self.failed if batch_of(name) and name not in self._beaten)
+
+    def _count(self, folder: Folder, name: str, stat: Stat) -> None:
+        match folder:
+            case "pending":
+                entry, _, kind = name.partition("/")
+                if kind == "lease.json":
+                    self.leases.append(stat)
+                elif kind in ("task.json", "tasks.jsonl"):
+                    self.pending += count_of(entry)
+                    self.oldest = min(self.oldest or stat.modified, stat.modified)
+                    self._note_life(entry)
+            case "scheduled":
+                self.scheduled += 1
+            case "completed" if batch_of(name.removesuffix(".json")):
+                self._beaten.add(name.removesuffix(".json"))
+            case "completed":
+                self.completed += count_of(name.removesuffix(".json"))
+                self._note_life(name.removesuffix(".json"))
+            case "failed":
+                self.failed.append(name.removesuffix(".json"))
+                self._note_life(name.removesuffix(".json"))
+
+    def _note_life(self, name: str) -> None:
+        """Note the name whose next life this is: that one was retried, and no longer counts as failed."""
+        base, mark, life = name.rpartition(RETRY_MARK)
+        if mark and life.isdigit():
+            self._lives.add(f"{base}{RETRY_MARK}{int(life) - 1}" if life != "1" else base)
+
+
+def find(store: Store, queues: Iterable[str] | None, limits: Mapping[Folder, float]) -> list[Found]:
+    """What a listing shows of these queues, or of all there are.
+
+    A queue that has no object is not among them.
+    Cost: 1 LIST per 1,000 objects listed; 1 more for each folder that is cut short, and for each queue named.
+    """
+    found: dict[str, Found] = {}
+    for prefix in [QUEUES] if queues is None else [QueueKeys.of(name).root for name in queues]:
+        after: str | None = None
+        while (after := _walk(store, prefix, after, found, limits)) is not None:
+            continue
+    return [*found.values()]
+
+
+def _walk(
+    store: Store, prefix: str, after: str | None, found: dict[str, Found], limits: Mapping[Folder, float]
+) -> str | None:
+    """List on from `after` until a folder is full; from where to list on then."""
+    for stat in store.list(prefix, after=after):
+        _, queue, folder, *below = stat.key.split("/", 3)
+        if queue not in found:
+            found[queue] = Found(name_of(queue), QueueKeys(f"{QUEUES}/{queue}"))
+        if not found[queue].add(folder, "".join(below), stat, limits):
+            return f"{found[queue].keys.root}/{folder}0"  # 0 is the character behind the slash
+    return None
+
+
+def survey(
+    store: Store,
+    runtime: Runtime,
+    queues: Iterable[str] | None = None,
+    *,
+    limits: Mapping[Folder, float] | None = None,
+) -> list[Survey]:
+    """Count these queues, or all there are, by their names' order. By default each folder up to 10,000 objects.
+
+    Ages are by this machine's clock, but never before what the store stamped.
+    Cost: that of `find`, 1 GET for each queue that was ever paused, and 1 GET a lease, at most 200 a queue.
+    """
+    limits = limits or dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
+    found = find(store, queues, limits)
+    now = max([runtime.wall(), *(each.newest for each in found if each.newest)])
+    return [_counted(store, runtime, each, now) for each in sorted(found, key=lambda each: each.queue)]
+
+
+def _counted(store: Store, runtime: Runtime, found: Found, now: datetime) -> Survey:
+    leases = sorted(found.leases, key=lambda stat: stat.modified, reverse=True)
+    blobs = store.get_many([stat.key for stat in leases[:LEASES_MAX]])
+    cut: set[str] = {*found.cut}
+    if "pending" in cut:
+        cut |= {"in_flight", "oldest_s"}
+    if len(leases) > LEASES_MAX:
+        cut.add("in_flight")
+    return Survey(
+        queue=found.queue,
+        pending=found.pending,
+        in_flight=sum(_in_flight(store, runtime, key, blob, now) for key, blob in blobs.items()),
+        scheduled=found.scheduled,
+        completed=found.ended_well(),
+        failed=sum(count_of(name) for name in found.not_retried()),
+        oldest_s=max(0.0, (now - found.oldest).total_seconds()) if found.oldest else None,
+        paused=found.control and _paused(store, runtime, found.keys),
+        at_least=tuple(sorted(cut)),
+    )
+
+
+def _in_flight(store: Store, runtime: Runtime, key: Key, blob: Blob | LimpetError, now: datetime) -> int:
+    """The tasks of an entry, if its claim is alive. One that is gone, or cannot be read, is nobody's."""
+    if isinstance(blob, Missing):
+        return 0
+    if isinstance(blob, LimpetError):
+        raise blob
+    try:
+        seen = Cell(store, key, LEASE_CODEC, runtime, deletable=True).decode(blob)
+    except Corrupt:
+        return 0
+    return count_of(key.rsplit("/", 2)[1]) if is_live(seen, now) else 0
+
+
+def is_live(seen: Seen[EntryLease], now: datetime) -> bool:
+    """Whether somebody works on the entry, as far as its lease tells."""
+    assert seen.modified is not None
+    lasts = timedelta(seconds=seen.value.ttl_s + RESOLUTION_S)
+    return seen.value.state is State.HELD and seen.modified + lasts > now
+
+
+def _paused(store: Store, runtime: Runtime, keys: QueueKeys) -> bool:
+    seen = Cell(store, keys.control, CONTROL_CODEC, runtime).read()
+    return seen is not None and seen.value.paused

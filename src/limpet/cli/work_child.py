@@ -1,0 +1,151 @@
+"""A worker process of `limpet work`: `python -P -m limpet.cli.work_child CONTROL_FD REPORT_FD`.
+
+It obeys the pipe: its first line is an `Order`, then comes `STOP` (finish what runs, within the grace time) or `NOW`
+(hand it back). Its end means that limpet has died: then everything is handed back, and nobody is left behind. A signal
+of its own is a `STOP`; limpet puts another process in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+import msgspec
+
+from limpet.cli.work_load import jobs_of
+from limpet.cli.work_signals import STOPS, Bell, bell
+from limpet.cli.work_wire import NOW, Backlog, Ended, Lines, Order, Refused, encode_line
+from limpet.errors import LimpetError
+from limpet.queue.work import Event, Job, Tally, Worker
+from limpet.runtime import Runtime, system
+
+__all__ = ["Child", "main"]
+
+TICK_S = 0.25
+LAST_S = 0.5
+COUNT_EVERY_S = 30.0
+COUNT_PART = 50
+EXIT_HALTED = 1
+EXIT_REFUSED = 3
+
+
+class Child:
+    """One worker process, from its order to its last words."""
+
+    def __init__(self, control_fd: int, report_fd: int, runtime: Runtime) -> None:
+        self._control_fd = control_fd
+        self._report_fd = report_fd
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._lines = Lines()
+        self._told = Tally()
+        for fd in (control_fd, report_fd):
+            os.set_inheritable(fd, False)
+
+    def run(self) -> int:
+        """Work until told to stop, or until there is a reason to; the exit code."""
+        order = self._order()
+        with bell(STOPS) as stops:
+            try:
+                jobs = jobs_of(order)
+            except LimpetError as error:
+                self._say(Refused(kind=type(error).__name__, message=str(error), hint=error.hint))
+                return EXIT_REFUSED
+            return self._work(order, jobs, stops)
+
+    def _order(self) -> Order:
+        while not (lines := self._lines.feed(os.read(self._control_fd, 65536))):
+            pass
+        return msgspec.json.decode(lines[0], type=Order)
+
+    def _work(self, order: Order, jobs: list[Job], stops: Bell) -> int:
+        worker = Worker(
+            jobs,
+            self._runtime,
+            threads=order.threads,
+            burst=order.burst,
+            in_order=bool(order.queues),
+            max_tasks=order.max_tasks,
+            listener=self._say,
+            routine=order.routine,
+            on_end=stops.ring,
+        )
+        names = ", ".join(job.queue.name for job in jobs)
+        self._say(Event(kind="ready", at=self._runtime.wall(), worker=self._runtime.label, note=names))
+        worker.start()
+        if order.count:
+            self._runtime.spawn(lambda: self._keep_counting(jobs, worker), name="limpet-count")
+        asked = self._watch(worker, order.grace_s, stops)
+        if not worker.ended:
+            worker.hand_back()
+            worker.wait(LAST_S)
+        self._say(worker.tally())
+        self._say(_last_words(worker, asked=asked, burst=order.burst))
+        code = EXIT_HALTED if worker.halted or worker.error else 0
+        if not worker.ended:  # a handler that cannot be cancelled must not keep the process
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    def _watch(self, worker: Worker, grace_s: float, stops: Bell) -> bool:
+        """Wait until the worker ends, or must; whether it was asked to."""
+        until_s: float | None = None
+        while not worker.ended:
+            ready, _, _ = select.select([self._control_fd, stops.fd], [], [], TICK_S)
+            told = os.read(self._control_fd, 64) if self._control_fd in ready else None
+            if told == b"" or (told and NOW in told):
+                return True
+            if until_s is None and (told or stops.heard()):
+                worker.stop()
+                until_s = self._runtime.elapsed_s() + grace_s
+            if until_s is not None and self._runtime.elapsed_s() >= until_s:
+                return True
+            worker.tick()
+            self._tell_tally(worker.tally())
+        return until_s is not None
+
+    def _tell_tally(self, tally: Tally) -> None:
+        if tally != self._told:
+            self._told = tally
+            self._say(tally)
+
+    def _keep_counting(self, jobs: list[Job], worker: Worker) -> None:
+        """Tell now and then how much waits. Counting lists all of it, so it takes a small part of the time at most."""
+        while not worker.stopping:
+            began_s = self._runtime.elapsed_s()
+            try:
+                pending = sum(job.queue.stats().pending for job in jobs)
+            except LimpetError:
+                return
+            self._say(Backlog(pending=pending))
+            took_s = self._runtime.elapsed_s() - began_s
+            self._runtime.sleep(max(COUNT_EVERY_S, took_s * COUNT_PART))
+
+    def _say(self, message: msgspec.Struct) -> None:
+        data = encode_line(message)
+        with self._mutex:
+            try:
+                while data:
+                    data = data[os.write(self._report_fd, data) :]
+            except BrokenPipeError:  # limpet is gone; the other pipe has told, or will
+                return
+
+
+def _last_words(worker: Worker, *, asked: bool, burst: bool) -> Ended:
+    if worker.error is not None:
+        return Ended(again=False, trouble=str(worker.error))
+    if worker.halted:
+        return Ended(again=True, trouble=worker.halted)
+    return Ended(again=asked or not burst or worker.used_up)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one worker process; the exit code."""
+    control_fd, report_fd = map(int, arguments)
+    return Child(control_fd, report_fd, system()).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

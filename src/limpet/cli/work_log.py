@@ -1,0 +1,127 @@
+"""How `limpet work` tells what happens: a line for each event, and a line that lives at the bottom of the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from limpet import records
+from limpet.cli.shared import ago, console
+from limpet.cli.work_wire import Backlog, Message
+from limpet.queue.work import Event, Tally
+from limpet.runtime import Runtime
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+__all__ = ["Log", "counts", "json_line", "progress_line", "text_line"]
+
+COLOURS = {
+    "done": "green",
+    "retry": "yellow",
+    "warning": "yellow",
+    "overdue": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "trouble": "red",
+    "crashed": "red",
+}
+SAY_EVERY_S = 10.0
+DRAW_EVERY_S = 0.1
+
+
+def text_line(event: Event) -> str:
+    """An event for people. Nothing that a task or an error says can break the line or the terminal."""
+    words = [f"{event.at:%H:%M:%S}Z", f"{event.kind.replace('_', ' '):<11}"]
+    if event.id:
+        words += [event.queue, event.id, f"attempt {event.attempt}"] if event.attempt else [event.queue, event.id]
+    elif event.queue:
+        words.append(event.queue)
+    if event.seconds is not None:
+        words.append(f"{event.seconds:.3f} s")
+    if event.after_s is not None:
+        words.append(f"again in {event.after_s:g} s")
+    words.append(f"[{event.worker}]")
+    return _printable(" ".join(words) + (f": {event.note}" if event.note else ""))
+
+
+def json_line(event: Event) -> str:
+    """An event for programs: `at`, `event`, `worker`, and whatever else there is to say of it."""
+    fields = msgspec.to_builtins(event)
+    del fields["what"]
+    return records.encode({"at": fields.pop("at"), "event": fields.pop("kind"), **fields}).decode()
+
+
+def counts(tally: Tally) -> str:
+    """A tally in words."""
+    said = f"{tally.done:,} done, {tally.failed:,} failed, {tally.retried:,} retried"
+    extra = {"lost": tally.lost, "handed back": tally.handed_back}
+    return said + "".join(f", {count:,} {name}" for name, count in extra.items() if count)
+
+
+def progress_line(tally: Tally, left: int | None) -> str:
+    """How it goes, and how long it will still take."""
+    said = f"{counts(tally)} · {tally.in_flight} in flight · {tally.rate_per_s:,.1f}/s"
+    if left is None:
+        return said
+    eta = f" · about {ago(left / tally.rate_per_s)} to go" if tally.rate_per_s and left else ""
+    return f"{said} · {left:,} left{eta}"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class Log:
+    """Everything on stderr: stdout is for results."""
+
+    def __init__(self, runtime: Runtime, *, as_json: bool, progress: bool) -> None:
+        self._runtime = runtime
+        self._as_json = as_json
+        self._progress = progress
+        self._console = console(stderr=True)
+        self._backlog: tuple[int, int] | None = None
+        self._said_at_s = runtime.elapsed_s()
+        self._live: Live | None = None
+        if progress and sys.stderr.isatty():
+            from rich.live import Live
+
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def tell(self, message: Message) -> None:
+        """Write an event down."""
+        if isinstance(message, Event):
+            if self._as_json:
+                print(json_line(message), file=sys.stderr, flush=True)
+            else:
+                self._line(text_line(message), COLOURS.get(message.kind))
+
+    def show(self, tally: Tally, message: Message) -> None:
+        """Draw the progress anew, if it is wanted and time for it."""
+        if isinstance(message, Backlog):
+            self._backlog = (message.pending, tally.ended)
+        now_s = self._runtime.elapsed_s()
+        every_s = DRAW_EVERY_S if self._live else SAY_EVERY_S
+        if not self._progress or now_s - self._said_at_s < every_s:
+            return
+        self._said_at_s = now_s
+        left = None if self._backlog is None else max(0, self._backlog[0] - (tally.ended - self._backlog[1]))
+        if self._live is not None:
+            self._live.update(progress_line(tally, left), refresh=True)
+        else:
+            self._line(progress_line(tally, left))
+
+    def close(self) -> None:
+        """Take the live line away."""
+        if self._live is not None:
+            self._live.stop()
+
+    def total(self, tally: Tally, seconds: float) -> None:
+        """Say how it went in all."""
+        self._line(f"{counts(tally)} in {ago(seconds)}")
+
+    def _line(self, text: str, style: Any = None) -> None:
+        self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)

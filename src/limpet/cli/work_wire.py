@@ -1,0 +1,80 @@
+"""What `limpet work` and its worker processes tell each other, as JSON lines through two pipes.
+
+Down the first pipe goes an `Order`, then `STOP` or `NOW`; its end means that limpet is gone. Up the second come
+messages.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from limpet import records
+from limpet.queue.work import Event, Tally
+
+__all__ = ["NOW", "STOP", "Backlog", "Ended", "Lines", "Message", "Order", "Refused", "decode_message", "encode_line"]
+
+STOP = b"stop\n"
+NOW = b"now\n"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process is to do. `target` is a module's attribute, or with a `handler` the first queue."""
+
+    target: str | None
+    handler: str | None
+    url: str | None
+    queues: list[str]
+    threads: int
+    burst: bool
+    max_tasks: int | None
+    grace_s: float
+    routine: bool
+    count: bool
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="what"):
+    """It cannot begin, and has claimed nothing. `kind` is the name of the error."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog", tag_field="what"):
+    """How many tasks wait, in all queues that it works on."""
+
+    pending: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="what"):
+    """Its last words. `again`: another process is to go on; `trouble`: it gave up, and why."""
+
+    again: bool
+    trouble: str = ""
+
+
+Message = Event | Tally | Refused | Backlog | Ended
+
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def encode_line(value: msgspec.Struct) -> bytes:
+    """One line of JSON."""
+    return records.encode(value) + b"\n"
+
+
+def decode_message(line: bytes) -> Message:
+    """What a worker process said."""
+    return _decoder.decode(line)
+
+
+class Lines:
+    """Whole lines out of the pieces that a pipe gives."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that this piece completes."""
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        return whole

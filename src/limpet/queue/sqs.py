@@ -1,0 +1,396 @@
+"""`SqsQueue`: a queue on Amazon SQS, for fleets that have it already.
+
+A task is one message of a standard queue, and its body is the `task.json` of the other providers. Failed tasks are
+messages of a second queue, `NAME-failed`. What SQS cannot do is missing from `supports`, and asking for it is an error:
+
+- no ids: a standard queue does not know them, and a FIFO queue forgets them after five minutes;
+- no results, no peeking and no cancelling: SQS shows a message only by delivering it, which counts as an attempt;
+- no pause, no slots, no fencing.
+
+SQS drops a message after 14 days, the longest that it can be told. It counts deliveries, so a task that is handed back
+has used an attempt.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import msgspec
+
+from limpet import records
+from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable, Unsupported
+from limpet.queue.api import Feature, Peeked, Policy, Pushed, Result, Stats, need
+from limpet.queue.claim import Nothing
+from limpet.queue.heart import Heart
+from limpet.queue.push import RETRY_MARK
+from limpet.queue.records import TaskRecord, payload_bytes, read_task
+from limpet.queue.sqs_claim import BODY_BYTES_MAX, HIDDEN_MAX_S, Burial, Desk, FailedRecord, Held, SqsClaim, as_text
+from limpet.queue.sqs_wire import BATCH_MAX, POLL_MAX_S, Message, Wire, check, pack
+from limpet.runtime import Runtime, system
+
+__all__ = ["SqsQueue", "connect"]
+
+DELAY_MAX_S = 900
+KEPT_S = 14 * 86400
+NAME_MAX = 80
+FAILED = "-failed"
+ROOM_BYTES = 4096
+"""Left free in a task's message, so that the message of its failure fits too."""
+SCAN_S = 60
+CLOCK_S = 0.001
+SUPPORTS: frozenset[Feature] = frozenset(("attempts", "batches", "delay", "poison", "purge", "retry", "stats"))
+DIED = "it was delivered {count} times, and no worker lived to judge it"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_PREFIX = re.compile(r"[A-Za-z0-9-]*")
+
+
+def connect(
+    name: str,
+    *,
+    region: str | None = None,
+    prefix: str = "",
+    endpoint_url: str | None = None,
+    policy: Policy | None = None,
+    payload_type: Any = None,
+    receive: int = 1,
+    runtime: Runtime | None = None,
+) -> SqsQueue:
+    """The queue `name` in a region, with a client of its own. Several queues should share a `Wire` instead.
+
+    Raises: Unsupported without boto3.   Cost: nothing yet; the first use finds or creates the SQS queues.
+    """
+    runtime = runtime or system()
+    wire = Wire(runtime, region=region, endpoint_url=endpoint_url)
+    return SqsQueue(wire, name, runtime, policy=policy, prefix=prefix, payload_type=payload_type, receive=receive)
+
+
+class SqsQueue:
+    """Tasks on SQS: at least once. Safe to share between threads. See `Queue` for the promises.
+
+    `receive` is how many messages a claim takes at once, up to ten. More make short tasks cheaper, but SQS counts an
+    attempt for all of them when a process dies, also for those that it had not started: then `attempts` is missing
+    from `supports`.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        name: str,
+        runtime: Runtime,
+        *,
+        policy: Policy | None = None,
+        prefix: str = "",
+        payload_type: Any = None,
+        receive: int = 1,
+    ) -> None:
+        self.name = name
+        self.policy = policy or Policy()
+        self.provider = "sqs"
+        self.supports: frozenset[Feature] = SUPPORTS if receive == 1 else SUPPORTS - {"attempts"}
+        if not 1 <= receive <= BATCH_MAX:
+            raise Invalid(f"receive must be between 1 and {BATCH_MAX}, not {receive}")
+        if not 1 <= self.policy.ttl_s <= HIDDEN_MAX_S:
+            raise Invalid(f"ttl_s must be between 1 and {HIDDEN_MAX_S} seconds on SQS, not {self.policy.ttl_s:g}")
+        if self.policy.concurrency is not None:
+            self._refuse("slots")
+        self._sqs_name = _sqs_name(prefix, name)
+        self._wire = wire
+        self._runtime = runtime
+        self._payload_type = payload_type
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(payload_type or Any)
+        self._receive = receive
+        self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
+        self._urls: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name!r} (sqs)>"
+
+    def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        """See `Queue.push`.
+
+        Raises: Unsupported for an id; Invalid for more than 252 KiB or a delay over 15 minutes; Unavailable (push
+        again); OutcomeUnknown (it may be there; pushing again may make two of it).
+        Cost: 1 request.   Crash: the task is there, or it is not.
+        """
+        if id is not None:
+            self._refuse("ids")
+        if not 0 <= delay_s <= DELAY_MAX_S:
+            raise Invalid(
+                f"delay_s must be between 0 and {DELAY_MAX_S} seconds on SQS, not {delay_s:g}",
+                hint="push it later, or use a queue in a bucket",
+            )
+        task = self._task(payload)
+        text = _task_text(task)
+        refused = self._wire.send(self._main(), [text], delay_s=math.ceil(delay_s))
+        check(f"queue {self.name!r}: not pushed", ["the task"], refused)
+        return Pushed(task.id, True)
+
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[str]:
+        """See `Queue.push_many`. A task is a message of its own; `batch` and ten limit how many go into a request.
+
+        Raises: Invalid before anything is sent; Unavailable or OutcomeUnknown, with the places in `payloads` of the
+        tasks that are not there or may not be.
+        Cost: 1 request for ten tasks, or for 256 KiB.   Crash: some are there, some are not.
+        """
+        if batch < 1:
+            raise Invalid(f"batch must be at least 1, not {batch}")
+        tasks = [self._task(payload) for payload in payloads]
+        texts = [_task_text(task) for task in tasks]
+        if texts:
+            self._wire.send_many(self._main(), texts, most=batch, what=f"queue {self.name!r}")
+        return [task.id for task in tasks]
+
+    def claim(self, *, wait_s: float = 0.0) -> SqsClaim | Nothing:
+        """See `Queue.claim`. Without waiting, SQS looks at some of its servers only, and may miss a task.
+
+        Messages that are no tasks, and tasks that were delivered more than `max_attempts` times, go to the failed
+        queue (F19).
+        Cost: 1 request for each 20 s of waiting, 1 more for a part of a second; 2 for messages that go to the failed
+        queue. The first claim finds the two SQS queues with a request each.
+        Crash: what was received is delivered again after `ttl_s`.
+        """
+        desk = self._desk()
+        until_s = self._runtime.elapsed_s() + wait_s
+        poll_max_s = max(1, min(POLL_MAX_S, desk.ttl_s // 2))
+        while True:
+            sent_at_s = self._runtime.elapsed_s()
+            poll_s = max(0, min(poll_max_s, math.floor(until_s - sent_at_s + CLOCK_S)))
+            messages = self._wire.receive(desk.main_url, self._receive, wait_s=poll_s, visibility_s=desk.ttl_s)
+            answered_s = self._runtime.elapsed_s()
+            took_s, left_s = answered_s - sent_at_s, until_s - answered_s
+            # They were hidden at some moment of the poll. We take its end: polls are no longer than half of ttl_s, so
+            # the first renewal comes in time even if it was the beginning. A longer call means that we were stopped.
+            held = self._fit(desk, messages, answered_s if took_s < poll_s + 1 else sent_at_s)
+            if held:
+                return SqsClaim(desk, held)
+            if messages:
+                continue
+            if left_s <= CLOCK_S:
+                return Nothing()
+            if left_s < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
+                self._runtime.sleep(min(left_s, 1.0))
+
+    def stats(self) -> Stats:
+        """See `Queue.stats`. SQS's own numbers: approximate, and late by up to a minute.
+
+        `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, which
+        is given as 0, and does not tell the age of a task.   Cost: 2 requests.
+        """
+        waiting, hidden, delayed = self._counts(self._main())
+        return Stats(
+            pending=waiting + hidden,
+            in_flight=hidden,
+            scheduled=delayed,
+            completed=0,
+            failed=sum(self._counts(self._failed())),
+            oldest_s=None,
+            paused=False,
+        )
+
+    def peek(self, n: int = 10) -> Sequence[Peeked]:
+        """Raises: Unsupported: SQS shows a message only by delivering it."""
+        self._refuse("peek")
+
+    def result(self, id: str) -> Result:
+        """Raises: Unsupported: SQS forgets what has ended."""
+        self._refuse("results")
+
+    def retry(self, id: str | None = None, *, all: bool = False) -> list[str]:
+        """See `Queue.retry`. The new task is there before the failed one goes.
+
+        Messages that could not be read stay; so do tasks that fail again meanwhile.
+        Raises: Missing; Invalid for a message that could not be read.
+        Cost: 3 requests for ten failed tasks, and 1 that finds no more. For one id the failed queue is read through
+        until it turns up: 1 request for ten, and 1 for ten to show them again.
+        Crash: a task may be in both queues; another retry makes a second one of it.
+        """
+        if (id is None) is not all:
+            raise Invalid("say which task to retry, or all=True")
+        moved: dict[str, str] = {}
+        kept: dict[str, Message] = {}
+        try:
+            while (id is None or not moved) and (messages := self._look_at_failed(kept)):
+                kept |= {message.id: message for message in messages}
+                for message in self._move(messages, id, moved):
+                    del kept[message.id]
+        finally:
+            left = [message.receipt for message in kept.values()]
+            for start in range(0, len(left), BATCH_MAX):
+                with suppress(Unavailable, OutcomeUnknown):  # then they show again within a minute
+                    self._wire.hide(self._failed(), left[start : start + BATCH_MAX], 0)
+        if id is not None and not moved:
+            raise Missing(f"queue {self.name!r} has no failed task {id!r}")
+        return [*moved.values()]
+
+    def cancel(self, id: str) -> bool:
+        """Raises: Unsupported: SQS cannot find a message by its task."""
+        self._refuse("cancel")
+
+    def pause(self) -> None:
+        """Raises: Unsupported."""
+        self._refuse("pause")
+
+    def resume(self) -> None:
+        """Raises: Unsupported."""
+        self._refuse("pause")
+
+    def purge(self) -> int:
+        """See `Queue.purge`. The number is SQS's, approximate. What runs just now is dropped too, if it fails.
+
+        Raises: Unavailable: SQS does it once a minute.   Cost: 2 requests.
+        """
+        count = sum(self._counts(self._main()))
+        self._wire.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
+        return count
+
+    def _refuse(self, feature: Feature) -> NoReturn:
+        need(self.name, self.provider, self.supports, feature)
+        raise AssertionError(feature)
+
+    def _main(self) -> str:
+        return self._url(self._sqs_name)
+
+    def _failed(self) -> str:
+        return self._url(self._sqs_name + FAILED)
+
+    def _url(self, sqs_name: str) -> str:
+        if sqs_name not in self._urls:
+            ttl_s = math.ceil(self.policy.ttl_s)
+            attributes = {"MessageRetentionPeriod": str(KEPT_S), "VisibilityTimeout": str(ttl_s)}
+            self._urls[sqs_name] = self._wire.url(sqs_name, attributes)
+        return self._urls[sqs_name]
+
+    def _desk(self) -> Desk:
+        """Both queues are found before anything is received: a failure must have a place to go to."""
+        return Desk(
+            name=self.name,
+            supports=self.supports,
+            wire=self._wire,
+            runtime=self._runtime,
+            policy=self.policy,
+            heart=self._heart,
+            decoder=self._decoder,
+            main_url=self._main(),
+            failed_url=self._failed(),
+        )
+
+    def _counts(self, url: str) -> tuple[int, int, int]:
+        """How many messages wait, are hidden, are delayed.   Cost: 1 request."""
+        names = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "NotVisible", "Delayed")]
+        answer = self._wire.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=names)
+        waiting, hidden, delayed = (int(answer["Attributes"][name]) for name in names)
+        return waiting, hidden, delayed
+
+    def _task(self, payload: Any) -> TaskRecord:
+        if self._payload_type is not None:
+            payload = msgspec.to_builtins(payload, str_keys=True)
+        elif not isinstance(payload, dict):
+            raise Invalid(
+                f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type="
+            )
+        data, write_id = payload_bytes(payload), self._runtime.new_id()
+        return TaskRecord(id=write_id, payload=msgspec.Raw(data), pushed_at=self._runtime.wall(), write_id=write_id)
+
+    def _fit(self, desk: Desk, messages: Sequence[Message], hidden_s: float) -> list[Held]:
+        """The messages that can be handed out. The others go to the failed queue."""
+        held: list[Held] = []
+        unfit: list[Burial] = []
+        for message in messages:
+            try:
+                task = read_task(message.body.encode(), what=f"message {message.id}")
+            except (Corrupt, Unsupported) as error:
+                unfit.append(Burial(message, None, str(error)))
+                continue
+            if message.count > self.policy.max_attempts:
+                unfit.append(Burial(message, task, DIED.format(count=message.count - 1)))
+            else:
+                held.append(Held(message, task, until_s=hidden_s + desk.ttl_s, received_s=hidden_s))
+        if unfit:
+            desk.bury(unfit)
+        return held
+
+    def _look_at_failed(self, seen: Mapping[str, Message]) -> list[Message]:
+        """Up to ten failed messages; none when there is nothing but what was seen already.   Cost: 1 request."""
+        messages = self._wire.receive(self._failed(), BATCH_MAX, wait_s=1, visibility_s=SCAN_S)
+        return messages if any(message.id not in seen for message in messages) else []
+
+    def _move(self, messages: Sequence[Message], id_: str | None, moved: dict[str, str]) -> list[Message]:
+        """Push the failed tasks among `messages` that are asked for, and delete them here; those that are gone now.
+
+        `moved` maps the messages that failed to the ids of their new lives; it grows. A failure that a crash wrote
+        twice is pushed once.
+        """
+        found = [(message, record) for message in messages if (record := _readable(message, id_)) is not None]
+        found = [(message, record) for message, record in found if record.id not in moved.values()]
+        fresh = {record.message: self._next_life(record) for _, record in found if record.message not in moved}
+        texts = [_task_text(task) for task in fresh.values()]
+        for batch in pack(texts, BATCH_MAX):
+            refused = self._wire.send(self._main(), texts[batch.start : batch.stop])
+            check(
+                f"queue {self.name!r}: not retried",
+                [task.id for task in [*fresh.values()][batch.start : batch.stop]],
+                refused,
+            )
+        moved |= {message: task.id for message, task in fresh.items()}
+        gone = [message for message, _ in found]
+        if gone:
+            refused = self._wire.delete(self._failed(), [message.receipt for message in gone])
+            check(
+                f"queue {self.name!r}: retried, but still among the failed", [message.id for message in gone], refused
+            )
+        return gone
+
+    def _next_life(self, record: FailedRecord) -> TaskRecord:
+        life = record.retries + 1
+        base = record.id.rpartition(RETRY_MARK)[0] if record.retries else record.id
+        return TaskRecord(
+            id=f"{base}{RETRY_MARK}{life}",
+            payload=record.payload,
+            pushed_at=self._runtime.wall(),
+            write_id=self._runtime.new_id(),
+            retries=life,
+        )
+
+
+def _sqs_name(prefix: str, name: str) -> str:
+    """The SQS name of a queue. A prefix has no underscore, so that no two pairs give one name (F28)."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(FAILED):
+        raise Invalid(
+            f"SQS cannot have a queue {name!r}",
+            hint=f"use letters, digits, - and _; a name cannot end in {FAILED}, and FIFO queues are not supported",
+        )
+    if not _PREFIX.fullmatch(prefix):
+        raise Invalid(f"SQS queues cannot have the prefix {prefix!r}", hint="use letters, digits and -")
+    whole = f"{prefix}_{name}" if prefix else name
+    if len(whole) + len(FAILED) > NAME_MAX:
+        raise Invalid(f"the queue name {whole!r} is too long", hint=f"SQS takes {NAME_MAX - len(FAILED)} characters")
+    return whole
+
+
+def _task_text(task: TaskRecord) -> str:
+    text = as_text(records.encode(task))
+    size, most = len(text.encode()), BODY_BYTES_MAX - ROOM_BYTES
+    if size > most:
+        raise Invalid(
+            f"the task takes {size} bytes; on SQS it may take {most}",
+            hint="put the data into an object of its own and its name into the task",
+        )
+    return text
+
+
+def _readable(message: Message, id_: str | None) -> FailedRecord | None:
+    """The failed task in a message; None if it is another one or cannot be pushed again."""
+    try:
+        record = records.decode(message.body.encode(), FailedRecord, what=f"message {message.id}")
+    except Corrupt:
+        return None
+    if id_ not in (None, record.id):
+        return None
+    if record.body is not None and id_ is not None:
+        raise Invalid(f"{id_!r} could not be read as a task", hint="its text is in the `body` of the failed message")
+    return record if record.body is None else None

@@ -1,0 +1,113 @@
+"""From the end of a handler to a verdict. Pure, but for the block that catches what a handler raises."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from limpet.errors import LeaseLost
+from limpet.queue.verdicts import Fail, Retry
+
+__all__ = ["Again", "Caught", "Done", "Dropped", "Failed", "Halt", "Verdict", "judge", "one_line", "trace_of"]
+
+TRACE_BYTES_MAX = 8 * 1024
+LINE_CHARS_MAX = 500
+OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """It wants, or needs, another attempt."""
+
+    error: str
+    after_s: float | None = None
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It gave the task up."""
+
+    error: str
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """It stopped because the claim was over: somebody else goes on."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """It asked the process to end. The task goes back as if it had not begun."""
+
+    error: str
+
+
+Verdict = Done | Again | Failed | Dropped | Halt
+
+
+class Caught:
+    """A block of somebody else's code, and what it raised: any error at all may come out of it.
+
+    `Exception`, KeyboardInterrupt and SystemExit stop here; what ends a thread from outside passes.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        self.error = error
+        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+
+
+def judge(error: BaseException | None, value: Any, *, lost: bool) -> Verdict:
+    """What becomes of a task whose handler returned `value`, or raised `error`. `lost`: the claim is over."""
+    match error:
+        case None:
+            return Done(value)
+        case KeyboardInterrupt() | SystemExit():
+            return Halt(f"the handler raised {type(error).__name__}")
+        case LeaseLost() if lost:
+            return Dropped(str(error))
+        case Retry():
+            return Again(str(error), error.after_s, trace_of(error))
+        case Fail():
+            return Failed(str(error), trace_of(error))
+        case _:
+            return Again(one_line(error), None, trace_of(error))
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of error and the first line of what it says."""
+    said, _, more = str(error).strip().partition("\n")
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text[:LINE_CHARS_MAX] + (" ..." if more or len(text) > LINE_CHARS_MAX else "")
+
+
+def trace_of(error: BaseException) -> str | None:
+    """The traceback from the user's first frame on, at most 8 KiB of its end; None if no frame is the user's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in OUR_FRAMES:
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= TRACE_BYTES_MAX:
+        return text
+    return "...\n" + data[4 - TRACE_BYTES_MAX :].decode(errors="ignore")

@@ -1,0 +1,229 @@
+"""`Runner`: what one thread of a worker does with the entry that it has claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import Any
+
+import msgspec
+
+from limpet.errors import Invalid, LeaseLost
+from limpet.queue.api import Claim, Queue, Task
+from limpet.queue.verdicts import Retry
+from limpet.queue.work.aio import Loop
+from limpet.queue.work.cron import Cron
+from limpet.queue.work.events import ROUTINE, Event, EventKind, TallyKeeper
+from limpet.queue.work.judge import Again, Caught, Done, Dropped, Failed, Halt, judge, one_line
+from limpet.queue.work.rate import Rate
+from limpet.queue.work.running import RunningTask, running
+from limpet.runtime import Flag, Runtime
+
+__all__ = ["Job", "Permits", "Report", "Runner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A queue, and what to do with a payload of it. A coroutine that `handle` returns is awaited."""
+
+    queue: Queue
+    handle: Callable[[Any], Any]
+    cron: Cron | None = None
+
+
+class Permits:
+    """How many tasks may still be started; without a limit, any number."""
+
+    def __init__(self, limit: int | None, runtime: Runtime) -> None:
+        self._left = float("inf") if limit is None else limit
+        self._mutex = runtime.mutex()
+
+    def take(self) -> bool:
+        """Whether one more may be started."""
+        with self._mutex:
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+    def give_back(self) -> None:
+        """It was not started after all."""
+        with self._mutex:
+            self._left += 1
+
+    @property
+    def used_up(self) -> bool:
+        """Whether all were taken."""
+        return self._left < 1
+
+
+class Report:
+    """Where the threads of a worker tell what happens: counts for all, events for whoever listens."""
+
+    def __init__(self, runtime: Runtime, listener: Callable[[Event], None] | None, *, routine: bool) -> None:
+        self.tally = TallyKeeper(runtime)
+        self._runtime = runtime
+        self._listener = listener
+        self._silent = frozenset() if routine else ROUTINE
+
+    def say(self, kind: EventKind, worker: str, **fields: Any) -> None:
+        """Pass on an event, if anybody wants it."""
+        if self._listener is not None and kind not in self._silent:
+            self._listener(Event(kind=kind, at=self._runtime.wall(), worker=worker, **fields))
+
+
+@dataclass(slots=True)
+class _InHand:
+    """The task that a thread runs now."""
+
+    job: Job
+    claim: Claim
+    task: Task
+    started_s: float
+    told_overdue: bool = False
+    given_back: bool = False
+
+
+class Runner:
+    """One thread's work, task after task."""
+
+    def __init__(self, name: str, runtime: Runtime, report: Report, permits: Permits, stopping: Flag) -> None:
+        self.name = name
+        self.halted: str | None = None
+        self._runtime = runtime
+        self._report = report
+        self._permits = permits
+        self._stopping = stopping
+        self._loop = Loop()
+        self._in_hand: _InHand | None = None
+
+    def close(self) -> None:
+        """End what async handlers left behind."""
+        self._loop.close()
+
+    def work(self, job: Job, claim: Claim, rate: Rate | None) -> None:
+        """Run the tasks of a claim until they, the permits or the time are up. The rest goes back.
+
+        The permit of `rate` for the first task was taken with the claim.
+        Raises: LimpetError when the store does not take a verdict; the task then comes back by itself.
+        """
+        with claim:
+            tasks = iter(claim)
+            reserved = True
+            while self._may_start(rate, reserved=reserved):
+                reserved = False
+                task = next(tasks, None)
+                if task is None:
+                    self._permits.give_back()
+                    if rate is not None:
+                        rate.give_back()
+                    break
+                self._run(_InHand(job, claim, task, self._runtime.elapsed_s()))
+                if self.halted:
+                    break
+
+    def hand_back(self) -> bool:
+        """Give the task that runs now back, with its attempt restored. From another thread; its handler goes on.
+
+        Whether there was one.   Raises: LimpetError; then it comes back by itself once its claim runs out.
+        """
+        now = self._in_hand
+        if now is None:
+            return False
+        now.given_back = True
+        now.claim.hand_back()
+        self._count(now, "handed_back", "handed_back")
+        return True
+
+    def tell_overdue(self) -> None:
+        """Say once that the task which runs now takes longer than it may."""
+        now = self._in_hand
+        if now is None or now.told_overdue:
+            return
+        limit_s = now.job.queue.policy.timeout_s
+        if limit_s is not None and self._runtime.elapsed_s() - now.started_s > limit_s:
+            now.told_overdue = True
+            self._say(now, "overdue", note=f"runs longer than timeout_s = {limit_s:g}; its claim is not renewed")
+
+    def _may_start(self, rate: Rate | None, *, reserved: bool) -> bool:
+        if self._stopping.is_set() or not self._permits.take():
+            return False
+        while rate is not None and not reserved and (wait_s := rate.take()):
+            if self._stopping.wait(wait_s):
+                self._permits.give_back()
+                return False
+        return True
+
+    def _run(self, now: _InHand) -> None:
+        self._in_hand = now
+        self._report.tally.add("in_flight")
+        self._say(now, "started")
+        shown = RunningTask(now.job.queue.name, now.task, lambda note: self._say(now, "progress", note=note))
+        value = None
+        try:
+            with Caught() as caught, running(shown):
+                value = now.job.handle(now.task.payload)
+                if isawaitable(value):
+                    value = self._loop.run(value, lambda: self._why_over(now))
+            self._conclude(now, caught.error, value)
+        finally:
+            self._in_hand = None
+            self._report.tally.add("in_flight", -1)
+
+    def _why_over(self, now: _InHand) -> Exception | None:
+        """Why an async handler must not go on."""
+        limit_s = now.job.queue.policy.timeout_s
+        if now.given_back or now.task.lost:
+            return LeaseLost(f"task {now.task.id!r} is no longer ours")
+        if limit_s is not None and self._runtime.elapsed_s() - now.started_s > limit_s:
+            return Retry(f"took longer than timeout_s = {limit_s:g}")
+        return None
+
+    def _conclude(self, now: _InHand, error: BaseException | None, value: Any) -> None:
+        """Turn the end of a handler into the task's verdict."""
+        lost = now.given_back or now.task.lost
+        task = now.task
+        match judge(error, value, lost=lost):
+            case Done(value):
+                self._done(now, value)
+                self._count(now, "done", "done", note="its claim was over before" if lost else "")
+            case Halt(why):
+                self.halted = why
+                now.claim.hand_back()
+                self._count(now, "handed_back", "handed_back", note=why)
+            case Dropped(why):
+                self._count(now, "lost", "lost", note=why)
+            case Again(why, after_s, trace):
+                self._again(now, why, after_s, trace)
+                last = task.attempt >= now.job.queue.policy.max_attempts
+                kind: EventKind = "lost" if lost else "failed" if last else "retry"
+                self._count(now, "retried" if kind == "retry" else kind, kind, note=why, after_s=after_s)
+            case Failed(why, trace):
+                task.fail(why, trace)
+                self._count(now, "lost" if lost else "failed", "lost" if lost else "failed", note=why)
+
+    def _done(self, now: _InHand, value: Any) -> None:
+        """The work is done, whatever it returned: a value that cannot be kept is left out, and said so."""
+        try:
+            now.task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
+        except Invalid as error:
+            self._say(now, "warning", note=f"done without its result: {error}")
+            now.task.done()
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            self._say(now, "warning", note=f"done without its result, which is not JSON: {one_line(error)}")
+            now.task.done()
+
+    def _again(self, now: _InHand, why: str, after_s: float | None, trace: str | None) -> None:
+        try:
+            now.task.retry(after_s, why, trace)
+        except Invalid as error:
+            self._say(now, "warning", note=f"retried after the usual time: {error}")
+            now.task.retry(None, why, trace)
+
+    def _count(self, now: _InHand, name: str, kind: EventKind, **fields: Any) -> None:
+        self._report.tally.add(name)
+        self._say(now, kind, seconds=round(self._runtime.elapsed_s() - now.started_s, 6), **fields)
+
+    def _say(self, now: _InHand, kind: EventKind, **fields: Any) -> None:
+        self._report.say(kind, self.name, queue=now.job.queue.name, id=now.task.id, attempt=now.task.attempt, **fields)

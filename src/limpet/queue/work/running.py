@@ -1,0 +1,61 @@
+"""The task that runs now, as its handler sees it: `limpet.current_task()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from limpet.errors import LeaseLost
+from limpet.queue.api import Task
+
+__all__ = ["RunningTask", "current_task", "running"]
+
+_current: ContextVar[RunningTask | None] = ContextVar("limpet_current_task", default=None)
+
+
+class RunningTask:
+    """What a handler may know of its own task."""
+
+    __slots__ = ("_say", "_task", "attempt", "queue")
+
+    def __init__(self, queue: str, task: Task, say: Callable[[str], None], *, attempt: int | None = None) -> None:
+        self.queue = queue
+        self.attempt = task.attempt if attempt is None else attempt
+        self._task = task
+        self._say = say
+
+    @property
+    def id(self) -> str:
+        """The task's id. Hand it on as an idempotency key: a task that runs twice has the same id twice."""
+        return self._task.id
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is over, so that somebody else may run the task too."""
+        return self._task.lost
+
+    def check(self) -> None:
+        """Go on only while the task is ours, as far as this process can know.   Raises: LeaseLost."""
+        if self._task.lost:
+            raise LeaseLost(f"task {self.id!r} is no longer ours")
+
+    def progress(self, note: str) -> None:
+        """Say in the worker's log how far the work is.   Raises: LeaseLost, so that a long loop ends when it should."""
+        self.check()
+        self._say(note)
+
+
+def current_task() -> RunningTask | None:
+    """The task that this code runs for; None in a plain call of the function."""
+    return _current.get()
+
+
+@contextmanager
+def running(task: RunningTask) -> Iterator[None]:
+    """Make it the current task of this block, and of the coroutines that are started in it."""
+    before = _current.set(task)
+    try:
+        yield
+    finally:
+        _current.reset(before)
