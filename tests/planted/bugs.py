@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from planted.bug import Bug, Change
+from planted.queue_bugs import QUEUE_BUGS
 
-__all__ = ["BUGS", "Bug", "Change"]
-
-
-@dataclass(frozen=True)
-class Change:
-    """`old` stands exactly once in the module's source, and becomes `new`."""
-
-    module: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A planted bug, where it comes from, and the seed that catches it."""
-
-    name: str
-    row: str
-    seed: int
-    changes: tuple[Change, ...]
-    scenario: str = "kernel"
+__all__ = ["BUGS", "Bug"]
 
 
 def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "kernel") -> Bug:
@@ -254,5 +235,5 @@ _ALL = [
     ),
 ]
 
-BUGS = {bug.name: bug for bug in _ALL}
+BUGS = {bug.name: bug for bug in [*_ALL, *QUEUE_BUGS]}
 """By name."""

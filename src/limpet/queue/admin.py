@@ -1,203 +1,120 @@
-"""What operators ask of a queue: counts, results, retry, cancel, pause, purge."""
+"""What operators do to a queue: retry, cancel, pause, purge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from contextlib import suppress
 
 import msgspec
 
-from limpet import records
 from limpet.cell import Lost, Replaced, Seen, Unclear, Won
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
-from limpet.keys import Key, is_minted, segment
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
+from limpet.keys import Key, is_minted
 from limpet.lease import State
-from limpet.queue.api import Outcome, Peeked, Policy, Result, Stats
+from limpet.queue.api import Policy
 from limpet.queue.decide import cancelled, claimed
-from limpet.queue.push import RETRY_MARK, Pusher
-from limpet.queue.records import ControlRecord, EntryLease, Part, Receipt, TaskRecord
-from limpet.queue.storage import Storage, read_content
+from limpet.queue.look import Look
+from limpet.queue.names import (
+    BATCH,
+    RETRY_MARK,
+    TASK,
+    batch_of,
+    count_of,
+    entry_of,
+    is_batch,
+    name_of_receipt,
+    parts_of_entry,
+)
+from limpet.queue.push import Pusher
+from limpet.queue.receipts import task_receipt
+from limpet.queue.records import NOTHING, ControlRecord, EntryLease, Receipt, new_task, read_task
+from limpet.queue.reject import reject_entry
+from limpet.queue.storage import Content, Storage
 
-__all__ = ["Admin", "batch_of", "count_of", "entry_of"]
+__all__ = ["Admin"]
 
-UNTYPED = msgspec.json.Decoder()
 CANCEL_TRIES_MAX = 10
 CANCELLED = "cancelled"
-
-
-def entry_of(id_: str) -> str:
-    """The entry that a task id names: a minted one as it is, a user's encoded, a retried one with its mark."""
-    if not isinstance(id_, str) or not id_:
-        raise Invalid(f"a task id is a non-empty string, not {id_!r}")
-    base, mark, life = id_.rpartition(RETRY_MARK)
-    if mark and life.isdigit():
-        return f"{base if is_minted(base) else segment(base)}{mark}{life}"
-    return id_ if is_minted(id_) else segment(id_)
-
-
-def batch_of(id_: str) -> tuple[str, int] | None:
-    """The batch and the number of a task of a batch; None for any other id."""
-    entry, dot, n = id_.rpartition(".")
-    return (entry, int(n)) if dot and is_minted(id_) and n.isdigit() else None
-
-
-def count_of(entry: str) -> int:
-    """How many tasks an entry holds: a batch says so in its name."""
-    base, dash, count = entry.rpartition("-")
-    return int(count) if dash and is_minted(entry) and is_minted(base) and count.isdigit() else 1
 
 
 class Admin:
     """The operator's side of one queue."""
 
-    def __init__(self, storage: Storage, pusher: Pusher, policy: Policy) -> None:
+    def __init__(self, storage: Storage, pusher: Pusher, look: Look, policy: Policy) -> None:
         self._storage = storage
         self._store = storage.store
         self._keys = storage.keys
         self._runtime = storage.runtime
         self._pusher = pusher
+        self._look = look
         self._policy = policy
-
-    def stats(self) -> Stats:
-        """See `Queue.stats`. Retried tasks count where they are now."""
-        now = self._pusher.exact_now()
-        pending = in_flight = 0
-        oldest: datetime | None = None
-        fresh = now - timedelta(seconds=self._policy.ttl_s)
-        held: set[str] = set()
-        lives: set[str] = set()
-        for stat in self._store.list(self._keys.pending):
-            entry, kind = stat.key.rsplit("/", 2)[1:]
-            if kind == "lease.json":
-                if stat.modified > fresh:
-                    held.add(entry)
-            elif kind in ("task.json", "tasks.jsonl"):
-                count = count_of(entry)
-                pending += count
-                in_flight += count if entry in held else 0
-                oldest = min(oldest or stat.modified, stat.modified)
-                _note_life(lives, entry)
-        completed, beaten = self._count_completed(lives)
-        failed = [_name(stat.key) for stat in self._store.list(self._keys.failed)]
-        for name in failed:
-            _note_life(lives, name)
-        control = self._storage.control().read()
-        return Stats(
-            pending=pending,
-            in_flight=in_flight,
-            scheduled=sum(1 for _ in self._store.list(self._keys.scheduled)),
-            completed=completed - sum(1 for name in failed if batch_of(name) and name not in beaten),
-            failed=sum(count_of(name) for name in failed if name not in lives),
-            oldest_s=max(0.0, (now - oldest).total_seconds()) if oldest else None,
-            paused=control is not None and control.value.paused,
-        )
-
-    def _count_completed(self, lives: set[str]) -> tuple[int, set[str]]:
-        """Completed tasks, a batch's failed ones among them; and the tasks of batches with a receipt of their own."""
-        count = 0
-        beaten: set[str] = set()
-        for stat in self._store.list(self._keys.completed):
-            name = _name(stat.key)
-            if batch_of(name):
-                beaten.add(name)
-            else:
-                count += count_of(name)
-                _note_life(lives, name)
-        return count, beaten
-
-    def peek(self, n: int) -> list[Peeked]:
-        """See `Queue.peek`."""
-        found: list[Peeked] = []
-        keys = [
-            stat.key
-            for stat in self._store.sample(self._keys.pending, 2 * n)
-            if stat.key.endswith(("task.json", "tasks.jsonl"))
-        ]
-        for key, blob in self._store.get_many(sorted(keys)[:n]).items():
-            if isinstance(blob, LimpetError):
-                continue
-            entry, kind = key.rsplit("/", 2)[1:]
-            try:
-                content = read_content(blob, entry, batch=kind == "tasks.jsonl", what=key)
-            except Corrupt:
-                continue
-            found.extend(
-                Peeked(id_, UNTYPED.decode(payload), content.pushed_at)
-                for id_, payload in zip(content.ids, content.payloads, strict=True)
-            )
-        return found[:n]
-
-    def result(self, id_: str) -> Result:
-        """See `Queue.result`. A task that was retried is followed to its last life."""
-        while True:
-            receipt = self._receipt_of(id_)
-            if receipt is None:
-                return Result(id_, self._whereabouts(id_))
-            if receipt.state == "retried" and receipt.retried_as:
-                id_ = receipt.retried_as
-                continue
-            return _as_result(id_, receipt)
 
     def retry(self, id_: str | None, *, all: bool) -> list[str]:
         """See `Queue.retry`."""
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
-        if id_ is not None:
-            seen = self._storage.receipt(self._keys.failed_of(entry_of(id_))).read()
-            if seen is None:
-                raise Missing(
-                    f"there is no failed task {id_!r}", hint="`limpet queue ls --failed` shows those there are"
-                )
-            if seen.value.state == "retried":
-                return [seen.value.retried_as] if seen.value.retried_as else []
-            return [self._retry(self._keys.failed_of(entry_of(id_)), seen)]
-        return [*self._retry_all()]
+        if id_ is None:
+            return [*self._retry_all()]
+        key = self._keys.failed_of(entry_of(id_))
+        seen = self._storage.receipt(key).read()
+        if seen is None or self._look.completed(id_) is not None:
+            raise Missing(f"there is no failed task {id_!r}", hint="`limpet queue ls --failed` shows them")
+        if seen.value.state == "retried":
+            return [seen.value.retried_as] if seen.value.retried_as else []
+        if not _has_payload(seen.value):
+            kept = f"its bytes are kept in {seen.value.raw}" if seen.value.raw else "push its payloads again"
+            raise Invalid(f"{id_!r} cannot be retried as it is", hint=kept)
+        return [self._retry(key, seen)]
 
     def _retry_all(self) -> Iterator[str]:
         for stat in self._store.list(self._keys.failed):
-            seen = self._storage.receipt(stat.key).read()
-            if seen is not None and seen.value.state == "failed" and seen.value.raw is None:
-                yield self._retry(stat.key, seen)
+            with suppress(Corrupt, Unsupported):
+                seen = self._storage.receipt(stat.key).read()
+                if seen is None or seen.value.state != "failed" or not _has_payload(seen.value):
+                    continue
+                if self._look.completed(seen.value.id) is None:
+                    yield self._retry(stat.key, seen)
 
     def _retry(self, key: Key, seen: Seen[Receipt]) -> str:
         """First the new life, then the mark on the old receipt: a crash in between is found by the next retry (H1)."""
         receipt = seen.value
-        if receipt.raw is not None:
-            raise Invalid(f"task {receipt.id!r} could not be read", hint=f"its bytes are kept in {receipt.raw}")
+        name = name_of_receipt(key)
         life = receipt.retries + 1
-        entry = _name(key).rpartition(RETRY_MARK)[0] if receipt.retries else _name(key)
+        entry = name.rpartition(RETRY_MARK)[0] if receipt.retries else name
         base = receipt.id.rpartition(RETRY_MARK)[0] if receipt.retries else receipt.id
-        task = TaskRecord(
-            id=f"{base}{RETRY_MARK}{life}",
-            payload=receipt.payload,
+        task = new_task(
+            f"{base}{RETRY_MARK}{life}",
+            bytes(receipt.payload),
             pushed_at=self._runtime.wall(),
             write_id=self._runtime.new_id(),
             retries=life,
         )
         self._pusher.place(f"{entry}{RETRY_MARK}{life}", task)
         retried = msgspec.structs.replace(receipt, state="retried", retried_as=task.id)
-        self._storage.journal.ended(entry, False, key, retried)
+        self._storage.journal.ended(name, False, key, retried)
         self._storage.receipt(key).attempt(seen, retried)
         return task.id
 
     def cancel(self, id_: str) -> bool:
         """See `Queue.cancel`."""
+        entry = entry_of(id_)
         if batch_of(id_):
             raise Invalid(f"{id_!r} is part of a batch, which is cancelled as a whole", hint="cancel the batch's entry")
-        entry = entry_of(id_)
         if self._storage.ended(entry):
             return False
-        batch = count_of(entry) > 1 or ("-" in entry and is_minted(entry))
-        if not self._swap_to_cancelled(entry, batch=batch):
+        if self._swap_to_cancelled(entry):
+            return self.finish_cancelled(entry, batch=is_batch(entry))
+        later = self._look.scheduled(entry)
+        if not later:
             raise Missing(f"there is no task {id_!r} waiting")
-        return self.finish_cancelled(entry, batch=batch)
+        return self._cancel_scheduled(entry, later)
 
-    def _swap_to_cancelled(self, entry: str, *, batch: bool) -> bool:
+    def _swap_to_cancelled(self, entry: str) -> bool:
         """Let nobody take the entry any more; False if there is none."""
         cell = self._storage.lease(entry)
         seen = cell.read()
         for _ in range(CANCEL_TRIES_MAX):
-            if seen is None and not self._exists(self._keys.tasks(entry, batch=batch)):
+            if seen is None and not self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))):
                 return False
             if seen is not None and seen.value.state is State.CANCELLED:
                 return True
@@ -220,7 +137,10 @@ class Admin:
         )
 
     def finish_cancelled(self, entry: str, *, batch: bool) -> bool:
-        """The receipt of a cancelled entry, then its removal; whether it was still there to be ended."""
+        """The receipt of a cancelled entry, then its removal; whether it was still there to be ended.
+
+        Tasks of a batch that were done before keep their completion.
+        """
         try:
             content = self._storage.content(entry, batch=batch)
         except Missing:
@@ -229,22 +149,55 @@ class Admin:
         if self._storage.ended(entry):
             self._storage.close(entry, batch=batch)
             return False
-        payload = content.payloads[0] if not batch else b"[" + b",".join(content.payloads) + b"]"
-        receipt = Receipt(
+        seen = self._storage.lease(entry).read()
+        if seen is not None and batch:
+            for n in seen.value.done:
+                self._keep_done(entry, content, seen.value, n)
+        payload = msgspec.Raw(content.payloads[0]) if not batch else NOTHING
+        receipt = self._cancelled(content.ids[0] if not batch else entry, content, payload, len(content.ids))
+        stands = self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=batch)
+        self._storage.close(entry, batch=batch)
+        return stands.state == "cancelled"
+
+    def _keep_done(self, entry: str, content: Content, record: EntryLease, n: int) -> None:
+        receipt = task_receipt(
+            record,
+            content,
+            n,
+            "completed",
+            wall=self._runtime.wall(),
+            result=record.results.get(n),
+            parts=[] if n in record.results else record.parts,
+        )
+        key = self._keys.completed_of(f"{entry}.{n}")
+        self._storage.write_receipt(entry, key, receipt, batch=True)
+
+    def _cancel_scheduled(self, entry: str, keys: list[Key]) -> bool:
+        """The receipt first: from then on no promotion can make the entry pending."""
+        for key in keys:
+            try:
+                task = read_task(self._store.get(key).data, what=key)
+            except Missing:
+                continue
+            content = Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted=False)
+            receipt = self._cancelled(task.id, content, task.payload, 1)
+            self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=False)
+            self._store.delete(key)
+        return True
+
+    def _cancelled(self, id_: str, content: Content, payload: msgspec.Raw, count: int) -> Receipt:
+        return Receipt(
             state="cancelled",
-            id=content.ids[0] if not batch else entry,
-            count=len(content.ids),
+            id=id_,
+            count=count,
             worker_id=self._runtime.owner,
             label=self._runtime.label,
             pushed_at=content.pushed_at,
             finished_at=self._runtime.wall(),
-            payload=msgspec.Raw(payload if len(payload) < records.RECORD_BYTES_MAX // 2 else b"null"),
+            payload=payload,
             error=CANCELLED,
             retries=content.retries,
         )
-        stands = self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=batch)
-        self._storage.close(entry, batch=batch)
-        return stands.state == "cancelled"
 
     def set_paused(self, paused: bool) -> None:
         """See `Queue.pause`."""
@@ -259,88 +212,28 @@ class Admin:
         """See `Queue.purge`. A user's id gets a receipt, so that it stays used; minted names are never used again."""
         gone = 0
         for stat in [*self._store.list(self._keys.pending)]:
-            entry, kind = stat.key.rsplit("/", 2)[1:]
-            if kind not in ("task.json", "tasks.jsonl"):
+            entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
+            if kind not in (TASK, BATCH):
                 continue
-            batch = kind == "tasks.jsonl"
             if is_minted(entry):
                 self._store.delete(stat.key)
                 self._storage.drop_lease(entry)
                 gone += count_of(entry)
-            elif self._swap_to_cancelled(entry, batch=batch) and self.finish_cancelled(entry, batch=batch):
-                gone += 1
+            else:
+                gone += self._purge_named(entry)
         for stat in [*self._store.list(self._keys.scheduled)]:
             self._store.delete(stat.key)
             gone += 1
         return gone
 
-    def _receipt_of(self, id_: str) -> Receipt | None:
-        """The receipt that counts for a task: completed beats failed."""
-        name = entry_of(id_)
-        completed = self._storage.receipt(self._keys.completed_of(name)).read()
-        if completed is not None:
-            return completed.value
-        part = batch_of(id_)
-        if part is not None:
-            entry, n = part
-            whole = self._storage.receipt(self._keys.completed_of(entry)).read()
-            if whole is not None and n < whole.value.count and n not in whole.value.failed:
-                return self._part_of(whole.value, id_, n)
-            if whole is None and (ended := self._storage.receipt(self._keys.failed_of(entry)).read()) is not None:
-                return ended.value
-        failed = self._storage.receipt(self._keys.failed_of(name)).read()
-        return failed.value if failed else None
-
-    def _part_of(self, whole: Receipt, id_: str, n: int) -> Receipt:
-        """The receipt of one task of a completed batch; its result may lie in a part object."""
-        result = whole.results.get(n)
-        for key in whole.parts if result is None else ():
-            try:
-                part = records.decode(self._store.get(Key(key)).data, Part, what=key)
-            except Missing:
-                continue
-            if n in part.results:
-                result = part.results[n]
-                break
-        return msgspec.structs.replace(
-            whole, id=id_, count=1, result=result or msgspec.Raw(b"null"), results={}, parts=[]
-        )
-
-    def _whereabouts(self, id_: str) -> Outcome:
-        part = batch_of(id_)
-        entry = part[0] if part else entry_of(id_)
-        if self._exists(self._keys.tasks(entry, batch=part is not None)):
-            return "pending"
-        return "unknown"
-
-    def _exists(self, key: Key) -> bool:
+    def _purge_named(self, entry: str) -> int:
         try:
-            self._store.head(key)
-        except Missing:
-            return False
-        return True
+            return int(self._swap_to_cancelled(entry) and self.finish_cancelled(entry, batch=False))
+        except Corrupt as error:
+            reject_entry(self._storage, entry, str(error), batch=False)
+            return 1
 
 
-def _name(key: str) -> str:
-    return key.rsplit("/", 1)[1].removesuffix(".json")
-
-
-def _note_life(lives: set[str], name: str) -> None:
-    """Note the name whose next life this is: that one was retried, and no longer counts as failed."""
-    base, mark, life = name.rpartition(RETRY_MARK)
-    if mark and life.isdigit():
-        lives.add(f"{base}{RETRY_MARK}{int(life) - 1}" if life != "1" else base)
-
-
-def _as_result(id_: str, receipt: Receipt) -> Result:
-    state: Outcome = "failed" if receipt.state == "retried" else receipt.state
-    return Result(
-        id=id_,
-        state=state,
-        value=UNTYPED.decode(receipt.result) if receipt.state == "completed" else None,
-        error=receipt.error,
-        traceback=receipt.traceback,
-        worker=receipt.label,
-        attempts=receipt.attempts,
-        finished_at=receipt.finished_at,
-    )
+def _has_payload(receipt: Receipt) -> bool:
+    """Whether a receipt says what to run again: not that of unreadable bytes, nor of a whole batch."""
+    return receipt.count == 1 and (receipt.raw is None or bytes(receipt.payload) != bytes(NOTHING))

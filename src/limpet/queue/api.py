@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
 from limpet.errors import Invalid, Unsupported
+from limpet.lease.decide import check_ttl
 
 __all__ = [
     "FEATURES",
@@ -78,7 +79,8 @@ class Policy:
                 raise Invalid(f"{name} must be positive, not {value:g}")
         if not (self.backoff_s >= 0 and self.backoff_max_s >= 0):
             raise Invalid("backoff_s and backoff_max_s cannot be negative")
-        if self.retention_s < 7 * 86400:
+        check_ttl(self.ttl_s)
+        if not self.retention_s >= 7 * 86400:
             raise Invalid("receipts must be kept for at least 7 days", hint="retention_s >= 604800")
 
 

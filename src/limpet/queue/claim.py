@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import Holding
 from limpet.queue.api import Policy
@@ -25,41 +24,15 @@ from limpet.queue.decide import (
     progressed,
 )
 from limpet.queue.heart import Heart
-from limpet.queue.records import Ended, EntryLease, Part, Receipt, result_bytes
+from limpet.queue.receipts import batch_receipt, clean_text, task_receipt
+from limpet.queue.records import DELAY_MAX_S, Ended, EntryLease, Receipt, result_bytes
+from limpet.queue.results import Results
 from limpet.queue.storage import Content, Storage, task_name
 from limpet.queue.verdicts import Fail, Retry
-from limpet.store.api import Absent
 
-__all__ = ["EntryClaim", "EntryTask", "Nothing"]
+__all__ = ["EntryClaim", "EntryTask"]
 
-INLINE_BYTES_MAX = 1024
-INLINE_TOTAL_MAX = 256 * 1024
-PART_BYTES_MAX = 512 * 1024
-ERROR_CHARS_MAX = 2_000
-TRACEBACK_CHARS_MAX = 8_000
 NO_VERDICT = "the block ended without a verdict"
-
-
-class Nothing:
-    """The claim that there was nothing to take."""
-
-    token = 0
-    lost = False
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[EntryTask]:
-        return iter(())
-
-    def __enter__(self) -> Nothing:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        return None
-
-    def hand_back(self) -> None:
-        """See `Claim.hand_back`."""
 
 
 class EntryTask:
@@ -110,10 +83,8 @@ class EntryClaim:
         heart: Heart,
         holding: Holding[EntryLease],
         content: Content,
-        tasks: list[int],
         *,
         batch: bool,
-        waits_s: dict[int, float],
     ) -> None:
         self.content = content
         self.batch = batch
@@ -123,15 +94,18 @@ class EntryClaim:
         self._decoder = decoder
         self._heart = heart
         self._holding = holding
-        self._tasks = tasks
-        self._progress = Progress(due_s=waits_s)
-        self._open = {*open_tasks(holding.record, len(content.ids))}
+        record = holding.record
+        open_now = open_tasks(record, len(content.ids))
+        at_s = self._runtime.elapsed_s()
+        self._tasks = [n for n in open_now if n not in record.waits]
+        self._progress = Progress(due_s={n: at_s + wait_s for n, wait_s in record.waits.items()})
+        self._open = {*open_now}
         self._by_swap = must_charge(holding.record, policy)
         self._mutex = self._runtime.mutex()
+        self._writing = self._runtime.mutex()
         self._started: list[int] = []
-        self._started_s = self._runtime.elapsed_s()
-        self._inline_bytes = 0
-        self._large: dict[int, msgspec.Raw] = {}
+        self._started_s = at_s
+        self._results = Results(storage, holding.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
         self._settled = False
         self._after: Callable[[], None] | None = None
         heart.add(self)
@@ -206,16 +180,25 @@ class EntryClaim:
                     self.retry(n, None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
     def hand_back(self) -> None:
-        """See `Claim.hand_back`.   Cost: 1 PUT. With every verdict in, it ends the entry."""
+        """See `Claim.hand_back`. Not from a signal handler: a swap of this thread may be under way.
+
+        Cost: 1 PUT. With every verdict in, it ends the entry.
+        """
         self._settle()
+
+    def abandon(self) -> None:
+        """Let it run out, as after a crash."""
+        self._end()
 
     def beat(self) -> None:
         """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
         limit_s = self._policy.timeout_s
         if limit_s is not None and self._runtime.elapsed_s() - self._started_s > limit_s:
             return
-        self._write_parts()
-        self._holding.rewrite(self._progressed)
+        with self._writing:
+            if not self._settled:
+                self._write_large()
+                self._holding.rewrite(self._progressed)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
@@ -223,12 +206,13 @@ class EntryClaim:
         if self._settled:
             self._complete_late([n], data)
             return
+        self._first_verdict(n)
         with self._mutex:
             self._open.discard(n)
             self._progress.due_s.pop(n, None)
             self._progress.done.append(n)
-            if data is not None:
-                self._keep_result(n, data)
+            if data is not None and not self._results.is_large(n, data):
+                self._progress.results[n] = data
         if not self._open:
             self._finish()
 
@@ -242,19 +226,23 @@ class EntryClaim:
             after_s = backoff_s(self._policy, attempts, self._runtime.rng.random())
         if not after_s >= 0:
             raise Invalid(f"after_s must not be negative, and is {after_s:g}")
+        after_s = min(after_s, DELAY_MAX_S)
         if self._settled:
             return
+        self._first_verdict(n)
         with self._mutex:
             self._progress.due_s[n] = self._runtime.elapsed_s() + after_s
-            self._progress.error = error[:ERROR_CHARS_MAX] or None
+            self._progress.error = clean_text(error) or None
         if self._open == self._progress.due_s.keys():
             self._settle()
 
     def fail(self, n: int, error: str, trace: str | None = None) -> None:
         """Verdict: it failed for good. Without the lease it is not ours to say."""
-        if self._settled or not self._still_ours():
-            return
-        receipt = self._receipt(n, "failed", error=error[:ERROR_CHARS_MAX], trace=trace)
+        with self._writing:
+            if self._settled or not self._still_ours():
+                return
+        self._first_verdict(n)
+        receipt = self._receipt(n, "failed", error=error, trace=trace)
         name = task_name(self.entry, n, batch=self.batch)
         self._storage.write_receipt(self.entry, self._storage.keys.failed_of(name), receipt, batch=self.batch)
         with self._mutex:
@@ -264,47 +252,36 @@ class EntryClaim:
         if not self._open:
             self._finish()
 
+    def _first_verdict(self, n: int) -> None:
+        if n not in self._open or n in self._progress.due_s:
+            raise Invalid(f"task {self.content.ids[n]!r} has its verdict already", hint="give each task exactly one")
+
     def _charge(self, n: int) -> bool:
         """Name the task running, with an attempt more, before its handler starts. False: it cannot be said now."""
         try:
-            self._holding.rewrite(lambda record: charged(self._progressed(record), n))
+            with self._writing:
+                self._write_large()
+                self._holding.rewrite(lambda record: charged(self._progressed(record), n))
         except (LeaseLost, OutcomeUnknown, Unavailable):
             return False
         with self._mutex:
             self._progress.due_s.pop(n, None)
         return True
 
+    def _write_large(self) -> None:
+        """Large results come before the swap that counts their tasks as done."""
+        self._progress.parts.extend(self._results.write_large())
+
     def _progressed(self, record: EntryLease) -> EntryLease:
         with self._mutex:
             return progressed(record, self._progress, self._runtime.elapsed_s())
-
-    def _keep_result(self, n: int, data: msgspec.Raw) -> None:
-        size = len(bytes(data))
-        if self.batch and (size > INLINE_BYTES_MAX or self._inline_bytes + size > INLINE_TOTAL_MAX):
-            self._large[n] = data
-        else:
-            self._inline_bytes += size
-            self._progress.results[n] = data
-
-    def _write_parts(self) -> None:
-        """Results that are too large for the record go into objects of their own, before the swap that counts them.
-
-        Cost: 1 PUT per 512 KiB.
-        """
-        while self._large:
-            with self._mutex:
-                some = _up_to(self._large, PART_BYTES_MAX)
-            key = self._storage.keys.part(self.entry, self._runtime.new_id())
-            self._storage.store.put(key, records.encode(Part(results=some)), when=Absent())
-            with self._mutex:
-                self._large = {n: data for n, data in self._large.items() if n not in some}
-                self._progress.parts.append(key)
 
     def _still_ours(self) -> bool:
         """Whether nobody took the entry, as far as can be known. Asks only if our own clock says it ran out."""
         if not self._holding.lost:
             return True
         try:
+            self._write_large()
             self._holding.rewrite(self._progressed)
         except LimpetError:
             return False
@@ -315,12 +292,17 @@ class EntryClaim:
 
         Raises: OutcomeUnknown, Unavailable: the verdicts stay, and the end of the block tries again.
         """
+        with self._writing:
+            self._write_end()
+
+    def _write_end(self) -> None:
         if self.batch:
             self._finish_batch()
         else:
             record = self._progressed(self._holding.record)
             if record.done:
-                receipt = self._receipt(0, "completed", result=record.results.get(0))
+                result = self._results.all.get(0) or record.results.get(0)
+                receipt = self._receipt(0, "completed", result=result, parts=[] if result else record.parts)
                 key = self._storage.keys.completed_of(self.entry)
                 self._storage.write_receipt(self.entry, key, receipt, batch=False)
         self._close()
@@ -330,18 +312,11 @@ class EntryClaim:
             self._end()
             self._complete_late(self._progress.done)
             return
-        self._write_parts()
+        self._write_large()
         record = self._progressed(self._holding.record)
-        receipt = self._receipt(
-            None,
-            "completed",
-            failed=record.failed,
-            results=record.results,
-            parts=record.parts,
-        )
-        stands = self._storage.write_receipt(
-            self.entry, self._storage.keys.completed_of(self.entry), receipt, batch=True
-        )
+        receipt = batch_receipt(record, self.content, wall=self._runtime.wall())
+        key = self._storage.keys.completed_of(self.entry)
+        stands = self._storage.write_receipt(self.entry, key, receipt, batch=True)
         self._complete_late([n for n in self._progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
@@ -350,7 +325,7 @@ class EntryClaim:
         Cost: 1 PUT each.
         """
         for n in tasks:
-            data = result or self._progress.results.get(n) or self._large.get(n)
+            data = result or self._results.all.get(n)
             name = task_name(self.entry, n, batch=self.batch)
             receipt = self._receipt(n, "completed", result=data)
             self._storage.write_receipt(self.entry, self._storage.keys.completed_of(name), receipt, batch=self.batch)
@@ -370,18 +345,22 @@ class EntryClaim:
 
     def _settle(self) -> None:
         """Write down what is decided and let the entry go. Tasks without a verdict go back with their attempt."""
-        if self._settled:
-            return
-        if not self._open:
-            self._finish()
-            return
+        with self._writing:
+            if self._settled:
+                return
+            if self._open:
+                self._let_go()
+            else:
+                self._write_end()
+
+    def _let_go(self) -> None:
         returned = {n for n in self._open if n not in self._progress.due_s}
         try:
-            self._write_parts()
+            self._write_large()
             self._end()
             self._holding.free(
                 lambda record: freed(
-                    handed_back(self._progressed(record), returned, self._by_swap),
+                    handed_back(self._progressed(record), returned, by_swap=self._by_swap, started=self._started),
                     len(self.content.ids),
                     self._runtime.wall(),
                 )
@@ -390,47 +369,5 @@ class EntryClaim:
             self._end()
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
-    def _receipt(
-        self,
-        n: int | None,
-        state: Ended,
-        *,
-        result: msgspec.Raw | None = None,
-        error: str | None = None,
-        trace: str | None = None,
-        failed: list[int] | None = None,
-        results: dict[int, msgspec.Raw] | None = None,
-        parts: list[str] | None = None,
-    ) -> Receipt:
-        record = self._holding.record
-        return Receipt(
-            state=state,
-            id=self.content.ids[n] if n is not None else self.entry,
-            count=1 if n is not None else len(self.content.ids),
-            attempts=attempts_of(record, n) if n is not None else record.token,
-            token=record.token,
-            worker_id=record.worker_id,
-            label=record.label,
-            pushed_at=self.content.pushed_at,
-            finished_at=self._runtime.wall(),
-            payload=msgspec.Raw(self.content.payloads[n] if n is not None else b"null"),
-            result=result or msgspec.Raw(b"null"),
-            error=error,
-            traceback=trace[-TRACEBACK_CHARS_MAX:] if trace else None,
-            failed=failed or [],
-            results=results or {},
-            parts=parts or [],
-            retries=self.content.retries,
-        )
-
-
-def _up_to(results: dict[int, msgspec.Raw], bytes_max: int) -> dict[int, msgspec.Raw]:
-    """As many of the results as fit, and at least one."""
-    some: dict[int, msgspec.Raw] = {}
-    size = 0
-    for n, data in results.items():
-        size += len(bytes(data))
-        if some and size > bytes_max:
-            break
-        some[n] = data
-    return some
+    def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
+        return task_receipt(self._holding.record, self.content, n, state, wall=self._runtime.wall(), **about)

@@ -6,7 +6,7 @@ An entry's tasks share one lease record. Every rule here answers an interleaving
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -27,13 +27,13 @@ __all__ = [
     "charged",
     "claimable",
     "claimed",
-    "due_tasks",
     "exhausted",
     "freed",
     "handed_back",
     "must_charge",
     "open_tasks",
     "progressed",
+    "waits_left",
 ]
 
 T = TypeVar("T")
@@ -71,10 +71,23 @@ def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now
     return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
 
 
+def waits_left(record: EntryLease, *, modified: datetime, now: datetime) -> dict[int, float]:
+    """The waits of tasks that are not due yet, counted from now on."""
+    since_s = (now - modified).total_seconds()
+    return {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s > since_s}
+
+
 def claimed(
-    record: EntryLease | None, *, entry: str, worker_id: str, label: str, policy: Policy, wall: datetime
+    record: EntryLease | None,
+    *,
+    entry: str,
+    worker_id: str,
+    label: str,
+    policy: Policy,
+    wall: datetime,
+    waits: dict[int, float] | None = None,
 ) -> EntryLease:
-    """The record after a contender takes the entry: one token more.
+    """The record after a contender takes the entry: one token more. `waits` are those that are left.
 
     The first claim charges every task with an attempt, unless one attempt is all that there is: then being claimed by
     a process that dies before the handler starts would already be the end (H3).
@@ -84,6 +97,7 @@ def claimed(
         return msgspec.structs.replace(
             record,
             state=State.HELD,
+            name=entry,
             worker_id=worker_id,
             label=label,
             token=record.token + 1,
@@ -93,6 +107,8 @@ def claimed(
             ttl_s=policy.ttl_s,
             not_before=None,
             running=None,
+            waits=waits or {},
+            wait_s=0.0,
         )
     return EntryLease(
         state=State.HELD,
@@ -163,17 +179,18 @@ def freed(record: EntryLease, count: int, wall: datetime) -> EntryLease:
     return msgspec.structs.replace(record, state=State.FREE, running=None, wait_s=wait_s, not_before=not_before)
 
 
-def handed_back(record: EntryLease, returned: Collection[int], by_swap: bool) -> EntryLease:
+def handed_back(
+    record: EntryLease, returned: Collection[int], *, by_swap: bool, started: Collection[int] = ()
+) -> EntryLease:
     """The record with the attempts of the `returned` tasks restored, as if this claim had not started them.
 
-    `by_swap`: they were charged one by one, so only the one named running has anything to restore. It may be one whose
-    charge we never heard of.
+    `by_swap`: they were charged one by one, so only the `started` ones have anything to restore, and the one named
+    running, whose charge we may never have heard of.
     """
     if by_swap:
-        if record.running is None or record.running not in returned:
-            return record
-        attempts = {**record.attempts, record.running: attempts_of(record, record.running) - 1}
-        return msgspec.structs.replace(record, attempts=attempts, running=None)
+        charged_here = {n for n in returned if n in started or n == record.running}
+        restored = {n: attempts_of(record, n) - 1 for n in charged_here}
+        return msgspec.structs.replace(record, attempts={**record.attempts, **restored}, running=None)
     kept = {n: attempts_of(record, n) for n in record.waits if n not in returned}
     return msgspec.structs.replace(record, charged=max(0, record.charged - 1), attempts={**record.attempts, **kept})
 
@@ -187,16 +204,6 @@ def backoff_s(policy: Policy, attempts: int, chance: float) -> float:
     """How long to wait after the failed attempt number `attempts`; `chance` in [0, 1) spreads the herd."""
     longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(attempts - 1, 30))
     return longest * (0.5 + chance / 2)
-
-
-def due_tasks(
-    record: EntryLease, count: int, *, modified: datetime | None, now: datetime, waits: Mapping[int, float]
-) -> list[int]:
-    """The open tasks that need not wait any longer, given the `waits` that stood in the record last modified then."""
-    tasks = open_tasks(record, count)
-    if not waits or modified is None:
-        return tasks
-    return [n for n in tasks if modified + timedelta(seconds=waits.get(n, 0.0)) <= now]
 
 
 def _union(before: list[T], more: list[T]) -> list[T]:

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 
+from limpet.cell import Seen
 from limpet.keys import Key
 from limpet.lease import Sightings
+from limpet.queue.names import BATCH, LEASE, TASK, parts_of_entry
+from limpet.queue.records import EntryLease
 from limpet.queue.storage import Storage
-from limpet.store.api import Stat
+from limpet.store.api import Stat, Version
 
 __all__ = ["Candidate", "Page", "Pages"]
 
@@ -24,6 +27,7 @@ AGE_MAX_S = 30.0
 YOUNG_READS_MAX = 8
 WIDTH_MAX = 256
 SCHEDULED_EVERY_S = 60.0
+LEASES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Pages:
         self._whole = False
         self._scheduled_at_s = float("-inf")
         self._width = 1
+        self.leases: dict[Version, Seen[EntryLease]] = {}
+        """The leases that were read, by the version that a listing showed."""
         self.paused: bool | None = None
         """Whether an operator paused the queue; None until somebody asked, for each page anew."""
 
@@ -94,6 +100,19 @@ class Pages:
             self.paused = None
         return page
 
+    def add(self, entries: Iterable[str]) -> None:
+        """Entries that were just made pending, by us."""
+        now = self._store.now()
+        with self._mutex:
+            if self._page is not None:
+                self._page.candidates[:0] = [Candidate(entry, False, now, None) for entry in entries]
+
+    def remember(self, version: Version, seen: Seen[EntryLease]) -> None:
+        """Keep a lease that was read: each version of it is read once."""
+        self.leases[version] = seen
+        if len(self.leases) > LEASES_MAX:
+            del self.leases[next(iter(self.leases))]
+
     def lost(self) -> None:
         """A claim was lost to somebody else: choose among more."""
         self._width = min(WIDTH_MAX, self._width * 2)
@@ -106,7 +125,9 @@ class Pages:
     def _worth_a_read(self, page: Page, candidate: Candidate) -> bool:
         """Young leases are mostly held by the living: only a few a page are looked at."""
         lease = candidate.lease
-        if lease is None or lease.modified + timedelta(seconds=self._ttl_s) <= self._store.now():
+        if lease is None or lease.version in self.leases:
+            return True
+        if lease.modified + timedelta(seconds=self._ttl_s) <= self._store.now():
             return True
         page.young_reads -= 1
         return page.young_reads >= 0
@@ -137,19 +158,14 @@ class Pages:
 
     def _candidates(self, found: Sequence[Stat]) -> list[Candidate]:
         """Oldest last, so that taking one is cheap."""
-        leases = {_entry(stat.key): stat for stat in found if stat.key.endswith("/lease.json")}
-        live = self._remote(found)
-        entries = [
-            Candidate(entry, stat.key.endswith(".jsonl"), stat.modified, leases.get(entry))
-            for stat in found
-            if stat.key.endswith(("/task.json", "/tasks.jsonl")) and (entry := _entry(stat.key)) not in live
-        ]
+        leases: dict[str, Stat] = {}
+        tasks: list[tuple[str, str, Stat]] = []
+        for stat in found:
+            entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
+            if kind == LEASE:
+                leases[entry] = stat
+            elif kind in (TASK, BATCH):
+                tasks.append((entry, kind, stat))
+        entries = [Candidate(entry, kind == BATCH, stat.modified, leases.get(entry)) for entry, kind, stat in tasks]
         entries.sort(key=lambda candidate: candidate.pushed, reverse=True)
         return entries
-
-    def _remote(self, found: Iterable[Stat]) -> set[str]:
-        return set()
-
-
-def _entry(key: str) -> str:
-    return key.rsplit("/", 2)[1]

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 
-import msgspec
-
 from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
-from limpet.keys import Key, is_minted, segment
+from limpet.keys import Key, is_minted
 from limpet.queue.api import Pushed
-from limpet.queue.records import BATCH_MAX, ENTRY_BYTES_MAX, TaskRecord, batch_bytes, read_task
+from limpet.queue.names import check_id
+from limpet.queue.records import BATCH_MAX, DELAY_MAX_S, ENTRY_BYTES_MAX, TaskRecord, batch_bytes, new_task, read_task
+from limpet.queue.reject import reject_scheduled
 from limpet.queue.storage import Storage
 from limpet.store.api import Absent, Put
 
-__all__ = ["Pusher", "check_id", "due_name", "due_of"]
+__all__ = ["Pusher", "due_name", "due_of"]
 
 SENDS_MAX = 4
 BACKOFF_S = 0.2
 AT_ONCE = 32
-DELAY_MAX_S = 366 * 86400.0
 EXACT_S = 3600.0
-RETRY_MARK = "~"
-
-
-def check_id(id_: str) -> str:
-    """The entry of a user's id.   Raises: Invalid for an id that no name can hold, or of a form that we mint."""
-    if not isinstance(id_, str) or RETRY_MARK in id_:
-        raise Invalid(f"the task id {id_!r} has a {RETRY_MARK!r}", hint="limpet marks retried tasks with it")
-    if is_minted(id_):
-        raise Invalid(f"the task id {id_!r} looks like one that limpet makes", hint="prefix it with a word of yours")
-    return segment(id_)
 
 
 def due_name(due: datetime) -> str:
@@ -67,22 +57,21 @@ class Pusher:
             raise Invalid(f"delay_s must be between 0 and {DELAY_MAX_S:g} seconds, not {delay_s:g}")
         write_id = self._runtime.new_id()
         entry = entry or write_id
-        task = TaskRecord(
-            id=id or entry, payload=msgspec.Raw(payload), pushed_at=self._runtime.wall(), write_id=write_id
-        )
+        wall = self._runtime.wall()
+        task = new_task(id or entry, payload, pushed_at=wall, write_id=write_id, delayed=delay_s > 0)
         if delay_s:
             return self._schedule(entry, task, delay_s)
         return Pushed(task.id, self.place(entry, task))
 
     def push_many(self, payloads: Iterable[bytes], *, batch: int) -> list[str]:
-        """Many tasks, `batch` to an entry (fewer if they are large).   Raises: OutcomeUnknown.   Cost: 1 PUT an entry.
+        """Many tasks, `batch` to an entry (fewer if they are large). All are checked before the first is pushed.
 
-        Crash: whole entries are there or not.
+        Raises: OutcomeUnknown.   Cost: 1 PUT an entry.   Crash: whole entries are there or not.
         """
         if not 1 <= batch <= BATCH_MAX:
             raise Invalid(f"batch must be between 1 and {BATCH_MAX}, not {batch}")
         ids: list[str] = []
-        packs = _packed(payloads, batch)
+        packs = _packed([*payloads], batch)
         while some := [*islice(packs, AT_ONCE)]:
             entries = [self._pack(payloads) for payloads in some]
             for put in entries:
@@ -100,44 +89,53 @@ class Pusher:
 
         Whether the task is now pending by this call. A receipt ends the name: the task is taken back.
         Raises: OutcomeUnknown, after which the same push may be made again.
-        Cost: 1 PUT, and for a name that is not minted 2 HEADs.
+        Cost: 1 PUT, and for a name that was not minted for this push 2 HEADs.
         """
         key = self._keys.tasks(entry, batch=False)
         data = records.encode(task)
         self._storage.journal.pushed(key, data)
         if not self._settle(key, data, write_id=task.write_id):
             return False
-        if is_minted(entry) or not self._storage.ended(entry):
+        if (is_minted(entry) and not task.delayed) or not self._storage.ended(entry):
             return True
         self._storage.close(entry, batch=False)
         return False
 
-    def promote(self, *, now: datetime, keys: Iterable[Key]) -> None:
-        """Make delayed pushes that are due pending.   Cost: each 1 GET, a push, 1 DELETE.
+    def promote(self, *, now: datetime, keys: Iterable[Key]) -> list[str]:
+        """Make delayed pushes that are due pending; their entries.   Cost: each 1 GET, a push, 1 DELETE.
 
         Crash: at worst one is pushed twice, which the push rule undoes.
         """
+        placed: list[str] = []
         for key in keys:
-            due = due_of(key.rsplit("/", 2)[1])
-            if due is not None and due > now:
-                return
-            try:
-                blob = self._store.get(key)
-            except Missing:
+            due_at, name = key.rsplit("/", 2)[1:]
+            due = due_of(due_at)
+            entry, mark, _ = name.removesuffix(".json").rpartition("@")
+            if due is None or not mark or not entry:
                 continue
-            entry = key.rsplit("/", 1)[1].rpartition("@")[0]
-            try:
-                self.place(entry, read_task(blob.data, what=key))
-            except Corrupt as error:
-                self._storage.reject(entry, blob.data, str(error), batch=False)
-            self._store.delete(key)
+            if due > now:
+                break
+            with suppress(Missing, Unsupported, OutcomeUnknown):
+                if self._place_scheduled(key, entry, name):
+                    placed.append(entry)
+                self._store.delete(key)
+        return placed
+
+    def _place_scheduled(self, key: Key, entry: str, name: str) -> bool:
+        data = self._store.get(key).data
+        try:
+            task = read_task(data, what=key)
+        except Corrupt as error:
+            reject_scheduled(self._storage, name.removesuffix(".json"), data, str(error))
+            return False
+        return self.place(entry, task)
 
     def exact_now(self) -> datetime:
         """The store's clock to within a round trip.   Cost: once an hour 1 PUT + 1 HEAD, else nothing."""
         at_s = self._runtime.elapsed_s()
         if self._exact_at_s is None or at_s - self._exact_at_s > EXACT_S:
             self._exact_at_s = at_s
-            return self._store.now(max_age_s=0.0)
+            return self._store.now(max_age_s=-1.0)
         return self._store.now()
 
     def _schedule(self, entry: str, task: TaskRecord, delay_s: float) -> Pushed:
@@ -160,12 +158,16 @@ class Pusher:
 
         The name may have been used up while we did not hear: sending the same task again at worst runs it again.
         """
+        unclear: LimpetError | None = None
         for sent in range(1, SENDS_MAX + 1):
             try:
                 self._store.put(key, data, when=Absent())
                 return True
             except (Conflict, OutcomeUnknown) as error:
-                unclear: LimpetError = error
+                unclear = error
+            except LimpetError:
+                if unclear is None:
+                    raise
             try:
                 found = self._store.get(key).data
                 return found == data if write_id is None else _pushed_by(found) == write_id

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
-from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown
-from limpet.keys import QueueKeys, is_minted
-from limpet.lease import Holding, Sightings
+from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
+from limpet.keys import QueueKeys
+from limpet.lease import Holding, Sightings, State
 from limpet.queue.admin import Admin
 from limpet.queue.api import FEATURES, Feature, Peeked, Policy, Pushed, Result, Stats
-from limpet.queue.claim import EntryClaim, Nothing
-from limpet.queue.decide import claimable, claimed, due_tasks, exhausted
+from limpet.queue.claim import EntryClaim
+from limpet.queue.decide import Ready, claimable, claimed, exhausted, handed_back, must_charge, waits_left
 from limpet.queue.heart import Heart
+from limpet.queue.look import Look
+from limpet.queue.nothing import Nothing
 from limpet.queue.pages import Candidate, Pages
 from limpet.queue.push import Pusher
 from limpet.queue.records import EntryLease, payload_bytes
+from limpet.queue.reject import reject_entry
 from limpet.queue.slots import Slot, Slots
 from limpet.queue.storage import Journal, Storage
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime
-from limpet.store.api import Store, Version
+from limpet.store.api import Stat, Store
 
 __all__ = ["BucketQueue"]
 
 POLL_MIN_S = 0.2
-POLL_MAX_S = 20.0
+POLL_MAX_S = 24.0
 POLL_GROWTH = 1.5
 DIED = "its worker died, and its attempts are used up"
 
@@ -64,12 +67,14 @@ class BucketQueue:
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(payload_type or Any)
         self._sightings = sightings or Sightings(runtime)
-        self._leases: dict[Version, Seen[EntryLease]] = {}
+        self._pause_s = POLL_MIN_S
+        self._look_at_s = 0.0
         self._pusher = Pusher(self.storage)
         self._pages = Pages(self.storage, self._sightings, ttl_s=self.policy.ttl_s)
         self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
         self._slots = Slots(self.storage, self.policy, self._sightings, self._heart)
-        self._admin = Admin(self.storage, self._pusher, self.policy)
+        self._look = Look(self.storage, self._pusher, self.policy)
+        self._admin = Admin(self.storage, self._pusher, self._look, self.policy)
         self._sweeper = Sweeper(self.storage, self.policy)
 
     def __repr__(self) -> str:
@@ -90,29 +95,38 @@ class BucketQueue:
         1 PUT for each task that it starts; a share of 1 LIST + 1 GET a page. An idle poll is 1 LIST.
         Crash: the entry is taken over after `ttl_s`.
         """
+        if not wait_s >= 0:
+            raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")
         until_s = self._runtime.elapsed_s() + wait_s
-        pause_s = POLL_MIN_S
         while True:
-            found = self._try_claim()
-            if found is not None:
-                return found
+            at_s = self._runtime.elapsed_s()
+            if wait_s <= 0 or at_s >= self._look_at_s:
+                found = self._try_claim()
+                if found is not None:
+                    self._pause_s = POLL_MIN_S
+                    return found
+                self._rest()
             left_s = until_s - self._runtime.elapsed_s()
             if left_s <= 0:
                 return Nothing()
-            self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.8, 1.0), left_s))
-            pause_s = min(pause_s * POLL_GROWTH, POLL_MAX_S)
+            self._runtime.sleep(min(max(self._look_at_s - self._runtime.elapsed_s(), POLL_MIN_S / 10), left_s))
+
+    def _rest(self) -> None:
+        """Nothing was found: all threads of this process wait a little longer each time before one of them looks."""
+        self._look_at_s = self._runtime.elapsed_s() + self._pause_s * self._runtime.rng.uniform(0.8, 1.0)
+        self._pause_s = min(self._pause_s * POLL_GROWTH, POLL_MAX_S)
 
     def stats(self) -> Stats:
         """See `Queue.stats`.   Cost: 1 LIST per 1,000 objects of the queue, + 1 GET."""
-        return self._admin.stats()
+        return self._look.stats()
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """See `Queue.peek`.   Cost: 1 or 2 LISTs + 1 GET an entry."""
-        return self._admin.peek(n)
+        return self._look.peek(n)
 
     def result(self, id: str) -> Result:
         """See `Queue.result`.   Cost: 1 GET for a completed task, up to 4 GETs and 2 HEADs else."""
-        return self._admin.result(id)
+        return self._look.result(id)
 
     def retry(self, id: str | None = None, *, all: bool = False) -> Sequence[str]:
         """See `Queue.retry`.   Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more.
@@ -147,7 +161,11 @@ class BucketQueue:
 
     def _encoded(self, payload: Any) -> bytes:
         if self._payload_type is not None:
-            payload = msgspec.to_builtins(payload, str_keys=True)
+            try:
+                payload = msgspec.to_builtins(payload, str_keys=True)
+                msgspec.convert(payload, self._payload_type)
+            except (TypeError, ValueError) as error:
+                raise Invalid(f"the payload is no {self._payload_type.__name__}: {error}") from None
         elif not isinstance(payload, dict):
             raise Invalid(
                 f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type="
@@ -162,7 +180,7 @@ class BucketQueue:
     def _turn_page(self) -> bool:
         page = self._pages.turn()
         if page.scheduled:
-            self._pusher.promote(now=self._pusher.exact_now(), keys=page.scheduled)
+            self._pages.add(self._pusher.promote(now=self._pusher.exact_now(), keys=page.scheduled))
         return bool(page.candidates)
 
     def _paused(self) -> bool:
@@ -199,44 +217,51 @@ class BucketQueue:
         return None
 
     def _claim(self, candidate: Candidate) -> EntryClaim | None:
-        entry = candidate.entry
-        cell = self.storage.lease(entry)
+        """The candidate, if it can be had. One that a newer Limpet wrote is left to a newer worker."""
+        cell = self.storage.lease(candidate.entry)
         seen: Seen[EntryLease] | None = None
         try:
             if candidate.lease is not None:
                 seen = self._looked_at(cell, candidate)
                 if seen is None:
                     return None
-            return None if self._paused() else self._take(cell, seen, candidate)
         except Corrupt as error:
-            self._reject(candidate, str(error))
+            reject_entry(self.storage, candidate.entry, str(error), batch=candidate.batch)
             return None
+        except Unsupported:
+            return None
+        return None if self._paused() else self._take(cell, seen, candidate)
 
     def _looked_at(self, cell: Cell[EntryLease], candidate: Candidate) -> Seen[EntryLease] | None:
         """The lease, if it may be taken now. Each version is read once.   Cost: 1 GET."""
         listed = candidate.lease
         assert listed is not None
-        seen = self._leases.get(listed.version) or cell.read()
+        seen = self._pages.leases.get(listed.version) or cell.read()
         if seen is None:
             return None
-        self._leases[listed.version] = seen
-        if len(self._leases) > 10_000:
-            del self._leases[next(iter(self._leases))]
+        self._pages.remember(listed.version, seen)
         assert seen.modified is not None
         if seen.version != listed.version and seen.modified != listed.modified:
             return None
-        ready = claimable(
-            seen.value,
-            modified=seen.modified,
-            unchanged_s=self._sightings.unchanged_s(cell.key, listed.version),
-            now=self._store.now(),
-            wall=self._runtime.wall(),
-        )
+        ready = self._judged(seen.value, seen.modified, listed, self._store.now())
+        if not ready.take and seen.value.state is State.FREE:
+            # The lower bound of the clock may lie far behind, and the rest be long over.
+            ready = self._judged(seen.value, seen.modified, listed, self._pusher.exact_now())
         if ready.finish:
             self._admin.finish_cancelled(candidate.entry, batch=candidate.batch)
         return seen if ready.take else None
 
+    def _judged(self, record: EntryLease, modified: datetime, listed: Stat, now: datetime) -> Ready:
+        return claimable(
+            record,
+            modified=modified,
+            unchanged_s=self._sightings.unchanged_s(listed.key, listed.version),
+            now=now,
+            wall=self._runtime.wall(),
+        )
+
     def _take(self, cell: Cell[EntryLease], seen: Seen[EntryLease] | None, candidate: Candidate) -> EntryClaim | None:
+        waits = waits_left(seen.value, modified=seen.modified, now=self._store.now()) if seen and seen.modified else {}
         record = claimed(
             seen.value if seen else None,
             entry=candidate.entry,
@@ -244,19 +269,17 @@ class BucketQueue:
             label=self._runtime.label,
             policy=self.policy,
             wall=self._runtime.wall(),
+            waits=waits,
         )
         sent_at_s = self._runtime.elapsed_s()
         match cell.attempt(seen, record):
             case Won(mine):
-                holding = Holding(cell, mine, self._runtime, sent_at_s=sent_at_s)
-                return self._open(holding, candidate, seen)
+                return self._open(Holding(cell, mine, self._runtime, sent_at_s=sent_at_s), candidate)
             case Replaced() | Lost() | Unclear():
                 self._pages.lost()
                 return None
 
-    def _open(
-        self, holding: Holding[EntryLease], candidate: Candidate, before: Seen[EntryLease] | None
-    ) -> EntryClaim | None:
+    def _open(self, holding: Holding[EntryLease], candidate: Candidate) -> EntryClaim | None:
         """What a won lease gives: the tasks that are due. Or nothing, where the entry has ended or is given up."""
         entry, batch = candidate.entry, candidate.batch
         try:
@@ -264,41 +287,34 @@ class BucketQueue:
         except Missing:
             self.storage.drop_lease(entry)
             return None
-        if (holding.token > 1 or not is_minted(entry)) and self.storage.ended(entry):
+        except Corrupt as error:
+            reject_entry(self.storage, entry, str(error), batch=batch)
+            return None
+        except Unsupported:
+            holding.free(self._left_to_newer)
+            return None
+        if (holding.token > 1 or not content.minted) and self.storage.ended(entry):
             self.storage.close(entry, batch=batch)  # H5: it ended; only its end was not finished
             return None
-        now = self._store.now()
-        modified = before.modified if before else None
-        waits = before.value.waits if before else {}
-        tasks = due_tasks(holding.record, len(content.ids), modified=modified, now=now, waits=waits)
-        at_s = self._runtime.elapsed_s()
-        waiting = {
-            n: at_s + ((modified + timedelta(seconds=wait_s)) - now).total_seconds()
-            for n, wait_s in waits.items()
-            if modified is not None and n not in tasks
-        }
-        claim = EntryClaim(
-            self.storage,
-            self.policy,
-            self._decoder,
-            self._heart,
-            holding,
-            content,
-            tasks,
-            batch=batch,
-            waits_s=waiting,
-        )
-        for n in exhausted(holding.record, len(content.ids), self.policy) if before is not None else ():
-            claim.fail(n, holding.record.error or DIED)
-        if claim.over:
-            claim.hand_back()
+        claim = EntryClaim(self.storage, self.policy, self._decoder, self._heart, holding, content, batch=batch)
+        if holding.token > 1 and not self._worth_going_on(claim, holding.record, len(content.ids)):
             return None
         return claim
 
-    def _reject(self, candidate: Candidate, why: str) -> None:
-        """A task or a lease that cannot be read ends in failed/, its bytes kept; never in a loop of crashes."""
+    def _left_to_newer(self, record: EntryLease) -> EntryLease:
+        """A newer Limpet wrote the task: nobody is charged, and it rests so that we do not take it at every look."""
+        rested = handed_back(record, (0,), by_swap=must_charge(record, self.policy))
+        return msgspec.structs.replace(rested, state=State.FREE, wait_s=self.policy.ttl_s)
+
+    def _worth_going_on(self, claim: EntryClaim, record: EntryLease, count: int) -> bool:
+        """Give up the tasks whose attempts are used up, and finish an entry that has no other ones."""
         try:
-            data = self._store.get(self.storage.keys.tasks(candidate.entry, batch=candidate.batch)).data
-        except Missing:
-            data = b""
-        self.storage.reject(candidate.entry, data, why, batch=candidate.batch)
+            for n in exhausted(record, count, self.policy):
+                claim.fail(n, f"{DIED} (before that: {record.error})" if record.error else DIED)
+            if not claim.over:
+                return True
+            claim.hand_back()
+        except BaseException:
+            claim.abandon()
+            raise
+        return False

@@ -16,9 +16,11 @@ import msgspec
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.lease import LeaseRecord
+from limpet.lease.decide import TTL_MAX_S
 
 __all__ = [
     "BATCH_MAX",
+    "DELAY_MAX_S",
     "PAYLOAD_BYTES_MAX",
     "BatchHeader",
     "ControlRecord",
@@ -29,6 +31,7 @@ __all__ = [
     "TaskRecord",
     "batch_bytes",
     "batch_lines",
+    "new_task",
     "payload_bytes",
     "read_task",
     "result_bytes",
@@ -39,20 +42,26 @@ PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
 BATCH_MAX = 1000
 ENTRY_BYTES_MAX = 8 * 1024 * 1024
+DELAY_MAX_S = 366 * 86400.0
 NOTHING = msgspec.Raw(b"null")
 
 Ended = Literal["completed", "failed", "cancelled", "retried"]
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. `write_id` tells whose push it was; `retries` counts its earlier lives."""
+    """One task. `write_id` tells whose push it was; `retries` counts its earlier lives; `sha256` is the payload's.
+
+    `delayed`: it was scheduled first, so it may be made pending more than once.
+    """
 
     schema: int = SCHEMA
     id: str
     payload: msgspec.Raw
+    sha256: str
     pushed_at: datetime
     write_id: str
     retries: int = 0
+    delayed: bool = False
 
 
 class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +93,13 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     results: dict[int, msgspec.Raw] = msgspec.field(default_factory=dict)
     parts: list[str] = msgspec.field(default_factory=list)
     error: str | None = None
+
+    def __post_init__(self) -> None:
+        """What would break sums with times is refused on reading: it is Corrupt."""
+        if not 0 < self.ttl_s <= TTL_MAX_S:
+            raise ValueError(f"ttl_s is {self.ttl_s:g}")
+        if not all(0 <= wait_s <= DELAY_MAX_S for wait_s in (self.wait_s, *self.waits.values())):
+            raise ValueError("a wait is out of range")
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,6 +148,21 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
     retained_at: datetime
 
 
+def new_task(
+    id_: str, payload: bytes, *, pushed_at: datetime, write_id: str, retries: int = 0, delayed: bool = False
+) -> TaskRecord:
+    """A task to be pushed."""
+    return TaskRecord(
+        id=id_,
+        payload=msgspec.Raw(payload),
+        sha256=hashlib.sha256(payload).hexdigest(),
+        pushed_at=pushed_at,
+        write_id=write_id,
+        retries=retries,
+        delayed=delayed,
+    )
+
+
 def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
     """The payload as JSON.   Raises: Invalid for what JSON cannot hold, or more than 256 KiB (F32)."""
     data = records.encode(records.plain(payload, what=what))
@@ -158,6 +189,8 @@ def read_task(data: bytes, *, what: str) -> TaskRecord:
     """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote."""
     record = records.decode(data, TaskRecord, what=what)
     _check_schema(record.schema, what)
+    if hashlib.sha256(record.payload).hexdigest() != record.sha256:
+        raise Corrupt(f"{what} does not match its digest")
     return record
 
 

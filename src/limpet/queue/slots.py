@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from limpet.errors import LeaseLost, LimpetError
+from limpet.errors import LimpetError
 from limpet.lease import Lease, Lock, Sightings
 from limpet.queue.api import Policy
 from limpet.queue.heart import Heart
@@ -12,23 +10,24 @@ from limpet.queue.storage import Storage
 
 __all__ = ["Slot", "Slots"]
 
+LOOKS_MAX = 8
 
-@dataclass(eq=False, slots=True)
+
 class Slot:
     """The right to one claim. It is kept for the next claim, and given back when there was none between two beats."""
 
-    lease: Lease
-    used: bool = True
-    busy: bool = True
+    def __init__(self, slots: Slots, lease: Lease) -> None:
+        self._slots = slots
+        self.lease = lease
+        self.used = True
+        self.busy = True
 
     def beat(self) -> None:
-        """Keep it while it is of use.   Raises: LeaseLost once it is gone."""
-        if self.busy or self.used:
-            self.used = False
+        """Keep it while it is of use.   Cost: 1 PUT."""
+        if self._slots.wants(self):
             self.lease.renew()
         else:
             self.lease.release()
-            raise LeaseLost("the slot was given back")
 
 
 class Slots:
@@ -46,37 +45,49 @@ class Slots:
         self._held: list[Slot] = []
 
     def take(self) -> Slot | None:
-        """A slot; None if none is free.   Cost: nothing if this process has an idle one, else 1 GET + at most 1 PUT."""
+        """A slot; None if none is free.
+
+        Cost: nothing if this process has an idle one, else 1 GET for each slot that is looked at, 8 at most, + 1 PUT.
+        """
         with self._mutex:
-            self._held = [slot for slot in self._held if not slot.lease.lost]
             for slot in self._held:
-                if not slot.busy:
+                if not slot.busy and not slot.lease.lost:
                     slot.busy = slot.used = True
                     return slot
             mine = {slot.lease.lock for slot in self._held}
-        limit = self._policy.concurrency or 0
-        others = [n for n in range(limit) if self._storage.keys.slot(n) not in mine]
-        if not others:
-            return None
-        number = self._storage.runtime.rng.choice(others)
-        key = self._storage.keys.slot(number)
-        lock = Lock(
-            self._storage.store, key, key, self._policy.ttl_s, self._storage.runtime, self._sightings, look_first=True
-        )
-        try:
-            lease = lock.try_acquire()
-        except LimpetError:
-            return None
-        if not isinstance(lease, Lease):
-            return None
-        slot = Slot(lease)
-        with self._mutex:
-            self._held.append(slot)
-        self._heart.add(slot)
-        return slot
+        numbers = [n for n in range(self._policy.concurrency or 0) if self._storage.keys.slot(n) not in mine]
+        self._storage.runtime.rng.shuffle(numbers)
+        for number in numbers[:LOOKS_MAX]:
+            lease = self._acquired(number)
+            if lease is not None:
+                slot = Slot(self, lease)
+                with self._mutex:
+                    self._held.append(slot)
+                self._heart.add(slot)
+                return slot
+        return None
 
     def give(self, slot: Slot) -> None:
         """The claim is over."""
         slot.busy = False
-        if slot.lease.lost:
+
+    def wants(self, slot: Slot) -> bool:
+        """Whether the slot was of use since it was last asked; else it is let go."""
+        with self._mutex:
+            wanted = (slot.busy or slot.used) and not slot.lease.lost
+            slot.used = False
+            if not wanted and slot in self._held:
+                self._held.remove(slot)
+        if not wanted:
             self._heart.remove(slot)
+        return wanted
+
+    def _acquired(self, number: int) -> Lease | None:
+        storage = self._storage
+        key = storage.keys.slot(number)
+        lock = Lock(storage.store, key, key, self._policy.ttl_s, storage.runtime, self._sightings, look_first=True)
+        try:
+            lease = lock.try_acquire()
+        except LimpetError:
+            return None
+        return lease if isinstance(lease, Lease) else None

@@ -1,7 +1,7 @@
 """`SqsQueue`: a queue on Amazon SQS, for fleets that have it already.
 
-A task is one message of a standard queue, and its body is the `task.json` of the other providers. Failed tasks are
-messages of a second queue, `NAME-failed`. What SQS cannot do is missing from `supports`, and asking for it is an error:
+A task is one message of a standard queue. Failed tasks are messages of a second queue, `NAME-failed`. What SQS cannot
+do is missing from `supports`, and asking for it is an error:
 
 - no ids: a standard queue does not know them, and a FIFO queue forgets them after five minutes;
 - no results, no peeking and no cancelling: SQS shows a message only by delivering it, which counts as an attempt;
@@ -21,14 +21,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable, Unsupported
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.queue.api import Feature, Peeked, Policy, Pushed, Result, Stats, need
-from limpet.queue.claim import Nothing
 from limpet.queue.heart import Heart
-from limpet.queue.push import RETRY_MARK
-from limpet.queue.records import TaskRecord, payload_bytes, read_task
-from limpet.queue.sqs_claim import BODY_BYTES_MAX, HIDDEN_MAX_S, Burial, Desk, FailedRecord, Held, SqsClaim, as_text
+from limpet.queue.nothing import Nothing
+from limpet.queue.records import payload_bytes
+from limpet.queue.sqs_claim import HIDDEN_MAX_S, Desk, Held, SqsClaim
+from limpet.queue.sqs_messages import Burial, TaskMessage, next_life, read_failed, read_task, task_text
 from limpet.queue.sqs_wire import BATCH_MAX, POLL_MAX_S, Message, Wire, check, pack
 from limpet.runtime import Runtime, system
 
@@ -38,8 +37,6 @@ DELAY_MAX_S = 900
 KEPT_S = 14 * 86400
 NAME_MAX = 80
 FAILED = "-failed"
-ROOM_BYTES = 4096
-"""Left free in a task's message, so that the message of its failure fits too."""
 SCAN_S = 60
 CLOCK_S = 0.001
 SUPPORTS: frozenset[Feature] = frozenset(("attempts", "batches", "delay", "poison", "purge", "retry", "stats"))
@@ -125,7 +122,7 @@ class SqsQueue:
                 hint="push it later, or use a queue in a bucket",
             )
         task = self._task(payload)
-        text = _task_text(task)
+        text = task_text(task)
         refused = self._wire.send(self._main(), [text], delay_s=math.ceil(delay_s))
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
         return Pushed(task.id, True)
@@ -140,7 +137,7 @@ class SqsQueue:
         if batch < 1:
             raise Invalid(f"batch must be at least 1, not {batch}")
         tasks = [self._task(payload) for payload in payloads]
-        texts = [_task_text(task) for task in tasks]
+        texts = [task_text(task) for task in tasks]
         if texts:
             self._wire.send_many(self._main(), texts, most=batch, what=f"queue {self.name!r}")
         return [task.id for task in tasks]
@@ -159,12 +156,12 @@ class SqsQueue:
         poll_max_s = max(1, min(POLL_MAX_S, desk.ttl_s // 2))
         while True:
             sent_at_s = self._runtime.elapsed_s()
-            poll_s = max(0, min(poll_max_s, math.floor(until_s - sent_at_s + CLOCK_S)))
+            poll_s = max(0, math.floor(min(poll_max_s, until_s - sent_at_s + CLOCK_S)))
             messages = self._wire.receive(desk.main_url, self._receive, wait_s=poll_s, visibility_s=desk.ttl_s)
             answered_s = self._runtime.elapsed_s()
             took_s, left_s = answered_s - sent_at_s, until_s - answered_s
-            # They were hidden at some moment of the poll. We take its end: polls are no longer than half of ttl_s, so
-            # the first renewal comes in time even if it was the beginning. A longer call means that we were stopped.
+            # They were hidden at some moment of the poll. We take its end: polls take at most half of ttl_s, so the
+            # first renewal comes in time even if it was the beginning. A longer call means that we were stopped.
             held = self._fit(desk, messages, answered_s if took_s < poll_s + 1 else sent_at_s)
             if held:
                 return SqsClaim(desk, held)
@@ -172,7 +169,7 @@ class SqsQueue:
                 continue
             if left_s <= CLOCK_S:
                 return Nothing()
-            if left_s < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
+            if left_s + CLOCK_S < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
                 self._runtime.sleep(min(left_s, 1.0))
 
     def stats(self) -> Stats:
@@ -286,15 +283,15 @@ class SqsQueue:
         waiting, hidden, delayed = (int(answer["Attributes"][name]) for name in names)
         return waiting, hidden, delayed
 
-    def _task(self, payload: Any) -> TaskRecord:
+    def _task(self, payload: Any) -> TaskMessage:
         if self._payload_type is not None:
             payload = msgspec.to_builtins(payload, str_keys=True)
         elif not isinstance(payload, dict):
             raise Invalid(
                 f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type="
             )
-        data, write_id = payload_bytes(payload), self._runtime.new_id()
-        return TaskRecord(id=write_id, payload=msgspec.Raw(data), pushed_at=self._runtime.wall(), write_id=write_id)
+        data = msgspec.Raw(payload_bytes(payload))
+        return TaskMessage(id=self._runtime.new_id(), payload=data, pushed_at=self._runtime.wall())
 
     def _fit(self, desk: Desk, messages: Sequence[Message], hidden_s: float) -> list[Held]:
         """The messages that can be handed out. The others go to the failed queue."""
@@ -302,8 +299,8 @@ class SqsQueue:
         unfit: list[Burial] = []
         for message in messages:
             try:
-                task = read_task(message.body.encode(), what=f"message {message.id}")
-            except (Corrupt, Unsupported) as error:
+                task = read_task(message)
+            except Corrupt as error:
                 unfit.append(Burial(message, None, str(error)))
                 continue
             if message.count > self.policy.max_attempts:
@@ -311,7 +308,11 @@ class SqsQueue:
             else:
                 held.append(Held(message, task, until_s=hidden_s + desk.ttl_s, received_s=hidden_s))
         if unfit:
-            desk.bury(unfit)
+            try:
+                desk.bury(unfit)
+            except LimpetError:
+                if not held:  # else they come again, and the tasks beside them lose no attempt by it
+                    raise
         return held
 
     def _look_at_failed(self, seen: Mapping[str, Message]) -> list[Message]:
@@ -325,10 +326,14 @@ class SqsQueue:
         `moved` maps the messages that failed to the ids of their new lives; it grows. A failure that a crash wrote
         twice is pushed once.
         """
-        found = [(message, record) for message in messages if (record := _readable(message, id_)) is not None]
+        found = [(message, record) for message in messages if (record := read_failed(message, id_)) is not None]
         found = [(message, record) for message, record in found if record.id not in moved.values()]
-        fresh = {record.message: self._next_life(record) for _, record in found if record.message not in moved}
-        texts = [_task_text(task) for task in fresh.values()]
+        fresh = {
+            record.message: next_life(record, self._runtime.wall())
+            for _, record in found
+            if record.message not in moved
+        }
+        texts = [task_text(task) for task in fresh.values()]
         for batch in pack(texts, BATCH_MAX):
             refused = self._wire.send(self._main(), texts[batch.start : batch.stop])
             check(
@@ -345,17 +350,6 @@ class SqsQueue:
             )
         return gone
 
-    def _next_life(self, record: FailedRecord) -> TaskRecord:
-        life = record.retries + 1
-        base = record.id.rpartition(RETRY_MARK)[0] if record.retries else record.id
-        return TaskRecord(
-            id=f"{base}{RETRY_MARK}{life}",
-            payload=record.payload,
-            pushed_at=self._runtime.wall(),
-            write_id=self._runtime.new_id(),
-            retries=life,
-        )
-
 
 def _sqs_name(prefix: str, name: str) -> str:
     """The SQS name of a queue. A prefix has no underscore, so that no two pairs give one name (F28)."""
@@ -370,27 +364,3 @@ def _sqs_name(prefix: str, name: str) -> str:
     if len(whole) + len(FAILED) > NAME_MAX:
         raise Invalid(f"the queue name {whole!r} is too long", hint=f"SQS takes {NAME_MAX - len(FAILED)} characters")
     return whole
-
-
-def _task_text(task: TaskRecord) -> str:
-    text = as_text(records.encode(task))
-    size, most = len(text.encode()), BODY_BYTES_MAX - ROOM_BYTES
-    if size > most:
-        raise Invalid(
-            f"the task takes {size} bytes; on SQS it may take {most}",
-            hint="put the data into an object of its own and its name into the task",
-        )
-    return text
-
-
-def _readable(message: Message, id_: str | None) -> FailedRecord | None:
-    """The failed task in a message; None if it is another one or cannot be pushed again."""
-    try:
-        record = records.decode(message.body.encode(), FailedRecord, what=f"message {message.id}")
-    except Corrupt:
-        return None
-    if id_ not in (None, record.id):
-        return None
-    if record.body is not None and id_ is not None:
-        raise Invalid(f"{id_!r} could not be read as a task", hint="its text is in the `body` of the failed message")
-    return record if record.body is None else None

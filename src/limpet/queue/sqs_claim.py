@@ -1,4 +1,4 @@
-"""`SqsClaim`: messages in the hands of this process, from the receive to the last verdict; and what they look like."""
+"""`SqsClaim`: messages in the hands of this process, from the receive to the last verdict."""
 
 from __future__ import annotations
 
@@ -12,52 +12,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from limpet import records
 from limpet.errors import Invalid, LeaseLost, OutcomeUnknown, Unavailable
 from limpet.queue.api import Feature, Policy, need
-from limpet.queue.claim import ERROR_CHARS_MAX, NO_VERDICT, TRACEBACK_CHARS_MAX
+from limpet.queue.claim import NO_VERDICT
 from limpet.queue.decide import backoff_s
 from limpet.queue.heart import Heart
-from limpet.queue.records import Receipt, TaskRecord
-from limpet.queue.sqs_wire import BATCH_BYTES_MAX, TRIES, Message, Wire, check, pack
+from limpet.queue.sqs_messages import Burial, TaskMessage, failed_text
+from limpet.queue.sqs_wire import TRIES, Message, Wire, check, pack
 from limpet.queue.verdicts import Fail, Retry
 from limpet.runtime import Runtime
 
-__all__ = [
-    "BODY_BYTES_MAX",
-    "Burial",
-    "Desk",
-    "FailedRecord",
-    "Held",
-    "SqsClaim",
-    "SqsTask",
-    "as_text",
-    "failed_text",
-    "fits",
-]
+__all__ = ["HIDDEN_MAX_S", "Desk", "Held", "SqsClaim", "SqsTask"]
 
-BODY_BYTES_MAX = BATCH_BYTES_MAX
 HIDDEN_MAX_S = 12 * 3600
-ERROR_CHARS_MIN = 200
-
-
-class FailedRecord(Receipt, frozen=True, kw_only=True):
-    """A message of the failed queue. `message` is the SQS id of the one that failed, `body` its text if it could not be
-    read as a task (as much of it as fits).
-    """
-
-    message: str
-    body: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Burial:
-    """A message that goes to the failed queue, and why. Without a task it is one that could not be read."""
-
-    message: Message
-    task: TaskRecord | None
-    error: str
-    traceback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +73,7 @@ class Held:
     """One delivery and how far it is. `until_s` is when others may get it, on this process's clock."""
 
     message: Message
-    task: TaskRecord
+    task: TaskMessage
     until_s: float
     received_s: float
     state: Literal["waiting", "running", "ended", "over", "back"] = "waiting"
@@ -328,46 +295,3 @@ class SqsClaim:
                 held.until_s = sent_at_s + desk.ttl_s
         left = {n: refusal for n, refusal in refused.items() if not refusal.gone}
         check(f"queue {desk.name!r}: not renewed", [held.task.id for held in ours], left)
-
-
-def as_text(data: bytes) -> str:
-    """JSON as SQS takes it: two characters that are fine in JSON are not in a message."""
-    return data.decode().replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
-
-
-def failed_text(burial: Burial, runtime: Runtime) -> str:
-    """The message for the failed queue, cut where it would not fit: first the traceback, then the error, then the text
-    of what could not be read.
-    """
-    message, task = burial.message, burial.task
-    record = FailedRecord(
-        state="failed",
-        id=task.id if task else message.id,
-        attempts=message.count,
-        worker_id=runtime.owner,
-        label=runtime.label,
-        pushed_at=task.pushed_at if task else None,
-        finished_at=runtime.wall(),
-        payload=task.payload if task else msgspec.Raw(b"null"),
-        error=burial.error[:ERROR_CHARS_MAX],
-        traceback=burial.traceback[-TRACEBACK_CHARS_MAX:] if burial.traceback else None,
-        retries=task.retries if task else 0,
-        message=message.id,
-        body=None if task else message.body,
-    )
-    shorter = msgspec.structs.replace(record, traceback=None)
-    shortest = msgspec.structs.replace(shorter, error=burial.error[:ERROR_CHARS_MIN])
-    for each in (record, shorter, shortest):
-        if fits(text := as_text(records.encode(each))):
-            return text
-    kept = record.body or ""
-    while not fits(text):
-        kept = kept[: len(kept) // 2]
-        why = f"{shortest.error} (only the first {len(kept)} of its {len(message.body)} characters are kept)"
-        text = as_text(records.encode(msgspec.structs.replace(shortest, body=kept, error=why)))
-    return text
-
-
-def fits(text: str) -> bool:
-    """Whether SQS takes a message of that text."""
-    return len(text.encode()) <= BODY_BYTES_MAX

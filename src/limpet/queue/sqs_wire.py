@@ -56,10 +56,15 @@ _DENIED = (
     "ExpiredToken",
     "ExpiredTokenException",
     "IncompleteSignature",
+    "InvalidAccessKeyId",
     "InvalidClientTokenId",
     "InvalidSecurity",
+    "InvalidSignatureException",
+    "KmsAccessDenied",
     "MissingAuthenticationToken",
+    "NotAuthorized",
     "OptInRequired",
+    "RequestExpired",
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 )
@@ -360,10 +365,10 @@ def _refused(what: str, answer: Mapping[str, Any], unclear: type[LimpetError]) -
         return Missing(line, hint="it was deleted; open the queue again to create it anew")
     if code in _QUEUE_EXISTS:
         return Conflict(line)
-    if code in _DENIED or code.startswith("KmsAccessDenied") or status in (401, 403):
-        return Denied(line)
-    if code in _BUSY or status == 429:
+    if code in _BUSY or status == 429:  # before the rest: SQS says some of these with a 403
         return Unavailable(line, hint="wait a minute, then retry" if code in _WAIT_A_MINUTE else None)
+    if code in _DENIED or status in (401, 403):
+        return Denied(line)
     if status >= 500:
         return unclear(line)
     return Invalid(line)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from limpet.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing
-from limpet.keys import Key, QueueKeys
+from limpet.keys import Key, QueueKeys, is_minted
 from limpet.queue.records import (
     ENTRY_BYTES_MAX,
     ControlRecord,
@@ -24,7 +24,7 @@ from limpet.queue.records import (
     read_task,
 )
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Blob, Store
+from limpet.store.api import Blob, Store
 
 __all__ = ["Content", "Journal", "NoJournal", "Storage", "read_content", "task_name"]
 
@@ -35,12 +35,16 @@ CONTROL_CODEC = struct_codec(ControlRecord)
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The tasks of an entry: the payload of each as JSON, when they were pushed, and their earlier lives."""
+    """The tasks of an entry: the payload of each as JSON, when they were pushed, and their earlier lives.
+
+    `minted`: the name was made for this one push, so nothing of it can have ended before it was first claimed.
+    """
 
     ids: Sequence[str]
     payloads: Sequence[bytes]
     pushed_at: datetime
     retries: int
+    minted: bool
 
 
 class Journal(Protocol):
@@ -99,7 +103,7 @@ class Storage:
 
         Cost: 1 or 2 HEADs.
         """
-        return self._exists(self.keys.failed_of(entry)) or self._exists(self.keys.completed_of(entry))
+        return self.exists(self.keys.failed_of(entry)) or self.exists(self.keys.completed_of(entry))
 
     def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
         """Put a receipt there unless one stands there already; the one that stands.
@@ -126,26 +130,8 @@ class Storage:
         """Remove the lease of an entry that has no task any more.   Cost: 1 DELETE."""
         self.store.delete(self.keys.lease(entry))
 
-    def reject(self, entry: str, data: bytes, error: str, *, batch: bool) -> None:
-        """End an entry that cannot be read: its bytes are kept as they are, and a failed receipt names them.
-
-        Cost: 2 PUTs + 2 DELETEs.
-        """
-        raw = self.keys.part(entry, self.runtime.new_id())
-        self.store.put(raw, data, when=Absent())
-        receipt = Receipt(
-            state="failed",
-            id=entry,
-            worker_id=self.runtime.owner,
-            label=self.runtime.label,
-            finished_at=self.runtime.wall(),
-            error=error,
-            raw=raw,
-        )
-        self.write_receipt(entry, self.keys.failed_of(entry), receipt, batch=batch)
-        self.close(entry, batch=batch)
-
-    def _exists(self, key: Key) -> bool:
+    def exists(self, key: Key) -> bool:
+        """Whether there is such an object.   Cost: 1 HEAD."""
         try:
             self.store.head(key)
         except Missing:
@@ -159,7 +145,8 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
         raise Corrupt(f"{what} has {blob.size} bytes, more than the {ENTRY_BYTES_MAX} that an entry may have")
     if not batch:
         task = read_task(blob.data, what=what)
-        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries)
+        minted = is_minted(entry) and not task.delayed
+        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted)
     header, body = batch_lines(blob.data, what=what)
     ids = [f"{entry}.{n}" for n in range(header.count)]
-    return Content(ids, body.split(b"\n"), header.pushed_at, 0)
+    return Content(ids, body.split(b"\n"), header.pushed_at, 0, minted=True)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 
-from limpet.cell import Cell, struct_codec
-from limpet.errors import LimpetError
+from limpet.cell import Cell, Seen, struct_codec
+from limpet.errors import Corrupt, LimpetError, Unsupported
 from limpet.keys import Key
-from limpet.queue.admin import batch_of
 from limpet.queue.api import Policy
-from limpet.queue.records import SweepRecord
+from limpet.queue.names import LEASE, batch_of, name_of_receipt, parts_of_entry
+from limpet.queue.records import Receipt, SweepRecord
 from limpet.queue.storage import Storage
 from limpet.store.api import Stat
 
@@ -49,7 +49,13 @@ class Sweeper:
             return
         self._next_s = at_s + SWEEP_EVERY_S * self._runtime.rng.uniform(0.9, 1.1)
         cell = Cell(self._store, self._keys.sweep, struct_codec(SweepRecord), self._runtime)
-        seen = cell.read()
+        try:
+            seen = cell.read()
+        except Corrupt:
+            self._store.delete(self._keys.sweep)  # it only says whose turn it is
+            return
+        except Unsupported:
+            return
         now = self._store.now(max_age_s=BUSY_S)
         if seen is not None and seen.modified is not None and now - seen.modified < timedelta(seconds=SWEEP_EVERY_S):
             return
@@ -92,12 +98,12 @@ class Sweeper:
         """Failed receipts of tasks that completed all the same (H4)."""
         gone = 0
         for chunk in _chunks(self._store.list(self._keys.failed)):
-            names = {_name(stat.key): stat.key for stat in chunk if stat.modified <= before}
+            names = {name_of_receipt(stat.key): stat.key for stat in chunk if stat.modified <= before}
             beaten = self._receipts(self._keys.completed, names)
             parts = {name: part for name in names if name not in beaten and (part := batch_of(name))}
             whole = self._receipts(self._keys.completed, {entry for entry, _ in parts.values()})
             for entry in whole:
-                seen = self._storage.receipt(self._keys.completed_of(entry)).read()
+                seen = self._readable(self._keys.completed_of(entry))
                 listed = seen.value.failed if seen else ()
                 beaten |= {name for name, (of, n) in parts.items() if of == entry and seen and n not in listed}
             self._store.delete_many([names[name] for name in beaten])
@@ -107,21 +113,38 @@ class Sweeper:
     def _drop_pending(self, before: datetime) -> int:
         """Entries that a receipt ends, and leases without a task."""
         gone = 0
-        for chunk in _chunks(self._store.list(self._keys.pending)):
-            entries: dict[str, dict[str, Stat]] = {}
-            for stat in chunk:
-                entry, kind = stat.key.rsplit("/", 2)[1:]
-                entries.setdefault(entry, {})[kind] = stat
+        for entries in self._entries():
             over = self._receipts(self._keys.completed, entries) | self._receipts(self._keys.failed, entries)
             for entry in sorted(over):
                 gone += len(entries[entry])
-                tasks = [stat.key for kind, stat in entries[entry].items() if kind != "lease.json"]
+                tasks = [stat.key for kind, stat in entries[entry].items() if kind != LEASE]
                 if not any(self._store.delete_many(tasks).values()):
                     self._storage.drop_lease(entry)
             for entry, found in entries.items():
-                if entry not in over and found.keys() == {"lease.json"} and found["lease.json"].modified <= before:
-                    gone += self._drop_orphan(found["lease.json"].key, entry)
+                if entry not in over and found.keys() == {LEASE} and found[LEASE].modified <= before:
+                    gone += self._drop_orphan(found[LEASE].key, entry)
         return gone
+
+    def _entries(self) -> Iterator[dict[str, dict[str, Stat]]]:
+        """Some whole entries at a time: a page may end in the middle of one. Files that are not ours are left alone."""
+        entries: dict[str, dict[str, Stat]] = {}
+        for stat in self._store.list(self._keys.pending):
+            parts = parts_of_entry(stat.key, self._keys.pending)
+            if parts is None:
+                continue
+            entry, kind = parts
+            if entry not in entries and len(entries) >= CHUNK:
+                yield entries
+                entries = {}
+            entries.setdefault(entry, {})[kind] = stat
+        if entries:
+            yield entries
+
+    def _readable(self, key: Key) -> Seen[Receipt] | None:
+        try:
+            return self._storage.receipt(key).read()
+        except (Corrupt, Unsupported):
+            return None
 
     def _drop_orphan(self, lease: Key, entry: str) -> int:
         """A lease whose task the listing did not show: look again, a page may have ended between the two."""
@@ -139,7 +162,7 @@ class Sweeper:
         found: set[str] = set()
         while wanted:
             page = [stat.key for stat in islice(self._store.list(prefix, after=wanted[0][:-1]), CHUNK)]
-            found |= {_name(key) for key in {*page}.intersection(wanted)}
+            found |= {name_of_receipt(key) for key in {*page}.intersection(wanted)}
             if len(page) < CHUNK:
                 break
             wanted = [key for key in wanted if key > page[-1]]
@@ -149,7 +172,3 @@ class Sweeper:
 def _chunks(listing: Iterator[Stat]) -> Iterator[list[Stat]]:
     while chunk := [*islice(listing, CHUNK)]:
         yield chunk
-
-
-def _name(key: str) -> str:
-    return key.rsplit("/", 1)[1].removesuffix(".json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from limpet.errors import Invalid
+
 __all__ = ["Fail", "Retry"]
 
 
@@ -10,6 +12,8 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason or "the handler asked for another try")
+        if after_s is not None and not after_s >= 0:
+            raise Invalid(f"after_s must not be negative, and is {after_s:g}")
         self.after_s = after_s
 
 

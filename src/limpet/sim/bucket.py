@@ -28,12 +28,13 @@ PAGE = 4
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One mutation that the bucket really made; `data` is None for a delete."""
+    """One mutation that the bucket really made; `data` is None for a delete. `copy`: the network did it, not `who`."""
 
     at_s: float
     who: str
     key: Key
     data: bytes | None
+    copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Bucket:
         self._knobs = knobs
         self.objects: dict[Key, Blob] = {}
         self.journal: list[Applied] = []
+        self.copying = False
         self.sent: list[Sent] = []
 
     def get(self, key: Key, if_match: Version | None, if_none_match: Version | None) -> Blob:
@@ -78,7 +80,7 @@ class Bucket:
                 raise Conflict(f"{key} exists")
             case Match(version) if found is None or found.version != version:
                 raise Conflict(f"{key} is no longer version {version}")
-        self.journal.append(Applied(self._world.now_s, who, key, data))
+        self.journal.append(Applied(self._world.now_s, who, key, data, self.copying))
         digest = hashlib.md5(data).hexdigest() if self._knobs.digest_versions else f"v{len(self.journal)}"
         self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
         return self.objects[key].version
@@ -86,7 +88,7 @@ class Bucket:
     def delete(self, who: str, key: Key) -> None:
         """Remove."""
         if self.objects.pop(key, None) is not None:
-            self.journal.append(Applied(self._world.now_s, who, key, None))
+            self.journal.append(Applied(self._world.now_s, who, key, None, self.copying))
 
     def at(self, key: Key, moment: int) -> bytes | None:
         """The object's bytes after the first `moment` mutations."""
@@ -260,11 +262,14 @@ class SimStore(BaseStore):
 
     def _land(self, step: str, key: Key, detail: str | bytes, apply: Callable[[], object]) -> None:
         """A copy of a request reaches the bucket; nobody hears the answer."""
+        self._bucket.copying = True
         try:
             apply()
             result = "lands"
         except LimpetError as error:
             result = f"comes too late: {type(error).__name__}"
+        finally:
+            self._bucket.copying = False
         self._world.note("network", f"a copy of {self._process.name}'s {step}", key, detail, result)
 
     def _no_answer(self, verb: str, key: Key) -> LimpetError:

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from limpet.keys import Key, QueueKeys, is_minted
+from limpet.lease import State
 from limpet.queue import Policy, Result, Task
-from limpet.queue.admin import batch_of, entry_of
 from limpet.queue.claim import EntryClaim
+from limpet.queue.names import batch_of, entry_of, name_of_receipt
 from limpet.queue.records import EntryLease, Receipt
 from limpet.sim.bucket import Bucket
 from limpet.sim.nemesis import Knobs
@@ -50,7 +51,6 @@ class Run:
     ended_at_s: float = float("inf")
     acknowledged: bool = False
     settled: bool = False
-    handed_back: bool = False
 
     def end(self, world: World, how: str) -> None:
         """The handler returned, failed, or took its process with it."""
@@ -80,9 +80,6 @@ class Books:
         self.runs.append(run)
         return run
 
-    def handed_back(self, task: Task) -> None:
-        """The task was given back before its handler ran."""
-
     def settled(self, entry: str, token: int, who: str) -> None:
         """A claim's block ended without an error: its verdicts are durable."""
         for run in self.runs:
@@ -102,22 +99,20 @@ def check_queue(world: World, knobs: Knobs, bucket: Bucket, keys: QueueKeys, boo
     _one_push_creates(books)
     _deletes_are_safe(bucket, keys)
     _completions_stay(bucket, keys)
+    _completed_means_done(bucket, keys, books)
     _one_winner_each(bucket, keys, books)
     _returned_means_completed(bucket, keys, books)
     _failed_means_failed(bucket, keys, books)
-    _attempts_are_limited(books, policy)
+    _attempts_are_limited(bucket, keys, books, policy)
     _ended_tasks_do_not_start(bucket, keys, books)
     if not knobs.drift:
         _only_abandoned_entries_are_taken(bucket, keys, knobs)
+        _no_renewal_past_the_time(bucket, books, policy)
     _requests_are_bounded(world, books)
 
 
 def _below(bucket: Bucket, prefix: str) -> list[Key]:
     return sorted(key for key in bucket.objects if key.startswith(f"{prefix}/"))
-
-
-def _name(key: str) -> str:
-    return key.rsplit("/", 1)[1].removesuffix(".json")
 
 
 def _receipt(bucket: Bucket, key: Key) -> Receipt | None:
@@ -133,7 +128,7 @@ def _nothing_is_left(bucket: Bucket, keys: QueueKeys) -> None:
 
 def _one_place_each(bucket: Bucket, keys: QueueKeys) -> None:
     for key in _below(bucket, keys.failed):
-        name = _name(key)
+        name = name_of_receipt(key)
         part = batch_of(name)
         if keys.completed_of(name) in bucket.objects:
             raise Violation(f"{name} is both failed and completed")
@@ -161,6 +156,10 @@ def _nothing_is_lost(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
             raise Violation(f"the push of {id_} was acknowledged, and the task is nowhere")
         if (result := books.results.get(id_)) is not None and not result.ready:
             raise Violation(f"{id_} has ended, and result() says {result.state}")
+    for key in _below(bucket, keys.failed):
+        receipt = _receipt(bucket, key)
+        if receipt is not None and receipt.retried_as and not _where(bucket, keys, entry_of(receipt.retried_as)):
+            raise Violation(f"{receipt.id} was retried as {receipt.retried_as}, which is nowhere (H1)")
 
 
 def _one_push_creates(books: Books) -> None:
@@ -173,33 +172,45 @@ def _one_push_creates(books: Books) -> None:
 
 
 def _deletes_are_safe(bucket: Bucket, keys: QueueKeys) -> None:
-    """A task goes only when a receipt ends it; a lease only when its task is gone or ended."""
-    present: set[Key] = set()
+    """A task goes only when a receipt ends it; a lease only when its task is gone (F18, F20)."""
+    present: dict[Key, bool] = {}
     for applied in bucket.journal:
         if applied.data is not None:
-            present.add(applied.key)
+            present[applied.key] = applied.copy
             continue
-        present.discard(applied.key)
+        present.pop(applied.key, None)
         if not applied.key.startswith(f"{keys.pending}/"):
             continue
         entry, kind = applied.key.rsplit("/", 2)[1:]
         ended = keys.completed_of(entry) in present or keys.failed_of(entry) in present
-        tasks = {keys.tasks(entry, batch=batch) for batch in (False, True)}
+        copied = [present[key] for batch in (False, True) if (key := keys.tasks(entry, batch=batch)) in present]
         if kind != "lease.json" and not ended:
             raise Violation(f"{applied.who} deleted {applied.key}, which no receipt ends")
-        if kind == "lease.json" and not ended and tasks & present:
+        if kind == "lease.json" and copied and not ended:
             raise Violation(f"{applied.who} deleted {applied.key}, whose task waits: its tokens start again")
+        if kind == "lease.json" and is_minted(entry) and not applied.copy and copied == [False]:
+            raise Violation(f"{applied.who} deleted {applied.key} before its task: an ended task is claimable again")
 
 
 def _completions_stay(bucket: Bucket, keys: QueueKeys) -> None:
-    present: set[Key] = set()
-    for applied in bucket.journal:
-        if applied.data is not None:
-            present.add(applied.key)
-            continue
-        present.discard(applied.key)
-        if applied.key.startswith(f"{keys.completed}/"):
+    """The first finisher wins, for good."""
+    completed = [applied for applied in bucket.journal if applied.key.startswith(f"{keys.completed}/")]
+    first: dict[Key, str] = {}
+    for applied in completed:
+        if applied.data is None:
             raise Violation(f"{applied.who} deleted {applied.key}: a completion is undone")
+        if applied.key in first:
+            raise Violation(f"{applied.who} replaced {applied.key}, which {first[applied.key]} had written")
+        first[applied.key] = applied.who
+
+
+def _completed_means_done(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
+    """Nothing is completed whose handler never returned (H2)."""
+    returned = {run.id for run in books.runs if run.ended == "returned"}
+    for push in books.pushes:
+        for id_ in push.ids:
+            if _where(bucket, keys, entry_of(id_)) == "completed" and id_ not in returned:
+                raise Violation(f"{id_} is completed, and its handler never returned")
 
 
 def _one_winner_each(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
@@ -238,8 +249,8 @@ def _failed_means_failed(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
     for key in _below(bucket, keys.failed):
         receipt = _receipt(bucket, key)
         assert receipt is not None
-        if receipt.state != "cancelled" and receipt.id not in troubled and _name(key) not in named:
-            raise Violation(f"{_name(key)} is in failed/ ({receipt.error}), and its handler never failed or died")
+        if receipt.state != "cancelled" and receipt.id not in troubled and name_of_receipt(key) not in named:
+            raise Violation(f"{receipt.id} is in failed/ ({receipt.error}), and its handler never failed or died")
 
 
 def _named_running(bucket: Bucket, keys: QueueKeys) -> set[str]:
@@ -258,13 +269,13 @@ def _named_running(bucket: Bucket, keys: QueueKeys) -> set[str]:
     return named
 
 
-def _attempts_are_limited(books: Books, policy: Policy) -> None:
+def _attempts_are_limited(bucket: Bucket, keys: QueueKeys, books: Books, policy: Policy) -> None:
     for run in books.runs:
         if run.attempt > policy.max_attempts:
             raise Violation(f"{run.id} was started as attempt {run.attempt} of {policy.max_attempts}")
     tokens: dict[str, set[int]] = {}
     for run in books.runs:
-        if run.ended in ("failed", "died"):
+        if run.ended in ("failed", "died") and not _ended_before(bucket, keys, run.entry, run.at_s):
             tokens.setdefault(run.id, set()).add(run.token)
     for id_, seen in tokens.items():
         if len(seen) > policy.max_attempts:
@@ -304,16 +315,32 @@ def _only_abandoned_entries_are_taken(bucket: Bucket, keys: QueueKeys, knobs: Kn
         at_s, before = last.get(applied.key, (applied.at_s, record))
         if record.token < before.token:
             raise Violation(f"{applied.key}: token {record.token} follows {before.token}")
-        if record.token > before.token and before.state.value == "held" and knobs.sane_clocks:
-            if applied.at_s - at_s < before.ttl_s:
-                raise Violation(
-                    f"{applied.key}: {record.worker_id} took it {applied.at_s - at_s:.2f} s after a sign of life of "
-                    f"{before.worker_id} (ttl {before.ttl_s:g} s)"
-                )
-        if record.token > before.token and before.state.value == "free" and knobs.sane_clocks:
-            if applied.at_s - at_s < before.wait_s - 1:
-                raise Violation(f"{applied.key} was taken {before.wait_s - applied.at_s + at_s:.1f} s before its time")
+        rested_s = applied.at_s - at_s
+        wanted_s = before.ttl_s if before.state is State.HELD else before.wait_s - 1
+        if record.token > before.token and rested_s < wanted_s and knobs.sane_clocks:
+            raise Violation(
+                f"{applied.key}: {record.worker_id} took it {rested_s:.2f} s after {before.worker_id} wrote "
+                f"{before.state.value}, not {wanted_s:g} s"
+            )
         last[applied.key] = (applied.at_s, record)
+
+
+def _no_renewal_past_the_time(bucket: Bucket, books: Books, policy: Policy) -> None:
+    """A worker that hangs in a handler does not keep the entry for ever (F16)."""
+    if policy.timeout_s is None:
+        return
+    starts: dict[tuple[str, str, int], list[Run]] = {}
+    for run in books.runs:
+        starts.setdefault((run.who, run.entry, run.token), []).append(run)
+    written: set[str] = set()
+    for sent in bucket.sent:
+        again = sent.write_id in written
+        written.add(sent.write_id)
+        if sent.step != "lease.renew" or again or not sent.direct:
+            continue
+        for run in starts.get((sent.who, _entry(sent.key), sent.token), ()):
+            if run.at_s + policy.timeout_s + 1 < sent.at_s < run.ended_at_s:
+                raise Violation(f"{sent.who} renewed {sent.key} {sent.at_s - run.at_s:.1f} s after {run.id} began")
 
 
 def _requests_are_bounded(world: World, books: Books) -> None:

@@ -77,15 +77,15 @@ class TallyKeeper:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._counts = dict.fromkeys(("done", "failed", "retried", "lost", "handed_back", "in_flight"), 0)
+        self._counts = dict.fromkeys(("done", "failed", "retried", "lost", "handed_back"), 0)
         self._marks: list[tuple[float, int]] = [(runtime.elapsed_s(), 0)]
 
     def add(self, name: str, by: int = 1) -> None:
-        """Count one more, or less."""
+        """Count one more."""
         with self._mutex:
             self._counts[name] += by
 
-    def now(self) -> Tally:
+    def now(self, *, in_flight: int = 0) -> Tally:
         """The counts of this moment."""
         at_s = self._runtime.elapsed_s()
         with self._mutex:
@@ -96,4 +96,5 @@ class TallyKeeper:
             if at_s - self._marks[-1][0] >= RATE_OVER_S / 10:
                 self._marks.append((at_s, ended))
             since_s, before = self._marks[0]
-        return Tally(**counts, rate_per_s=(ended - before) / (at_s - since_s) if at_s > since_s else 0.0)
+        rate_per_s = (ended - before) / (at_s - since_s) if at_s > since_s else 0.0
+        return Tally(**counts, in_flight=in_flight, rate_per_s=rate_per_s)

@@ -1,4 +1,4 @@
-"""From the end of a handler to a verdict. Pure, but for the block that catches what a handler raises."""
+"""From the end of a handler to a verdict."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from limpet.errors import LeaseLost
+import msgspec
+
+from limpet.errors import Invalid, LeaseLost
+from limpet.queue.api import Task
 from limpet.queue.verdicts import Fail, Retry
 
-__all__ = ["Again", "Caught", "Done", "Dropped", "Failed", "Halt", "Verdict", "judge", "one_line", "trace_of"]
+__all__ = [
+    "Again",
+    "Caught",
+    "Dropped",
+    "Failed",
+    "Halt",
+    "Verdict",
+    "judge",
+    "one_line",
+    "record_done",
+    "trace_of",
+]
 
 TRACE_BYTES_MAX = 8 * 1024
 LINE_CHARS_MAX = 500
 OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """It returned."""
-
-    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Halt:
     error: str
 
 
-Verdict = Done | Again | Failed | Dropped | Halt
+Verdict = Again | Failed | Dropped | Halt
 
 
 class Caught:
@@ -75,11 +82,9 @@ class Caught:
         return isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
 
 
-def judge(error: BaseException | None, value: Any, *, lost: bool) -> Verdict:
-    """What becomes of a task whose handler returned `value`, or raised `error`. `lost`: the claim is over."""
+def judge(error: BaseException, *, lost: bool) -> Verdict:
+    """What becomes of a task whose handler raised `error`. `lost`: the claim is over."""
     match error:
-        case None:
-            return Done(value)
         case KeyboardInterrupt() | SystemExit():
             return Halt(f"the handler raised {type(error).__name__}")
         case LeaseLost() if lost:
@@ -90,6 +95,23 @@ def judge(error: BaseException | None, value: Any, *, lost: bool) -> Verdict:
             return Failed(str(error), trace_of(error))
         case _:
             return Again(one_line(error), None, trace_of(error))
+
+
+def record_done(task: Task, value: Any) -> str | None:
+    """Record that the task is done. The work is, whatever it returned: a value that cannot be kept is left out.
+
+    Why it was left out, or None.   Raises: LimpetError if the store does not take it.
+    """
+    try:
+        task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
+    except Invalid as error:
+        why = str(error)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        why = one_line(error)
+    else:
+        return None
+    task.done()
+    return why
 
 
 def one_line(error: BaseException) -> str:

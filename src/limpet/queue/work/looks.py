@@ -11,7 +11,7 @@ __all__ = ["Looks"]
 FIRST_S = 0.2
 GROWTH = 1.5
 BUSY_S = 1.0
-IDLE_S = 20.0
+IDLE_S = 24.0
 TROUBLE_S = 30.0
 
 
@@ -28,9 +28,9 @@ class _Gate:
 class Looks:
     """Shared by the threads of one worker.
 
-    A queue found empty is looked at again after a pause that grows, by one thread at a time. All queues together are
-    looked at about once a second while any of them has work, and once in 20 s when none has: more queues, or more
-    threads, cost no more requests.
+    A queue found empty is looked at again after a pause that grows, by one thread at a time; the pause counts from the
+    beginning of a look. All queues together are looked at about once a second while any of them has work, and once in
+    24 s when none has: more queues, or more threads, cost no more requests.
 
     `in_order`: an earlier queue comes first. Otherwise the queue that gave something goes to the end of the line.
     """
@@ -50,7 +50,7 @@ class Looks:
                 gate = self._gates[n]
                 if gate.open_at_s <= at_s:
                     if not gate.hot:
-                        gate.open_at_s = at_s + gate.pause_s
+                        gate.open_at_s = at_s + gate.pause_s * self._runtime.rng.uniform(0.9, 1.0)
                     return n
         return None
 
@@ -76,7 +76,6 @@ class Looks:
             if gate.hot:
                 self._gates[n] = _Gate(open_at_s=at_s + FIRST_S)
             else:
-                gate.open_at_s = at_s + gate.pause_s * self._runtime.rng.uniform(0.9, 1.0)
                 gate.pause_s = min(gate.pause_s * GROWTH, IDLE_S * len(self._gates))
 
     def later(self, n: int, after_s: float) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from limpet.errors import Invalid, LeaseLost
+from limpet.errors import LeaseLost
 from limpet.queue.api import Claim, Queue, Task
 from limpet.queue.verdicts import Retry
-from limpet.queue.work.aio import Loop
 from limpet.queue.work.cron import Cron
 from limpet.queue.work.events import ROUTINE, Event, EventKind, TallyKeeper
-from limpet.queue.work.judge import Again, Caught, Done, Dropped, Failed, Halt, judge, one_line
+from limpet.queue.work.judge import Again, Caught, Dropped, Failed, Halt, judge, record_done
 from limpet.queue.work.rate import Rate
-from limpet.queue.work.running import RunningTask, running
+from limpet.queue.work.running import AsCurrent, RunningTask
 from limpet.runtime import Flag, Runtime
+
+if TYPE_CHECKING:
+    from limpet.queue.work.aio import Loop
 
 __all__ = ["Job", "Permits", "Report", "Runner"]
 
@@ -36,11 +36,14 @@ class Permits:
     """How many tasks may still be started; without a limit, any number."""
 
     def __init__(self, limit: int | None, runtime: Runtime) -> None:
-        self._left = float("inf") if limit is None else limit
+        self._limited = limit is not None
+        self._left = limit or 0
         self._mutex = runtime.mutex()
 
     def take(self) -> bool:
         """Whether one more may be started."""
+        if not self._limited:
+            return True
         with self._mutex:
             if self._left < 1:
                 return False
@@ -55,7 +58,7 @@ class Permits:
     @property
     def used_up(self) -> bool:
         """Whether all were taken."""
-        return self._left < 1
+        return self._limited and self._left < 1
 
 
 class Report:
@@ -65,7 +68,11 @@ class Report:
         self.tally = TallyKeeper(runtime)
         self._runtime = runtime
         self._listener = listener
-        self._silent = frozenset() if routine else ROUTINE
+        self._silent: frozenset[EventKind] = ROUTINE if listener is None or not routine else frozenset()
+
+    def is_silent(self, kind: EventKind) -> bool:
+        """Whether nobody wants to hear of it."""
+        return kind in self._silent
 
     def say(self, kind: EventKind, worker: str, **fields: Any) -> None:
         """Pass on an event, if anybody wants it."""
@@ -91,16 +98,24 @@ class Runner:
     def __init__(self, name: str, runtime: Runtime, report: Report, permits: Permits, stopping: Flag) -> None:
         self.name = name
         self.halted: str | None = None
+        self.busy = False
+        """Whether it has a claim."""
         self._runtime = runtime
         self._report = report
         self._permits = permits
         self._stopping = stopping
-        self._loop = Loop()
+        self._loop: Loop | None = None
         self._in_hand: _InHand | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether a task runs now."""
+        return self._in_hand is not None
 
     def close(self) -> None:
         """End what async handlers left behind."""
-        self._loop.close()
+        if self._loop is not None:
+            self._loop.close()
 
     def work(self, job: Job, claim: Claim, rate: Rate | None) -> None:
         """Run the tasks of a claim until they, the permits or the time are up. The rest goes back.
@@ -108,20 +123,12 @@ class Runner:
         The permit of `rate` for the first task was taken with the claim.
         Raises: LimpetError when the store does not take a verdict; the task then comes back by itself.
         """
-        with claim:
-            tasks = iter(claim)
-            reserved = True
-            while self._may_start(rate, reserved=reserved):
-                reserved = False
-                task = next(tasks, None)
-                if task is None:
-                    self._permits.give_back()
-                    if rate is not None:
-                        rate.give_back()
-                    break
-                self._run(_InHand(job, claim, task, self._runtime.elapsed_s()))
-                if self.halted:
-                    break
+        self.busy = True
+        try:
+            with claim:
+                self._run_all(job, claim, rate)
+        finally:
+            self.busy = False
 
     def hand_back(self) -> bool:
         """Give the task that runs now back, with its attempt restored. From another thread; its handler goes on.
@@ -137,7 +144,7 @@ class Runner:
         return True
 
     def tell_overdue(self) -> None:
-        """Say once that the task which runs now takes longer than it may."""
+        """Say once that the task which runs now takes longer than it may, and that its claim will end (F16)."""
         now = self._in_hand
         if now is None or now.told_overdue:
             return
@@ -145,6 +152,19 @@ class Runner:
         if limit_s is not None and self._runtime.elapsed_s() - now.started_s > limit_s:
             now.told_overdue = True
             self._say(now, "overdue", note=f"runs longer than timeout_s = {limit_s:g}; its claim is not renewed")
+
+    def _run_all(self, job: Job, claim: Claim, rate: Rate | None) -> None:
+        tasks = iter(claim)
+        reserved = True
+        while not self.halted and self._may_start(rate, reserved=reserved):
+            reserved = False
+            task = next(tasks, None)
+            if task is None:
+                self._permits.give_back()
+                if rate is not None:
+                    rate.give_back()
+                return
+            self._run(_InHand(job, claim, task, self._runtime.elapsed_s()))
 
     def _may_start(self, rate: Rate | None, *, reserved: bool) -> bool:
         if self._stopping.is_set() or not self._permits.take():
@@ -157,22 +177,30 @@ class Runner:
 
     def _run(self, now: _InHand) -> None:
         self._in_hand = now
-        self._report.tally.add("in_flight")
         self._say(now, "started")
         shown = RunningTask(now.job.queue.name, now.task, lambda note: self._say(now, "progress", note=note))
         value = None
         try:
-            with Caught() as caught, running(shown):
+            with Caught() as caught, AsCurrent(shown):
                 value = now.job.handle(now.task.payload)
-                if isawaitable(value):
-                    value = self._loop.run(value, lambda: self._why_over(now))
-            self._conclude(now, caught.error, value)
+                if value is not None and isawaitable(value):
+                    value = self._awaited(now, value)
+            if caught.error is None:
+                self._done(now, value)
+            elif not now.given_back:
+                self._not_done(now, caught.error)
         finally:
             self._in_hand = None
-            self._report.tally.add("in_flight", -1)
+
+    def _awaited(self, now: _InHand, work: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            from limpet.queue.work.aio import Loop  # asyncio only where there is something to await
+
+            self._loop = Loop()
+        return self._loop.run(work, lambda: self._why_over(now))
 
     def _why_over(self, now: _InHand) -> Exception | None:
-        """Why an async handler must not go on."""
+        """Why an async handler must not go on (F16)."""
         limit_s = now.job.queue.policy.timeout_s
         if now.given_back or now.task.lost:
             return LeaseLost(f"task {now.task.id!r} is no longer ours")
@@ -180,50 +208,44 @@ class Runner:
             return Retry(f"took longer than timeout_s = {limit_s:g}")
         return None
 
-    def _conclude(self, now: _InHand, error: BaseException | None, value: Any) -> None:
-        """Turn the end of a handler into the task's verdict."""
-        lost = now.given_back or now.task.lost
-        task = now.task
-        match judge(error, value, lost=lost):
-            case Done(value):
-                self._done(now, value)
-                self._count(now, "done", "done", note="its claim was over before" if lost else "")
+    def _done(self, now: _InHand, value: Any) -> None:
+        unkept = record_done(now.task, value)
+        if unkept:
+            self._say(now, "warning", note=f"done without its result: {unkept}")
+        self._report.tally.add("done")
+        if not self._report.is_silent("done"):
+            self._say(now, "done", **self._took(now), note="its claim was over before" if now.task.lost else "")
+
+    def _not_done(self, now: _InHand, error: BaseException) -> None:
+        """The verdict on a handler that raised. If the claim was lost, it may not be ours to give: the queue knows."""
+        lost, task = now.task.lost, now.task
+        match judge(error, lost=lost):
             case Halt(why):
                 self.halted = why
                 now.claim.hand_back()
                 self._count(now, "handed_back", "handed_back", note=why)
             case Dropped(why):
                 self._count(now, "lost", "lost", note=why)
-            case Again(why, after_s, trace):
-                self._again(now, why, after_s, trace)
-                last = task.attempt >= now.job.queue.policy.max_attempts
-                kind: EventKind = "lost" if lost else "failed" if last else "retry"
-                self._count(now, "retried" if kind == "retry" else kind, kind, note=why, after_s=after_s)
             case Failed(why, trace):
                 task.fail(why, trace)
                 self._count(now, "lost" if lost else "failed", "lost" if lost else "failed", note=why)
-
-    def _done(self, now: _InHand, value: Any) -> None:
-        """The work is done, whatever it returned: a value that cannot be kept is left out, and said so."""
-        try:
-            now.task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
-        except Invalid as error:
-            self._say(now, "warning", note=f"done without its result: {error}")
-            now.task.done()
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            self._say(now, "warning", note=f"done without its result, which is not JSON: {one_line(error)}")
-            now.task.done()
-
-    def _again(self, now: _InHand, why: str, after_s: float | None, trace: str | None) -> None:
-        try:
-            now.task.retry(after_s, why, trace)
-        except Invalid as error:
-            self._say(now, "warning", note=f"retried after the usual time: {error}")
-            now.task.retry(None, why, trace)
+            case Again(why, after_s, trace):
+                task.retry(after_s, why, trace)
+                if lost:
+                    self._count(now, "lost", "lost", note=why)
+                elif task.attempt >= now.job.queue.policy.max_attempts:
+                    self._count(now, "failed", "failed", note=why)
+                else:
+                    self._count(now, "retried", "retry", note=why, after_s=after_s)
 
     def _count(self, now: _InHand, name: str, kind: EventKind, **fields: Any) -> None:
         self._report.tally.add(name)
-        self._say(now, kind, seconds=round(self._runtime.elapsed_s() - now.started_s, 6), **fields)
+        self._say(now, kind, **self._took(now), **fields)
+
+    def _took(self, now: _InHand) -> dict[str, float]:
+        return {"seconds": round(self._runtime.elapsed_s() - now.started_s, 6)}
 
     def _say(self, now: _InHand, kind: EventKind, **fields: Any) -> None:
+        if self._report.is_silent(kind):
+            return
         self._report.say(kind, self.name, queue=now.job.queue.name, id=now.task.id, attempt=now.task.attempt, **fields)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from limpet.errors import LeaseLost
 from limpet.queue.api import Task
 
-__all__ = ["RunningTask", "current_task", "running"]
+__all__ = ["AsCurrent", "RunningTask", "current_task"]
 
 _current: ContextVar[RunningTask | None] = ContextVar("limpet_current_task", default=None)
 
@@ -51,11 +50,16 @@ def current_task() -> RunningTask | None:
     return _current.get()
 
 
-@contextmanager
-def running(task: RunningTask) -> Iterator[None]:
-    """Make it the current task of this block, and of the coroutines that are started in it."""
-    before = _current.set(task)
-    try:
-        yield
-    finally:
-        _current.reset(before)
+class AsCurrent:
+    """A block in which a task is the current one, and the coroutines that are started there."""
+
+    __slots__ = ("_before", "_task")
+
+    def __init__(self, task: RunningTask) -> None:
+        self._task = task
+
+    def __enter__(self) -> None:
+        self._before = _current.set(self._task)
+
+    def __exit__(self, *raised: object) -> None:
+        _current.reset(self._before)

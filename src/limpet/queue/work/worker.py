@@ -20,6 +20,10 @@ TICK_S = 0.2
 BURST_PAUSE_S = 0.05
 BURST_PAUSE_MAX_S = 1.0
 BURST_TROUBLES_MAX = 5
+LONG_POLLS = ("sqs",)
+"""Providers whose claim waits in the server, and may miss a task if it does not."""
+LONG_POLL_S = 20.0
+SHORT_POLL_S = 1.0
 
 
 class Worker:
@@ -111,7 +115,7 @@ class Worker:
 
     def tally(self) -> Tally:
         """The counts of this moment."""
-        return self._report.tally.now()
+        return self._report.tally.now(in_flight=sum(runner.runs for runner in self._runners))
 
     @property
     def stopping(self) -> bool:
@@ -122,6 +126,11 @@ class Worker:
     def ended(self) -> bool:
         """Whether all threads have ended."""
         return self._ended.is_set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any thread has a claim."""
+        return any(runner.busy for runner in self._runners)
 
     @property
     def used_up(self) -> bool:
@@ -173,7 +182,7 @@ class Worker:
 
     def _wait(self, runner: Runner) -> tuple[int, Claim] | None:
         while not self._over:
-            found = self._look(runner)
+            found = self._look(runner, idle=True)
             if found is not None:
                 return found
             self._stopping.wait(self._looks.wait_s())
@@ -195,23 +204,27 @@ class Worker:
             pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
         return None
 
-    def _look(self, runner: Runner) -> tuple[int, Claim] | None:
+    def _look(self, runner: Runner, *, idle: bool = False) -> tuple[int, Claim] | None:
         """Look at the queues whose time has come."""
         while not self._over and (n := self._looks.take()) is not None:
             wait_s = self._rate_wait_s(n)
             if wait_s:
                 self._looks.later(n, wait_s)
-            elif (claim := self._try(runner, n)) is not None:
+            elif (claim := self._try(runner, n, idle=idle)) is not None:
                 return n, claim
         return None
 
-    def _try(self, runner: Runner, n: int) -> Claim | None:
+    def _try(self, runner: Runner, n: int, *, idle: bool = False) -> Claim | None:
         """Claim an entry of a queue, for which a permit of its rate was taken."""
+        queue = self._jobs[n].queue
+        wait_s = 0.0
+        if queue.provider in LONG_POLLS:
+            wait_s = LONG_POLL_S if idle and len(self._jobs) == 1 else SHORT_POLL_S
         try:
-            claim = self._jobs[n].queue.claim()
+            claim = queue.claim(wait_s=wait_s)
         except LimpetError as error:
             times = self._looks.trouble(n)
-            self._report.say("trouble", runner.name, queue=self._jobs[n].queue.name, note=_said(error))
+            self._report.say("trouble", runner.name, queue=queue.name, note=_said(error))
             if self._burst and times >= BURST_TROUBLES_MAX:
                 self.error = error
             claim = None

@@ -20,7 +20,7 @@ __all__ = ["STEPS", "run"]
 
 TURNS = 8
 QUEUE = "q"
-IDS = 3
+KINDS = ("ok",) * 14 + ("flaky",) * 2 + ("fail", "fail", "raise", "poison")
 HEAL_S = 4_000.0
 RUN_S = 3_000.0
 QUIET_S = 120.0
@@ -73,6 +73,8 @@ class _Fleet(Cast):
             concurrency=2 if chance(52) < 0.15 else None,
         )
         self.operators = chance(53) < 0.5
+        self.ids = 1 + int(chance(54) * 3)
+        self.named = 0.16 if chance(55) < 0.7 else 0.4
 
     def act(self) -> None:
         """The faulty part, then the healed part in which everything drains; then every check."""
@@ -129,7 +131,7 @@ class _Actor(Actor):
         return [
             *(operator if self.cast.operators else []),
             (0.12, self.push),
-            (0.16, self.push_with_id),
+            (self.cast.named, self.push_with_id),
             (0.12, self.push_batch),
             (0.06, self.push_later),
             (1.0, self.work),
@@ -157,7 +159,7 @@ class _Actor(Actor):
 
     def push_with_id(self) -> None:
         """A task whose id others push too."""
-        id_ = f"x{int(self.chance() * IDS)}"
+        id_ = f"x{int(self.chance() * self.cast.ids)}"
         payload = self.payload()
         with self.books.pushing(self.world, payload, id_) as push:
             pushed = self.queue.push(payload, id=id_)
@@ -171,7 +173,7 @@ class _Actor(Actor):
 
     def push_later(self) -> None:
         """A delayed task, sometimes with an id."""
-        id_ = f"x{int(self.chance() * IDS)}" if self.chance() < 0.5 else None
+        id_ = f"x{int(self.chance() * self.cast.ids)}" if self.chance() < 0.5 else None
         payload = self.payload()
         with self.books.pushing(self.world, payload, id_, delayed=True) as push:
             pushed = self.queue.push(payload, id=id_, delay_s=1 + self.chance() * 20)
@@ -185,7 +187,6 @@ class _Actor(Actor):
             hand_back_at = self.chance() * 12
             for task in claim:
                 if hand_back_at < 1:
-                    self.books.handed_back(task)
                     claim.hand_back()
                     break
                 self.handle(task, claim)
@@ -219,7 +220,7 @@ class _Actor(Actor):
 
     def cancel(self) -> None:
         """An operator ends a task."""
-        id_ = f"x{int(self.chance() * IDS)}"
+        id_ = f"x{int(self.chance() * self.cast.ids)}"
         self.books.cancelled.add(id_)
         self.queue.cancel(id_)
 
@@ -243,6 +244,7 @@ class _Actor(Actor):
 
     def finish_everything(self) -> None:
         """After the faults: work until nothing waits, then sweep."""
+        self.runtime.sleep(QUIET_S)
         self.queue.resume()
         while True:
             with suppress(OutcomeUnknown, Unavailable):

@@ -1,0 +1,94 @@
+"""What cannot be read ends in failed/ with the reason, its bytes kept: never lost, never in a loop of crashes (F23)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from limpet.errors import Corrupt, Missing
+from limpet.queue.records import NOTHING, Ended, Receipt
+from limpet.queue.storage import Content, Storage, task_name
+from limpet.store.api import Absent
+
+__all__ = ["reject_entry", "reject_scheduled"]
+
+
+def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None:
+    """End an entry whose task or lease cannot be read. If only the lease is bad, its tasks can be retried.
+
+    Cost: 2 GETs, 2 PUTs (for a batch with a bad lease 1 a task more), 2 DELETEs.
+    """
+    raw = _kept(storage, entry, batch=batch)
+    try:
+        content = storage.content(entry, batch=batch)
+    except Missing:
+        storage.drop_lease(entry)
+        return
+    except Corrupt:
+        receipt = _receipt(storage, entry, "failed", why, raw)
+        storage.write_receipt(entry, storage.keys.failed_of(entry), receipt, batch=batch)
+    else:
+        _fail_all(storage, entry, content, why, raw, batch=batch)
+    storage.close(entry, batch=batch)
+
+
+def reject_scheduled(storage: Storage, name: str, data: bytes, why: str) -> None:
+    """A delayed push that cannot be read. Its receipt has a name of its own: the id may be pending, and good.
+
+    Cost: 2 PUTs.
+    """
+    raw = storage.keys.part(name, storage.runtime.new_id())
+    storage.store.put(raw, data, when=Absent())
+    receipt = _receipt(storage, name, "failed", why, raw)
+    storage.write_receipt(name, storage.keys.failed_of(name), receipt, batch=False)
+
+
+def _fail_all(storage: Storage, entry: str, content: Content, why: str, raw: str, *, batch: bool) -> None:
+    for n, id_ in enumerate(content.ids):
+        payload = msgspec.Raw(content.payloads[n])
+        receipt = _receipt(storage, id_, "failed", why, raw, payload=payload, retries=content.retries)
+        name = task_name(entry, n, batch=batch)
+        storage.write_receipt(entry, storage.keys.failed_of(name), receipt, batch=batch)
+    if batch:
+        numbers = [*range(len(content.ids))]
+        receipt = _receipt(storage, entry, "completed", why, raw, count=len(numbers), failed=numbers)
+        storage.write_receipt(entry, storage.keys.completed_of(entry), receipt, batch=True)
+
+
+def _kept(storage: Storage, entry: str, *, batch: bool) -> str:
+    """Both objects of the entry as they are, in one part object: the task's bytes, then the lease's."""
+    data = b""
+    for key in (storage.keys.tasks(entry, batch=batch), storage.keys.lease(entry)):
+        try:
+            data += storage.store.get(key).data + b"\n"
+        except Missing:
+            continue
+    raw = storage.keys.part(entry, storage.runtime.new_id())
+    storage.store.put(raw, data, when=Absent())
+    return raw
+
+
+def _receipt(
+    storage: Storage,
+    id_: str,
+    state: Ended,
+    why: str,
+    raw: str,
+    *,
+    payload: msgspec.Raw = NOTHING,
+    count: int = 1,
+    failed: list[int] | None = None,
+    retries: int = 0,
+) -> Receipt:
+    return Receipt(
+        state=state,
+        id=id_,
+        count=count,
+        worker_id=storage.runtime.owner,
+        label=storage.runtime.label,
+        finished_at=storage.runtime.wall(),
+        payload=payload,
+        error=why,
+        failed=failed or [],
+        retries=retries,
+        raw=raw,
+    )

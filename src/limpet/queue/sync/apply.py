@@ -1,0 +1,203 @@
+"""How one line comes to hold in one store: the push rule for tasks, a grow-only set of receipts.
+
+Nothing here is journaled, and everything may be done again: a crash anywhere is answered by doing it once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from limpet import records
+from limpet.cell import Lost, Replaced, Seen, Unclear, Won
+from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown, Unsupported
+from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
+from limpet.queue.records import Part, Receipt, read_task
+from limpet.queue.storage import Storage
+from limpet.queue.sync.decide import ends, merged, ran_twice, won_back
+from limpet.queue.sync.records import EndLine, place_of
+from limpet.queue.sync.report import Collision, CollisionKind
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Store
+
+__all__ = ["Applied", "Applier"]
+
+SENDS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """`new`: this call made it so. `ended`: a receipt ends the entry, so that a push of it came to nothing."""
+
+    new: bool
+    ended: bool = False
+    collision: Collision | None = None
+
+
+class Applier:
+    """Applies lines to the queues of one store."""
+
+    def __init__(self, store: Store, runtime: Runtime, *, remote: bool) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._remote = remote
+        self._storages: dict[str, Storage] = {}
+
+    def storage(self, queue: QueueKeys) -> Storage:
+        """A queue of this store, without a journal."""
+        if queue.root not in self._storages:
+            self._storages[queue.root] = Storage(self._store, queue, self._runtime)
+        return self._storages[queue.root]
+
+    def push(self, key: Key, data: bytes, *, look_first: bool) -> Applied:
+        """Put a task there by the push rule: if absent, then look for a receipt; found, it is taken back (H5, H6).
+
+        `look_first`: it is probably there already, or ended.
+        Raises: OutcomeUnknown, Unavailable: to be done again.
+        Cost: 1 PUT + 2 HEADs; if something stands there 1 GET more. With `look_first` 1 GET + 2 HEADs, and if it is
+        news 1 PUT + 2 HEADs more.
+        """
+        place = _place(key)
+        storage = self.storage(place.keys)
+        found = self._read(key) if look_first else None
+        new = found is None
+        if found is None:
+            if (look_first or place.kind == "scheduled") and storage.ended(place.name):
+                return Applied(new=False, ended=True)
+            found = self._create(storage, place, key, data)
+            new = found is None
+        if place.kind == "scheduled":
+            return Applied(new=new)
+        if storage.ended(place.name):
+            self.close(place.keys, place.name, batch=place.kind == "batch")
+            return Applied(new=False, ended=True)
+        clash = found is not None and place.kind == "single" and _payload(found) != _payload(data)
+        other = _pushed_by(found) if clash and found is not None else ""
+        return Applied(new=new, collision=self._collision("payload", place, other) if clash else None)
+
+    def end(self, line: EndLine, receipt: Receipt, *, parts_from: Store, look_first: bool) -> Applied:
+        """Put a receipt there unless one stands there, and remove the entry that it ends.
+
+        `look_first`: it is probably there already. `parts_from` has the results that the receipt only names; they come
+        first, so that a receipt never names what is not there.
+        Raises: OutcomeUnknown, Unavailable: to be done again.
+        Cost: 1 PUT + 2 DELETEs, + 1 GET if one stands there; with `look_first` 1 GET + 1 HEAD, and what it then takes;
+        for each part 1 GET + 1 PUT.
+        """
+        place = place_of(line)
+        cell = self.storage(place.keys).receipt(Key(line.key))
+        seen = cell.read() if look_first or receipt.state == "retried" else None
+        if seen is None:
+            self._copy_parts(place, receipt, parts_from)
+        new = False
+        for _ in range(SENDS_MAX):
+            value = merged(seen.value if seen else None, receipt)
+            if value is None:
+                break
+            match cell.attempt(seen, value, write_id=line.write_id):
+                case Won() | Replaced():
+                    seen, new = None, True
+                    break
+                case Lost(now) | Unclear(now):
+                    seen = now
+        else:
+            raise OutcomeUnknown(f"{line.key} is swapped all the time")
+        if seen is not None and line.batch and ends(line):
+            self._win_back(place, seen, receipt, parts_from)
+        if ends(line):
+            self.close(place.keys, line.entry, batch=line.batch, look_first=look_first)
+        twice = seen is not None and ran_twice(seen.value, receipt)
+        other = seen.value.label if seen is not None else ""
+        return Applied(new=new, ended=True, collision=self._collision("run", place, other) if twice else None)
+
+    def close(self, queue: QueueKeys, entry: str, *, batch: bool, look_first: bool = False) -> None:
+        """Remove an entry that has ended: the task, then the leases.
+
+        Cost: 2 DELETEs, on a node 3; with `look_first` 1 HEAD, and the rest only if the task is there.
+        """
+        task = queue.tasks(entry, batch=batch)
+        if look_first and not self.exists(task):
+            return
+        self._store.delete(task)
+        self._store.delete(queue.lease(entry))
+        if not self._remote:
+            self._store.delete(queue.remote(entry))
+
+    def exists(self, key: Key) -> bool:
+        """Whether there is such an object.   Cost: 1 HEAD."""
+        try:
+            self._store.head(key)
+        except Missing:
+            return False
+        return True
+
+    def _create(self, storage: Storage, place: QueuePlace, key: Key, data: bytes) -> bytes | None:
+        """Put it if absent; what stands there instead, if something does."""
+        for _ in range(SENDS_MAX):
+            try:
+                self._store.put(key, data, when=Absent())
+                return None
+            except Conflict:
+                found = self._read(key)
+            if found is not None or storage.ended(place.name):
+                return found or data
+        raise OutcomeUnknown(f"whether {key} was written cannot be told")  # F6: refused, and nothing stands there
+
+    def _read(self, key: Key) -> bytes | None:
+        try:
+            return self._store.get(key).data
+        except Missing:
+            return None
+
+    def _copy_parts(self, place: QueuePlace, receipt: Receipt, source: Store) -> None:
+        for name in [*receipt.parts, *([receipt.raw] if receipt.raw else [])]:
+            part = queue_place(name)
+            if source is self._store or part is None or part.kind != "part" or part.keys != place.keys:
+                continue
+            try:
+                data = source.get(Key(name)).data
+                self._store.put(Key(name), data, when=Absent())
+            except (Missing, Conflict):
+                continue  # too old to be kept, or already here: a part's name is used once
+
+    def _win_back(self, place: QueuePlace, stands: Seen[Receipt], ours: Receipt, source: Store) -> None:
+        storage = self.storage(place.keys)
+        lost = [n for n in stands.value.failed if n not in ours.failed]
+        if lost and ours.parts:
+            ours = msgspec.structs.replace(ours, results={**_parts(ours, source), **ours.results})
+        for name, receipt in won_back(place.name, stands.value, ours).items():
+            storage.receipt(place.keys.completed_of(name)).attempt(None, receipt)
+
+    def _collision(self, kind: CollisionKind, place: QueuePlace, other: str) -> Collision:
+        return Collision(kind, place.queue, place.name, other)
+
+
+def _place(key: Key) -> QueuePlace:
+    place = queue_place(key)
+    assert place is not None, key
+    return place
+
+
+def _payload(data: bytes) -> bytes:
+    try:
+        return bytes(read_task(data, what="a task").payload)
+    except (Corrupt, Unsupported):
+        return data
+
+
+def _pushed_by(data: bytes) -> str:
+    try:
+        return read_task(data, what="a task").write_id
+    except (Corrupt, Unsupported):
+        return ""
+
+
+def _parts(receipt: Receipt, source: Store) -> dict[int, msgspec.Raw]:
+    results: dict[int, msgspec.Raw] = {}
+    for key in receipt.parts:
+        try:
+            results |= records.decode(source.get(Key(key)).data, Part, what=key).results
+        except Missing:
+            continue
+    return results

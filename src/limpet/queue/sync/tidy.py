@@ -1,0 +1,53 @@
+"""What nobody else does where there are only nodes: sweep the bucket's queues, and a directory without workers."""
+
+from __future__ import annotations
+
+from limpet.keys import QueueKeys, queue_at
+from limpet.queue.api import Policy
+from limpet.queue.push import Pusher
+from limpet.queue.storage import Storage
+from limpet.queue.sweep import Sweeper
+from limpet.queue.sync.objects import folders
+from limpet.runtime import Runtime
+from limpet.store.api import Store
+
+__all__ = ["Tidy"]
+
+TIDY_EVERY_S = 86400.0
+FIRST_PART = 24
+
+
+class Tidy:
+    """Once a day, on both sides: receipts that are too old go, and delayed pushes that are due are made pending.
+
+    Workers do the same about once an hour where there are any; a shared note keeps all of them from doing it twice.
+    """
+
+    def __init__(self, local: Store, remote: Store, runtime: Runtime) -> None:
+        self._stores = (local, remote)
+        self._runtime = runtime
+        self._next_s = runtime.elapsed_s() + TIDY_EVERY_S / FIRST_PART * runtime.rng.uniform(1, 2)
+        self._sweepers: dict[tuple[int, str], Sweeper] = {}
+
+    def now_and_then(self) -> None:
+        """Tidy up if it is time.   Cost: nothing mostly; once a day 1 LIST + 1 GET a queue, and what there is to do."""
+        at_s = self._runtime.elapsed_s()
+        if at_s < self._next_s:
+            return
+        self._next_s = at_s + TIDY_EVERY_S * self._runtime.rng.uniform(0.9, 1.0)
+        self.now()
+
+    def now(self) -> None:
+        """Tidy up."""
+        for store in self._stores:
+            for folder in folders(store):
+                self._queue(store, queue_at(folder))
+
+    def _queue(self, store: Store, queue: QueueKeys) -> None:
+        """One queue of one side. Nothing is journaled: all sides do the same by themselves."""
+        storage = Storage(store, queue, self._runtime)
+        waiting = [stat.key for stat in store.list(queue.scheduled)]
+        if waiting:
+            pusher = Pusher(storage)
+            pusher.promote(now=pusher.exact_now(), keys=waiting)
+        self._sweepers.setdefault((id(store), queue.root), Sweeper(storage, Policy())).now_and_then()

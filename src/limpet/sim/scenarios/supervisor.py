@@ -1,0 +1,315 @@
+"""Nodes that work offline on directories of their own, their supervisors, and a client on the faulty bucket itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from limpet.errors import Conflict, Missing
+from limpet.keys import QueueKeys
+from limpet.queue import Policy, Task
+from limpet.queue.claim import EntryClaim
+from limpet.queue.sync import ClientLog, Outbox, Supervisor
+from limpet.queue.sync.node import NodeQueue
+from limpet.sim.bucket import Bucket, SimStore
+from limpet.sim.cast import Actor, Cast, perform
+from limpet.sim.nemesis import Knobs, Nemesis, draw
+from limpet.sim.runtime import SimRuntime
+from limpet.sim.supervisor_checks import Books, Place, check_nodes
+from limpet.sim.supervisor_store import LocalStore
+from limpet.sim.world import Process, Violation, World
+from limpet.store.api import Store
+
+__all__ = ["STEPS", "run"]
+
+QUEUE = "q"
+IDS = 3
+TURNS = 5
+RUN_S = 3_000.0
+HEAL_S = 6_000.0
+QUIET_S = 120.0
+ROUNDS_MAX = 30
+
+STEPS = (
+    "completed.put",
+    "failed.put",
+    "lease.create",
+    "lease.renew",
+    "local.completed.put",
+    "local.cursor.put",
+    "local.failed.put",
+    "local.lease.put",
+    "local.outbox.delete",
+    "local.outbox.put",
+    "local.remote.put",
+    "local.task.delete",
+    "local.task.put",
+    "sync.list",
+    "sync.put",
+    "sync.read",
+    "task.delete",
+    "task.put",
+)
+"""The steps of the supervisor's protocol at which somebody may lie in wait."""
+
+
+def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
+    """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
+    world = World(seed, muted=muted)
+    return perform(world, _Fleet(world, draw(seed)))
+
+
+class _Fleet(Cast):
+    """Slots: a worker for each node, a supervisor for each node, and one client of the bucket."""
+
+    def __init__(self, world: World, knobs: Knobs) -> None:
+        self.nodes = 2 + int(world.chance(80) < 0.5)
+        super().__init__(world, slots=2 * self.nodes + 1, turns=TURNS)
+        self.knobs = replace(knobs, ttl_s=4 + knobs.ttl_s / 3, nemesis_every_s=knobs.nemesis_every_s * 2)
+        self.bucket = Bucket(world, self.knobs)
+        self.disks = [Bucket(world, self.knobs) for _ in range(self.nodes)]
+        self.books = Books()
+        self.up_s = 10 + 20 * world.chance(81)
+        self.down_s = self.up_s * (1 + 3 * world.chance(82))
+        self.retention_s = 150 + 600 * world.chance(83)
+        self.policy = Policy(max_attempts=1 + int(world.chance(84) * 3), ttl_s=self.knobs.ttl_s, backoff_s=1.0)
+
+    def act(self) -> None:
+        """The faulty part, then the healed part in which all come to agree; then every check."""
+        nemesis = Nemesis(self.world, self.knobs, lambda: self.living, self.restart, steps=STEPS)
+        self.world.spawn(self.world.start("mains"), self.cut_power)
+        self.play(nemesis.run, until_s=RUN_S)
+        self.heal()
+        keys = QueueKeys.of(QUEUE)
+        places = [Place("the bucket", self.bucket, keys), *(Place(f"n{i}", d, keys) for i, d in enumerate(self.disks))]
+        check_nodes(self.world, self.knobs, places, self.books)
+
+    def actor(self, process: Process) -> Actor:
+        """A program for the slot; some processes have bad clocks, some a newer version of Limpet."""
+        slot = int(process.name.split("#")[0].removeprefix("p"))
+        process.newer = self.knobs.mixed_versions and process.index % 2 == 1
+        if self.knobs.drift:
+            process.clock_rate = 0.9 + 0.2 * self.world.chance(30, process.index)
+        if slot == 2 * self.nodes:
+            return _Client(self, process)
+        return (_Worker if slot < self.nodes else _Boss)(self, process, slot % self.nodes)
+
+    def restart(self, dead: Process) -> None:
+        """After a crash the slot's next process starts, a little later."""
+        self.living.remove(dead)
+        self.world.later(5 * self.world.chance(31, dead.index), lambda: self.relaunch(dead))
+
+    def cut_power(self) -> None:
+        """A whole node goes off now and then, for a while or for longer than logs are kept."""
+        cuts = 0
+        while not self.world.healed:
+            cuts += 1
+            self.world.pause(self.up_s * (1 + 8 * self.world.chance(85, cuts)))
+            node = int(self.world.chance(86, cuts) * self.nodes)
+            if self.world.strike(f"mains/{cuts}", "power_off"):
+                off_s = self.world.chance(87, cuts) ** 3 * 2 * self.retention_s
+                self.world.note("nemesis", "power_off", detail=f"n{node}", result=f"{off_s:.0f} s", fault="power_off")
+                for victim in [each for each in self.living if self.node_of(each) == node]:
+                    for flight in victim.in_flight.values():
+                        self.world.coverage["power_off", flight.step] += 1
+                    self.world.kill(victim)
+                    self.living.remove(victim)
+                    self.world.later(off_s, partial(self.relaunch, victim))
+
+    def node_of(self, process: Process) -> int | None:
+        """The node that a process runs on; None for the client."""
+        slot = int(process.name.split("#")[0].removeprefix("p"))
+        return None if slot == 2 * self.nodes else slot % self.nodes
+
+    def heal(self) -> None:
+        """Faults stop, every node is on again, and none of the old processes."""
+        self.world.healed = True
+        self.world.note("nemesis", "faults stop")
+        for process in self.living:
+            self.world.kill(process)
+        bosses = [_Boss(self, self.world.start(f"boss{i}"), i) for i in range(self.nodes)]
+        workers = [_Worker(self, self.world.start(f"last{i}"), i) for i in range(self.nodes)]
+        task = self.world.spawn(bosses[0].process, lambda: self.converge(bosses, workers))
+        self.world.run(until_s=self.world.now_s + HEAL_S, done=lambda: task.done)
+        self.fail_on_error()
+        if not task.done:
+            raise Violation(f"no progress: {HEAL_S:g} s after the faults stopped not all have converged")
+
+    def converge(self, bosses: list[_Boss], workers: list[_Worker]) -> None:
+        """Cycles and work, until nothing waits anywhere. Only nodes work: the bucket is drained by their receipts."""
+        self.world.pause(QUIET_S)
+        for _ in range(ROUNDS_MAX):
+            for boss, worker in zip(bosses, workers, strict=True):
+                boss.supervisor.up()
+                boss.supervisor.down()
+                worker.drain()
+            if not any(self.waits(bucket) for bucket in (self.bucket, *self.disks)):
+                break
+            bosses[0].supervisor._tidy.now()
+            self.world.pause(self.down_s)
+        else:
+            raise Violation(f"after {ROUNDS_MAX} rounds something still waits")
+        for boss in bosses:
+            boss.supervisor.up()
+        for boss, worker in zip(bosses, workers, strict=True):
+            boss.supervisor.down()
+            worker.queue.sweep()
+        bosses[0].sweep_bucket()
+
+    def waits(self, bucket: Bucket) -> bool:
+        """Whether any task waits there."""
+        ends = ("/task.json", "/tasks.jsonl")
+        return any(key.endswith(ends) or "/scheduled/" in key or "/outbox/" in key for key in bucket.objects)
+
+
+class _Boss(Actor):
+    """A supervisor."""
+
+    def __init__(self, cast: _Fleet, process: Process, node: int) -> None:
+        runtime = SimRuntime(cast.world, process)
+        self.remote = SimStore(cast.world, cast.bucket, runtime, cast.knobs)
+        super().__init__(runtime, LocalStore(cast.world, cast.disks[node], runtime), cast.history)
+        self.cast = cast
+        self.supervisor = Supervisor(
+            self.store,
+            self.remote,
+            runtime,
+            node=f"n{node}",
+            up_s=cast.up_s,
+            down_s=cast.down_s,
+            retention_s=cast.retention_s,
+        )
+
+    def turns(self) -> list[tuple[float, Callable[[], None]]]:
+        """The two cycles."""
+        return [(0.6, self.up), (0.4, self.down)]
+
+    def turn(self) -> None:
+        """One of them, and a rest."""
+        super().turn()
+        self.runtime.sleep(self.cast.up_s * (0.5 + self.chance() / 2))
+
+    def up(self) -> None:
+        """What this node did goes out."""
+        self.cast.books.collisions += len(self.supervisor.up().collisions)
+
+    def down(self) -> None:
+        """What the others did comes in."""
+        self.cast.books.collisions += len(self.supervisor.down().collisions)
+
+    def sweep_bucket(self) -> None:
+        """Tidy the bucket's queue."""
+        NodeQueue(self.remote, QUEUE, self.runtime, ClientLog(self.remote, self.runtime)).sweep()
+
+
+class _User(Actor):
+    """Pushes, works, and now and then acts as an operator; on a node or on the bucket."""
+
+    def __init__(self, cast: _Fleet, process: Process, place: str, store: Store, runtime: SimRuntime) -> None:
+        super().__init__(runtime, store, cast.history)
+        self.cast = cast
+        self.books = cast.books
+        self.place = place
+        journal = ClientLog(store, runtime) if place == "the bucket" else Outbox(store, runtime)
+        self.queue = NodeQueue(store, QUEUE, runtime, journal, policy=cast.policy)
+
+    def turns(self) -> list[tuple[float, Callable[[], None]]]:
+        """The things that users and workers do."""
+        return [
+            (0.12, self.push),
+            (0.16, self.push_with_id),
+            (0.08, self.push_batch),
+            (0.04, self.push_later),
+            (0.04, self.retry_failed),
+            (0.03, self.cancel),
+            (1.0, self.work),
+        ]
+
+    def turn(self) -> None:
+        """One of them, and a rest."""
+        with suppress(Conflict, Missing):
+            super().turn()
+        self.runtime.sleep(self.chance() * self.cast.up_s)
+
+    def payload(self) -> dict[str, object]:
+        """What a task is to do: most succeed, some fail."""
+        at = self.chance()
+        what = "ok" if at < 0.8 else "flaky" if at < 0.9 else "fail"
+        return {"what": what, "by": self.new_value(), "slow": round(self.chance(), 2)}
+
+    def push(self) -> None:
+        """A task without an id."""
+        self.books.pushed([self.queue.push(self.payload()).id])
+
+    def push_with_id(self) -> None:
+        """A task whose id others push too, at other nodes."""
+        self.books.pushed([self.queue.push(self.payload(), id=f"x{int(self.chance() * IDS)}").id])
+
+    def push_batch(self) -> None:
+        """Some tasks in one entry."""
+        self.books.pushed(self.queue.push_many([self.payload() for _ in range(2 + int(self.chance() * 2))]))
+
+    def push_later(self) -> None:
+        """A delayed task, sometimes with an id."""
+        id_ = f"x{int(self.chance() * IDS)}" if self.chance() < 0.5 else None
+        self.books.pushed([self.queue.push(self.payload(), id=id_, delay_s=1 + self.chance() * 20).id])
+
+    def retry_failed(self) -> None:
+        """An operator gives what failed another life."""
+        self.books.pushed(self.queue.retry(all=True))
+
+    def cancel(self) -> None:
+        """An operator ends a task."""
+        self.queue.cancel(f"x{int(self.chance() * IDS)}")
+
+    def work(self) -> None:
+        """Claim something and do it, as a worker does."""
+        with self.queue.claim() as claim:
+            if not isinstance(claim, EntryClaim):
+                return
+            for task in claim:
+                self.handle(task, claim)
+
+    def handle(self, task: Task, claim: EntryClaim) -> None:
+        """Run one handler, and pass its verdict on."""
+        self.books.started(self.world, self.place, self.process.name, task, claim)
+        what, slow = task.payload["what"], float(task.payload["slow"])
+        if not self.world.healed:
+            self.runtime.sleep(slow * slow * slow * 3 * self.cast.up_s)
+        if what == "fail" or (what == "flaky" and task.attempt == 1):
+            if what == "fail":
+                task.fail("it fails")
+            else:
+                task.retry(after_s=slow * 10, error="it raises")
+            return
+        task.done({"by": self.process.name})
+        if not claim.batch:
+            self.books.finished(self.place, task.id)
+
+    def drain(self) -> None:
+        """Work while there is something to claim."""
+        for _ in range(50):
+            with self.queue.claim() as claim:
+                if not isinstance(claim, EntryClaim):
+                    return
+                for task in claim:
+                    self.handle(task, claim)
+
+
+class _Worker(_User):
+    """A process on a node."""
+
+    def __init__(self, cast: _Fleet, process: Process, node: int) -> None:
+        runtime = SimRuntime(cast.world, process)
+        super().__init__(cast, process, f"n{node}", LocalStore(cast.world, cast.disks[node], runtime), runtime)
+
+
+class _Client(_User):
+    """A process that works on the bucket directly."""
+
+    def __init__(self, cast: _Fleet, process: Process) -> None:
+        runtime = SimRuntime(cast.world, process)
+        store = SimStore(cast.world, cast.bucket, runtime, cast.knobs)
+        super().__init__(cast, process, "the bucket", store, runtime)

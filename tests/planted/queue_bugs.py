@@ -1,0 +1,259 @@
+"""Bugs planted in the queue: COUNTEREXAMPLES.md H1 to H7, FAILURES.md rows, and what the simulation itself found."""
+
+from __future__ import annotations
+
+from planted.bug import Bug, Change
+
+__all__ = ["QUEUE_BUGS"]
+
+
+def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str]) -> Bug:
+    return Bug(
+        name, row, seed, tuple(Change(f"limpet.queue.{module}", old, new) for module, old, new in changes), "queue"
+    )
+
+
+QUEUE_BUGS = [
+    _bug(
+        "retry swaps the receipt first",
+        "H1",
+        0,
+        (
+            "admin",
+            '        self._pusher.place(f"{entry}{RETRY_MARK}{life}", task)\n',
+            "",
+        ),
+        (
+            "admin",
+            "        self._storage.receipt(key).attempt(seen, retried)\n",
+            "        self._storage.receipt(key).attempt(seen, retried)\n"
+            '        self._pusher.place(f"{entry}{RETRY_MARK}{life}", task)\n',
+        ),
+    ),
+    _bug(
+        "a batch's receipt does not list its failed tasks",
+        "H2",
+        0,
+        ("receipts", "        failed=record.failed,\n", "        failed=[],\n"),
+    ),
+    _bug(
+        "every claim charges every task",
+        "H3, attempts per entry",
+        0,
+        (
+            "decide",
+            "            waits=waits or {},\n",
+            "            waits=waits or {},\n            charged=record.charged + 1,\n",
+        ),
+    ),
+    _bug(
+        "the first claim charges the only attempt",
+        "H3",
+        0,
+        ("decide", "        charged=0 if policy.max_attempts == 1 else 1,\n", "        charged=1,\n"),
+        (
+            "decide",
+            "    return record.token > 1 or policy.max_attempts == 1\n",
+            "    return record.token > 1\n",
+        ),
+    ),
+    _bug(
+        "finished work is dropped on a lost lease",
+        "H4",
+        0,
+        (
+            "claim",
+            "        data = None if result is None else msgspec.Raw(result_bytes(result))\n",
+            "        data = None if result is None else msgspec.Raw(result_bytes(result))\n"
+            "        if not self._still_ours():\n            return\n",
+        ),
+    ),
+    _bug(
+        "a batch's finished tasks are dropped on a lost lease",
+        "H4",
+        0,
+        (
+            "claim",
+            "        for n in tasks:\n            data = result",
+            "        for n in [] if self.batch else tasks:\n            data = result",
+        ),
+    ),
+    _bug(
+        "a claim of a user's id does not look for receipts",
+        "H5",
+        0,
+        ("queue", "(holding.token > 1 or not content.minted) and", "holding.token > 1 and"),
+    ),
+    _bug(
+        "a takeover does not look for receipts",
+        "H5",
+        0,
+        ("queue", "(holding.token > 1 or not content.minted) and", "not content.minted and"),
+    ),
+    _bug(
+        "completed is looked up before failed",
+        "H6, receipts in the wrong order",
+        0,
+        (
+            "storage",
+            "self.exists(self.keys.failed_of(entry)) or self.exists(self.keys.completed_of(entry))",
+            "self.exists(self.keys.completed_of(entry)) or self.exists(self.keys.failed_of(entry))",
+        ),
+    ),
+    _bug(
+        "receipts are checked before the put",
+        "H5, receipts checked before the put",
+        0,
+        (
+            "push",
+            "        if not self._settle(key, data, write_id=task.write_id):\n            return False\n",
+            "        if not is_minted(entry) and self._storage.ended(entry):\n            return False\n"
+            "        return self._settle(key, data, write_id=task.write_id)\n",
+        ),
+        ("queue", "(holding.token > 1 or not content.minted) and", "holding.token > 1 and"),
+    ),
+    _bug(
+        "a nack moves the payload",
+        "payload moved on nack",
+        0,
+        (
+            "claim",
+            "        returned = {n for n in self._open if n not in self._progress.due_s}\n",
+            "        returned = {n for n in self._open if n not in self._progress.due_s}\n"
+            "        key = self._storage.keys.tasks(self.entry, batch=self.batch)\n"
+            "        blob = self._storage.store.get(key)\n"
+            "        self._storage.store.delete(key)\n"
+            "        self._storage.store.put(key, blob.data)\n",
+        ),
+    ),
+    _bug(
+        "a hung worker is renewed for ever",
+        "F16",
+        0,
+        (
+            "claim",
+            "        if limit_s is not None and self._runtime.elapsed_s() - self._started_s > limit_s:\n",
+            "        if limit_s is not None and limit_s < 0:\n",
+        ),
+    ),
+    _bug(
+        "a task that kills its process is not charged",
+        "F19",
+        0,
+        (
+            "claim",
+            "                self._holding.rewrite(lambda record: charged(self._progressed(record), n))\n",
+            "                self._holding.rewrite(self._progressed)\n",
+        ),
+    ),
+    _bug(
+        "a failed delete is taken for a success",
+        "F20",
+        0,
+        (
+            "storage",
+            "            self.store.delete(self.keys.tasks(entry, batch=batch))\n",
+            "            self.store.delete_many([self.keys.tasks(entry, batch=batch)])\n",
+        ),
+    ),
+    _bug(
+        "a listed entry without a lease is taken by a plain put",
+        "F8, F21, F22",
+        0,
+        (
+            "queue",
+            "        match cell.attempt(seen, record):\n",
+            "        if seen is None:\n            self._store.delete(cell.key)\n"
+            "        match cell.attempt(seen, record):\n",
+        ),
+    ),
+    _bug(
+        "a lease is taken without looking at its age",
+        "F24",
+        0,
+        (
+            "decide",
+            "    return Ready(take=isinstance(step, Take), finish=False",
+            "    return Ready(take=True, finish=False",
+        ),
+    ),
+    _bug(
+        "the lease goes before the task",
+        "the order of an end",
+        0,
+        (
+            "storage",
+            "            self.store.delete(self.keys.tasks(entry, batch=batch))\n            self.drop_lease(entry)\n",
+            "            self.drop_lease(entry)\n            self.store.delete(self.keys.tasks(entry, batch=batch))\n",
+        ),
+    ),
+    _bug(
+        "the task goes before the receipt",
+        "F18",
+        0,
+        (
+            "claim",
+            "                key = self._storage.keys.completed_of(self.entry)\n",
+            "                key = self._storage.keys.completed_of(self.entry)\n"
+            "                self._storage.store.delete(self._storage.keys.tasks(self.entry, batch=False))\n",
+        ),
+    ),
+    _bug(
+        "a delayed push is removed before it is pending",
+        "the order of a promotion",
+        0,
+        (
+            "push",
+            "                data = self._store.get(key).data\n",
+            "                data = self._store.get(key).data\n                self._store.delete(key)\n",
+        ),
+    ),
+    _bug(
+        "a batch whose push was not answered counts as pushed",
+        "F3",
+        0,
+        (
+            "push",
+            "                if isinstance(answers[put.key], LimpetError):\n",
+            "                if isinstance(answers[put.key], KeyError):\n",
+        ),
+    ),
+    _bug(
+        "a done single task is finished without a receipt",
+        "found by the simulation",
+        0,
+        ("claim", "            if record.done:\n", "            if self._progress.done:\n"),
+    ),
+    _bug(
+        "a claim that could not be settled is renewed for ever",
+        "found by the simulation",
+        0,
+        (
+            "claim",
+            "            self._settle()\n        finally:\n            self._end()\n",
+            "            self._settle()\n        finally:\n            pass\n",
+        ),
+    ),
+    _bug(
+        "hand-back keeps the attempt",
+        "hand-back restores the attempt",
+        0,
+        ("decide", "attempts_of(record, n) - 1 for n in charged_here", "attempts_of(record, n) for n in charged_here"),
+    ),
+    _bug(
+        "a later finisher overwrites the receipt",
+        "first finisher wins",
+        0,
+        (
+            "storage",
+            "        match self.receipt(key).attempt(None, receipt):\n",
+            "        match self.receipt(key).attempt(self.receipt(key).read(), receipt):\n",
+        ),
+    ),
+    _bug(
+        "rest is counted from the claim, not from the nack",
+        "waits restart",
+        0,
+        ("decide", "        at = modified + timedelta(seconds=record.wait_s)\n", "        at = modified\n"),
+    ),
+]
