@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernel_helpers import steady
 from limpet import keys
 from limpet.errors import Invalid
-from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, name_of, segment
+from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, segment
 
 SAFE = set(string.ascii_letters + string.digits + "_-.%")
 
@@ -212,3 +212,32 @@ def test_how_a_segment_looks_on_disk(part: str, leaf: bool, name: str) -> None:
 @pytest.mark.parametrize("name", ["=ff=", "=c3", "日本"])
 def test_a_file_that_is_not_ours_has_no_segment(name: str) -> None:
     assert from_disk_name(name) is None
+
+
+@given(st.text(alphabet="abz09._%@~+,-/ A\\=é", max_size=40))
+def test_a_key_that_is_its_own_path_is_what_the_long_way_says(key: str) -> None:
+    if not is_own_path(key):
+        return
+    parts = key.split("/")
+    assert all(part not in ("", ".", "..") for part in parts)
+    assert key == "/".join(disk_name(part, leaf=i == len(parts) - 1) for i, part in enumerate(parts))
+
+
+@pytest.mark.parametrize(
+    ("key", "own"),
+    [
+        ("queues/q/pending/01h/task.json", True),
+        ("a.json", True),
+        ("a", False),
+        ("x.json/task.json", False),
+        ("x.versions/task.json", False),
+        (".uploads/task.json", False),
+        ("A/task.json", False),
+        ("a//task.json", False),
+        ("a/task.json/", False),
+        ("a/task.json\n", False),
+        ("a" * 300 + ".json", False),
+    ],
+)
+def test_keys_that_are_their_own_path(key: str, own: bool) -> None:
+    assert is_own_path(key) is own

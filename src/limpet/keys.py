@@ -16,26 +16,39 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NewType
+from typing import Literal, NewType, get_args
 from urllib.parse import quote, unquote
 
 from limpet.errors import Invalid
 
 __all__ = [
+    "CURSORS",
     "FLEET",
+    "NODE",
+    "OUTBOX",
+    "SUPERVISOR",
+    "SYNC",
     "Key",
     "QueueKeys",
+    "QueuePlace",
     "cell_key",
     "check",
     "check_prefix",
     "clock_key",
+    "cursor_key",
     "disk_name",
     "from_disk_name",
     "is_minted",
+    "is_own_path",
     "join",
     "lock_key",
+    "log_key",
+    "log_of",
     "name_of",
+    "outbox_key",
     "probe_key",
+    "queue_at",
+    "queue_place",
     "segment",
 ]
 
@@ -57,7 +70,9 @@ _FILE_ENDING = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|s
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 _DISK_UNSAFE = re.compile(r"^\.|[^a-z0-9._%@~+,-]")
 _DISK_ESCAPE = re.compile(r"=([0-9a-f]{2})")
-_MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]+)?(\.[0-9]+)?")
+_PLAIN = re.compile(r"(?:[a-z0-9_%@~+,-][a-z0-9._%@~+,-]*(?:/|$))+")
+_ODD_FOLDER = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|sql|versions)/")
+_MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]{1,4})?(\.[0-9]{1,4})?")
 
 
 def segment(name: str) -> str:
@@ -93,6 +108,8 @@ def check(key: str) -> Key:
     """
     if not isinstance(key, str) or not key:
         raise Invalid(f"a key must be a non-empty string, not {key!r}")
+    if is_own_path(key):
+        return Key(key)
     if _CONTROL.search(key):
         raise Invalid(f"the key {key!r} has control characters", hint="use printable characters")
     if "\\" in key or _HIDDEN_FOLDER.search(key):
@@ -115,6 +132,16 @@ def check(key: str) -> Key:
 def check_prefix(prefix: str) -> str:
     """`prefix` if it is empty or whole segments; without a trailing slash."""
     return str(check(prefix.removesuffix("/"))) if prefix else ""
+
+
+def is_own_path(key: str) -> bool:
+    """Whether every store can hold `key`, and a disk under just that path. True for nearly all that Limpet makes."""
+    return (
+        len(key) < DISK_NAME_BYTES_MAX
+        and _PLAIN.fullmatch(key) is not None
+        and _FILE_ENDING.search(key) is not None
+        and _ODD_FOLDER.search(key) is None
+    )
 
 
 def join(prefix: str, key: str) -> Key:
@@ -249,3 +276,73 @@ class QueueKeys:
     def slot(self, number: int) -> Key:
         """One of the leases that limit how many claims there are at once."""
         return Key(f"{self.root}/slots/{number}.lock")
+
+
+SYNC = "sync"
+OUTBOX = f"{SYNC}/outbox"
+CURSORS = f"{SYNC}/cursors"
+NODE = Key(f"{SYNC}/node.json")
+SUPERVISOR = Key(f"{SYNC}/supervisor.lock")
+
+_LOG = re.compile(r"sync/([^/]+)/([0-9]{10})\.jsonl")
+_QUEUE_OBJECT = re.compile(
+    r"(?P<root>queues/[^/]+)/(?:"
+    r"pending/(?P<single>[^/]+)/task\.json"
+    r"|pending/(?P<batch>[^/]+)/tasks\.jsonl"
+    r"|scheduled/[^/]+/(?P<scheduled>[^/]+)@[^/@]+\.json"
+    r"|completed/(?P<completed>[^/]+)\.json"
+    r"|failed/(?P<failed>[^/]+)\.json"
+    r"|parts/(?P<part>[^/]+)/[^/]+\.json)"
+)
+
+QueueObject = Literal["single", "batch", "scheduled", "completed", "failed", "part"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """What an object of a queue is, as its key says: the entry that it belongs to, or the name of its receipt."""
+
+    keys: QueueKeys
+    kind: QueueObject
+    name: str
+
+    @property
+    def queue(self) -> str:
+        """The queue's name, as its users know it."""
+        return name_of(self.keys.root.removeprefix(f"{QUEUES}/"))
+
+
+def queue_place(key: str) -> QueuePlace | None:
+    """What lies at `key`, if that is a place where a queue keeps tasks, receipts or parts; None for any other (F28)."""
+    found = _QUEUE_OBJECT.fullmatch(key)
+    if found is None:
+        return None
+    check(key)
+    kind = next(each for each in get_args(QueueObject) if found[each] is not None)
+    return QueuePlace(QueueKeys(found["root"]), kind, found[kind])
+
+
+def queue_at(folder: str) -> QueueKeys:
+    """The keys of the queue in that folder of `queues/`, as a listing shows it."""
+    return QueueKeys(f"{QUEUES}/{folder}")
+
+
+def outbox_key(id_: str) -> Key:
+    """One entry of a node's outbox."""
+    return Key(f"{OUTBOX}/{segment(id_)}.json")
+
+
+def cursor_key(node: str) -> Key:
+    """How far this node has read the logs of `node`."""
+    return Key(f"{CURSORS}/{segment(node)}.json")
+
+
+def log_key(node: str, seq: int) -> Key:
+    """What `node` did, part `seq`. Keys sort by it."""
+    return Key(f"{SYNC}/{segment(node)}/{seq:010d}.jsonl")
+
+
+def log_of(key: str) -> tuple[str, int] | None:
+    """The node and the number of a log; None for any other key."""
+    found = _LOG.fullmatch(key)
+    return (name_of(found[1]), int(found[2])) if found else None

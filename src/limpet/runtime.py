@@ -11,6 +11,7 @@ import random
 import socket
 import threading
 import time
+from base64 import b32encode
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -24,7 +25,7 @@ B = TypeVar("B")
 
 FAN_OUT_MAX = 32
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -176,7 +177,7 @@ class SystemRuntime:
 def ulid(unix_ms: int, chance: int) -> str:
     """48 bits of time and 80 of chance in Crockford's base 32, lower case."""
     bits = (unix_ms << 80) | chance
-    return "".join(_ALPHABET[(bits >> shift) & 31] for shift in range(125, -1, -5))
+    return b32encode(bits.to_bytes(20, "big"))[6:].translate(_CROCKFORD).decode()
 
 
 _system: SystemRuntime | None = None

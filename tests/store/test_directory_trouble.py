@@ -167,7 +167,7 @@ def test_a_failing_read_is_never_an_empty_result(tmp_path: Path) -> None:
             ("open fstat pread", lambda store: store.get(K)),
             ("stat", lambda store: store.head(K)),
             ("scandir stat", lambda store: [*store.list()]),
-            ("scandir stat", lambda store: store.sample("", 1)),
+            ("walk stat", lambda store: store.sample("", 1)),
             ("scandir", lambda store: store.list_dirs()),
         ]
         for calls, act in acts:

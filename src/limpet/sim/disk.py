@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -305,6 +305,10 @@ class SimFiles:
     def scandir(self, path: str, /) -> Sequence[tuple[str, bool]]:
         """See `Files.scandir`."""
         return self._do("scandir", path, lambda: [(n, i.is_folder) for n, i in self._disk.find(path).names.items()])
+
+    def walk(self, path: str, /) -> Iterator[tuple[str, bool]]:
+        """See `Files.walk`."""
+        yield from self.scandir(path)
 
     def lock(self, path: str, /) -> int:
         """See `Files.lock`."""

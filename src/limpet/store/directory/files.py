@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 __all__ = ["FileStat", "Files", "OsFiles"]
@@ -86,6 +86,9 @@ class Files(Protocol):
         `getdents` (about 1,000 names).
         """
 
+    def walk(self, path: str, /) -> Iterator[tuple[str, bool]]:
+        """The same, little by little, in no order: a folder of a million names costs nothing at once."""
+
     def lock(self, path: str, /) -> int:
         """Open the lock file, making it if need be, and wait until nobody else has it locked; what `unlock` takes.
 
@@ -127,6 +130,14 @@ class OsFiles:
                 for entry in entries
                 if (folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False)
             ]
+
+    @staticmethod
+    def walk(path: str, /) -> Iterator[tuple[str, bool]]:
+        """See `Files.walk`."""
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if (folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False):
+                    yield entry.name, folder
 
     @staticmethod
     def lock(path: str, /) -> int:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from limpet.errors import Invalid
-from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name
+from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path
 
 __all__ = ["file_path", "folder_path", "lock_name", "parent", "segment_of"]
 
@@ -16,6 +16,8 @@ LOCK_FILES = 64
 @lru_cache(maxsize=4096)
 def file_path(key: Key) -> str:
     """The path of an object, from the root.   Raises: Invalid for a key that no store can hold."""
+    if is_own_path(key):
+        return f"/{key}"
     folder, _, leaf = check(key).rpartition("/")
     return f"{folder_path(folder)}/{disk_name(leaf, leaf=True)}"
 

@@ -26,6 +26,7 @@ from limpet.store.memory import clip
 __all__ = ["DirectoryStore"]
 
 OBSERVE_NS = 1_000_000
+SKIP_PAGES = 8
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_OBJECT = (errno.ENOENT, errno.ELOOP)
@@ -63,6 +64,7 @@ class DirectoryStore(BaseStore):
         self._files = files
         self._writer = Writer(self._base, files, self._runtime, durable=durability == "fsync")
         self._newest_ns = 0
+        self._walks: dict[str, tuple[str, Iterator[walk.Found]]] = {}
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self.root)!r})"
@@ -148,13 +150,36 @@ class DirectoryStore(BaseStore):
             raise failure(f"could not list {prefix or 'the store'}", error) from error
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`. Reads the folder of `prefix`, and below it only what `n` objects need."""
+        """See `Store.sample`. Goes on where the last one ended, round and round; the first begins behind a few names.
+
+        So it costs what `n` objects cost, however many there are.
+        """
         path, below = self._below(prefix)
+        owner, walked = self._walks.pop(prefix, ("", iter(())))
         try:
-            found = [*islice(walk.shuffled(self._files, path, below, self._runtime.rng.randrange), n)]
+            # A forked child shares its parent's place in the folder.
+            found: Sequence[walk.Found] = [*islice(walked, n)] if owner == self._runtime.owner else []
+            if len(found) < n:
+                skip = 0 if owner else self._runtime.rng.randrange(SKIP_PAGES * n)
+                found, walked = self._begin_again(path, below, found, n, skip)
+                if len(found) < n and skip:
+                    found, walked = self._begin_again(path, below, found, n, 0)
         except OSError as error:
             raise failure(f"could not list {prefix or 'the store'}", error) from error
+        self._walks[prefix] = (self._runtime.owner, walked)
         return [Stat(key, met.st_size, version_of(met), self._modified(met)) for key, met in found]
+
+    def _begin_again(
+        self, path: str, below: str, found: Sequence[walk.Found], n: int, skip: int
+    ) -> tuple[Sequence[walk.Found], Iterator[walk.Found]]:
+        """Enough objects from the beginning of the folder to make `n`, each once."""
+        known = {met.key: met for met in found}
+        walked = walk.from_anywhere(self._files, path, below, skip)
+        for met in walked:
+            known[met.key] = met
+            if len(known) == n:
+                break
+        return [*known.values()], walked
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
         """See `Store.list_dirs`."""

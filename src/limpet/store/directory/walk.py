@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from limpet.keys import Key
@@ -10,7 +11,7 @@ from limpet.store.directory.files import Files, FileStat
 from limpet.store.directory.paths import segment_of
 from limpet.store.directory.writer import look
 
-__all__ = ["Found", "folders", "in_order", "shuffled"]
+__all__ = ["Found", "folders", "from_anywhere", "in_order"]
 
 
 class Found(NamedTuple):
@@ -50,18 +51,19 @@ def in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[Found
     return _walk(files, visit, path, prefix)
 
 
-def shuffled(files: Files, path: str, prefix: str, start: Callable[[int], int]) -> Iterator[Found]:
-    """The objects below `prefix`, beginning in each folder at the place that `start(entries)` names."""
+def from_anywhere(files: Files, path: str, prefix: str, skip: int) -> Iterator[Found]:
+    """The objects below `prefix` in no order, behind the first `skip` names of its folder. Folders are read lazily."""
 
     def visit(path: str, prefix: str) -> Iterator[_Entry]:
-        names = _read(files, path)
-        first = start(len(names)) if names else 0
-        for i in range(first, first + len(names)):
-            entry = _entry(path, prefix, *names[i % len(names)])
+        for name, is_folder in _read_lazily(files, path):
+            entry = _entry(path, prefix, name, is_folder)
             if entry is not None:
                 yield entry
 
-    return _walk(files, visit, path, prefix)
+    def first(path: str, prefix: str) -> Iterator[_Entry]:
+        yield from islice(visit(path, prefix), skip, None)
+
+    return _walk(files, visit, path, prefix, first)
 
 
 def folders(files: Files, path: str) -> list[str]:
@@ -70,8 +72,8 @@ def folders(files: Files, path: str) -> list[str]:
     return sorted(part for part in parts if part is not None)
 
 
-def _walk(files: Files, visit: _Visit, path: str, prefix: str) -> Iterator[Found]:
-    open_folders = [visit(path, prefix)]
+def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit | None = None) -> Iterator[Found]:
+    open_folders = [(first or visit)(path, prefix)]
     while open_folders:
         entry = next(open_folders[-1], None)
         if entry is None:
@@ -89,6 +91,13 @@ def _entry(path: str, prefix: str, name: str, is_folder: bool) -> _Entry | None:
     if part is None:
         return None
     return _Entry(f"{prefix}{part}/" if is_folder else prefix + part, f"{path}/{name}")
+
+
+def _read_lazily(files: Files, path: str) -> Iterator[tuple[str, bool]]:
+    try:
+        yield from files.walk(path)
+    except FileNotFoundError:
+        return
 
 
 def _read(files: Files, path: str) -> Sequence[tuple[str, bool]]:
