@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from limpet import keys
 from limpet.app.formats import FleetRecord, check, fresh, may_write, upgraded
-from limpet.app.urls import Durability, provider_of, store_for, url_or_default
+from limpet.app.queues import NoStore, open_queue, policy_of
+from limpet.app.tasks import PolicyFields, TaskFunction, Tasks
+from limpet.app.urls import Durability, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.lease import LeaseRecord, Lock, Sightings
-from limpet.queue import BucketQueue, Policy
+from limpet.queue import Queue
 from limpet.runtime import Runtime, system
 from limpet.store import MeteredStore, ScopedStore, Store
-from limpet.store.probe import quick, use_etag_style
+from limpet.store.probe import Findings, quick, use_etag_style
 
 __all__ = ["Fleet", "open"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 AT_ONCE = 100
 
@@ -34,12 +38,15 @@ def open(
     """The fleet at `url`: `./dir`, `file://`, `memory://`, `s3://`, `gs://`, `az://`; without one, at LIMPET_URL.
 
     A place that holds no fleet yet is probed for what Limpet needs of a store, and `limpet.json` is written there;
-    with `read_only` it is an error instead, and nothing is ever written.
+    with `read_only` it is an error instead, and nothing is ever written. `sqs://REGION/PREFIX` has queues only.
     Raises: Unsupported for a fleet of a newer format, or a store that ignores conditions; Missing; Denied; Invalid.
     Cost: 1 GET; on a new place once 5 PUTs, 1 GET and 1 DELETE more.
     """
     runtime = runtime or system()
     where = url_or_default(url)
+    if where.startswith("sqs://"):
+        nothing = Findings(conditional=False, etag_style="quoted", at="", by="")
+        return Fleet(MeteredStore(NoStore(runtime), runtime=runtime), where, fresh(nothing), runtime)
     store = MeteredStore(store_for(where, runtime, durability=durability), _budget(), runtime=runtime)
     record = _record_cell(store, runtime).read()
     if record is None and read_only:
@@ -86,6 +93,8 @@ class Fleet:
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._runtime = runtime
         self._sightings = Sightings(runtime)
+        self.tasks = Tasks(self.queue)
+        """The task functions that were defined with `task`."""
 
     def __repr__(self) -> str:
         return f"Fleet({self.url!r})"
@@ -117,25 +126,32 @@ class Fleet:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
         return Cell(self.store, keys.cell_key(name), PLAIN, self._runtime)
 
-    def queue(self, name: str, *, payload_type: Any = None, **policy: Any) -> BucketQueue:
+    def queue(self, name: str, *, payload_type: Any = None, **policy: Unpack[PolicyFields]) -> Queue:
         """The queue `name`, without a function. Payloads are dicts, or of `payload_type` (anything msgspec can read).
 
         The keywords are those of `Policy`: max_attempts, timeout_s, ttl_s, concurrency, rate_per_s, ...
         Raises: Invalid for a name that escapes, or a policy that makes no sense.   Cost: nothing yet.
         """
-        unknown = policy.keys() - {field.name for field in fields(Policy)}
-        if unknown:
-            known = ", ".join(field.name for field in fields(Policy))
-            raise Invalid(f"a queue has no setting {sorted(unknown)[0]!r}", hint=f"there are {known}")
-        return BucketQueue(
+        return open_queue(
             self.store,
+            self.url,
             name,
             self._runtime,
-            policy=Policy(**policy),
-            provider=provider_of(self.url),
+            self._sightings,
+            policy=policy_of({**policy}),
             payload_type=payload_type,
-            sightings=self._sightings,
+            journal=None,
         )
+
+    def task(
+        self, name: str | None = None, *, cron: str | None = None, **policy: Unpack[PolicyFields]
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
+        """`@fleet.task("enrich", max_attempts=5)`: a function that can be pushed, and is still a plain function.
+
+        Its queue has the task's name. With `cron` (five fields, UTC) workers push it at those times, without arguments.
+        Raises: Invalid for a function that no worker could run.   Cost: nothing yet.
+        """
+        return self.tasks.define(name, cron=cron, **policy)
 
     def upgrade(self) -> bool:
         """Raise the recorded formats to this version's. Older versions of Limpet refuse the fleet from then on.

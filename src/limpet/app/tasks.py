@@ -56,17 +56,11 @@ class Arguments:
         self._signature = inspect.signature(function)
         self._parameters = self._signature.parameters
         self._catch_all = next((each for each in self._parameters.values() if each.kind is each.VAR_KEYWORD), None)
+        self._named = {name: each for name, each in self._parameters.items() if each is not self._catch_all}
         self.text = f"{name}({', '.join(map(_shown, self._parameters.values()))})"
-        self._refuse_what_cannot_work()
-
-    @property
-    def required(self) -> list[str]:
+        self.required = [name for name, each in self._named.items() if each.default is each.empty]
         """The parameters that a payload must name."""
-        return [
-            name
-            for name, each in self._parameters.items()
-            if each.default is each.empty and each.kind is not each.VAR_KEYWORD
-        ]
+        self._refuse_what_cannot_work()
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The payload of a call with these arguments.
@@ -93,10 +87,11 @@ class Arguments:
                 raise Fail(f"the payload has no field {name!r}, which {self.text} needs")
         arguments = {}
         for name, value in payload.items():
-            if self._kind_of(name) is None:
+            kind = self._kind_of(name)
+            if kind is None:
                 raise Fail(f"the payload has a field {name!r}, which {self.text} does not take")
             try:
-                arguments[name] = self._typed(name, value)
+                arguments[name] = _typed(value, kind)
             except msgspec.ValidationError as error:
                 raise Fail(f"the payload's field {name!r} does not fit {self.text}: {error}") from None
         return arguments
@@ -119,7 +114,7 @@ class Arguments:
     def _plain(self, name: str, value: Any) -> Any:
         try:
             plain = msgspec.to_builtins(value, str_keys=True)
-            self._typed(name, plain)
+            _typed(plain, self._kind_of(name))
         except msgspec.ValidationError as error:
             raise Invalid(f"argument {name!r} does not fit {self.text}: {error}") from None
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -129,21 +124,24 @@ class Arguments:
             ) from None
         return plain
 
-    def _typed(self, name: str, value: Any) -> Any:
-        kind = self._kind_of(name)
-        return value if kind is Any else msgspec.convert(value, kind, str_keys=True)
-
     def _kind_of(self, name: str) -> Any:
         """The type of an argument, Any where msgspec knows it not; None for an argument that is not taken."""
-        if self._catch_all is not None and name not in self._kinds:
-            return self._kinds[self._catch_all.name]
-        return self._kinds.get(name) if self._catch_all is None or name != self._catch_all.name else Any
+        kinds, others = self._kinds
+        return kinds.get(name, others)
 
     @cached_property
-    def _kinds(self) -> dict[str, Any]:
-        """Read at the first call, not at decoration: an annotation may name what is defined further down."""
+    def _kinds(self) -> tuple[dict[str, Any], Any]:
+        """The types of the named parameters, and that of all others.
+
+        Read at the first call, not at decoration: an annotation may name what is defined further down.
+        """
         names = getattr(inspect.unwrap(self._function), "__globals__", {})
-        return {name: _known(each.annotation, names) for name, each in self._parameters.items()}
+        others = None if self._catch_all is None else _known(self._catch_all.annotation, names)
+        return {name: _known(each.annotation, names) for name, each in self._named.items()}, others
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    return value if kind is Any else msgspec.convert(value, kind, str_keys=True)
 
 
 def _shown(parameter: inspect.Parameter) -> str:
@@ -189,6 +187,8 @@ def _has_custom(part: Any, seen: set[int]) -> bool:
 
 class TaskFunction(Generic[P, R]):
     """A function and its queue. Calling it runs it here and now, as if it were not decorated; `push` has it run."""
+
+    __name__: str
 
     def __init__(
         self, function: Callable[P, R], queue: Queue, *, cron: str | None = None, tasks: Tasks | None = None

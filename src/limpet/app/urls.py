@@ -11,7 +11,7 @@ from limpet.errors import Invalid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MemoryStore, Store
 
-__all__ = ["Durability", "provider_of", "store_for", "url_or_default"]
+__all__ = ["Durability", "store_for", "url_or_default"]
 
 Durability = Literal["fsync", "os"]
 
@@ -52,11 +52,3 @@ def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -
     raise Invalid(
         f"{scheme}:// is no store that limpet knows", hint="use ./dir, file://, memory://, s3://, gs:// or az://"
     )
-
-
-def provider_of(url: str) -> str:
-    """The queue provider that a URL means: `filesystem`, `memory` or `bucket`."""
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme == "file":
-        return "filesystem"
-    return "memory" if scheme == "memory" else "bucket"
