@@ -220,6 +220,25 @@ def fork_mid_renewal() -> None:
     say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
+# ---- work: do the tasks of a queue ----
+
+
+def work(url: str, ttl_s: str, notes: str) -> None:
+    """Claim and do, for ever. Notes in its own file which tasks it started, and which of them were acknowledged."""
+    lines = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    queue = limpet.open(url).queue("work", ttl_s=float(ttl_s), max_attempts=100, backoff_s=0.1)
+    while True:
+        try:
+            with queue.claim(wait_s=1) as claim:
+                for task in claim:
+                    os.write(lines, f"start {task.id}\n".encode())
+                    time.sleep(random.uniform(0, 0.03))
+                    task.done({"by": notes})
+                    os.write(lines, f"done {task.id}\n".encode())
+        except (LeaseLost, OutcomeUnknown, Unavailable):
+            continue
+
+
 def main() -> None:
     """Run the program that the command line names."""
     programs: dict[str, Callable[..., None]] = {
@@ -229,6 +248,7 @@ def main() -> None:
         "fork": fork,
         "fork_and_open": fork_and_open,
         "fork_mid_renewal": fork_mid_renewal,
+        "work": work,
     }
     programs[sys.argv[1]](*sys.argv[2:])
 

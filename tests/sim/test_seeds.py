@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -11,9 +12,11 @@ import pytest
 from limpet.sim.many import Sum, coverage_table, run_seeds
 from limpet.sim.nemesis import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.scenarios import SCENARIOS
+from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
 
 KERNEL_SEEDS = 5_000
 DIRECTORY_SEEDS = 2_000
+QUEUE_SEEDS = 1_000
 JOBS = 2
 
 VERBS = {"read": "get", "settle": "get", "head": "head", "delete": "delete", "list": "list"}
@@ -36,14 +39,35 @@ def test_kernel_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
-    missed = [
+    missed = _missed(total, STEPS)
+    assert not missed, f"no seed struck {missed}"
+    assert not total.by_kind["(linearizability given up)"]
+
+
+@pytest.mark.timeout(600)
+def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("queue", 0, QUEUE_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\nqueue: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+        print(coverage_table(total.coverage))
+    assert not total.broken, _told("queue", total)
+    assert total.runs == QUEUE_SEEDS
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    missed = [(kind, step) for kind, step in _missed(total, QUEUE_STEPS) if kind != "store_clock_step"]
+    assert not missed, f"no seed struck {missed}"
+    assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
+
+
+def _missed(total: Sum, steps: Sequence[str]) -> list[tuple[str, str]]:
+    return [
         (kind, step)
-        for step in STEPS
+        for step in steps
         for kind in (*REQUEST_FAULTS[VERBS.get(step.split(".")[1], "put")], *PROCESS_FAULTS)
         if not total.coverage[kind, step] and not _cannot_be(kind, step)
     ]
-    assert not missed, f"no seed struck {missed}"
-    assert not total.by_kind["(linearizability given up)"]
 
 
 def _cannot_be(kind: str, step: str) -> bool:

@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from limpet.cli.shared import EXIT_FAILED
 from limpet.cli.work_load import jobs_of
 from limpet.cli.work_signals import STOPS, Bell, bell
 from limpet.cli.work_wire import NOW, Backlog, Ended, Lines, Order, Refused, encode_line
@@ -24,9 +25,10 @@ __all__ = ["Child", "main"]
 
 TICK_S = 0.25
 LAST_S = 0.5
+LOOKS_S = 3.0
+"""How long a claim that is under way may take once nothing runs: a queue may wait for a task in the server."""
 COUNT_EVERY_S = 30.0
 COUNT_PART = 50
-EXIT_HALTED = 1
 EXIT_REFUSED = 3
 
 
@@ -38,7 +40,6 @@ class Child:
         self._report_fd = report_fd
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._lines = Lines()
         self._told = Tally()
         for fd in (control_fd, report_fd):
             os.set_inheritable(fd, False)
@@ -46,6 +47,8 @@ class Child:
     def run(self) -> int:
         """Work until told to stop, or until there is a reason to; the exit code."""
         order = self._order()
+        if order is None:
+            return 0
         with bell(STOPS) as stops:
             try:
                 jobs = jobs_of(order)
@@ -54,10 +57,13 @@ class Child:
                 return EXIT_REFUSED
             return self._work(order, jobs, stops)
 
-    def _order(self) -> Order:
-        while not (lines := self._lines.feed(os.read(self._control_fd, 65536))):
-            pass
-        return msgspec.json.decode(lines[0], type=Order)
+    def _order(self) -> Order | None:
+        """The first line; None if limpet was gone before it came."""
+        lines = Lines()
+        while piece := os.read(self._control_fd, 65536):
+            for line in lines.feed(piece):
+                return msgspec.json.decode(line, type=Order)
+        return None
 
     def _work(self, order: Order, jobs: list[Job], stops: Bell) -> int:
         worker = Worker(
@@ -82,7 +88,7 @@ class Child:
             worker.wait(LAST_S)
         self._say(worker.tally())
         self._say(_last_words(worker, asked=asked, burst=order.burst))
-        code = EXIT_HALTED if worker.halted or worker.error else 0
+        code = EXIT_FAILED if worker.halted or worker.error or worker.broken else 0
         if not worker.ended:  # a handler that cannot be cancelled must not keep the process
             sys.stdout.flush()
             sys.stderr.flush()
@@ -95,11 +101,14 @@ class Child:
         while not worker.ended:
             ready, _, _ = select.select([self._control_fd, stops.fd], [], [], TICK_S)
             told = os.read(self._control_fd, 64) if self._control_fd in ready else None
+            signals = stops.heard()
             if told == b"" or (told and NOW in told):
                 return True
-            if until_s is None and (told or stops.heard()):
+            if until_s is None and (told or signals):
                 worker.stop()
                 until_s = self._runtime.elapsed_s() + grace_s
+            if until_s is not None and not worker.busy:
+                until_s = min(until_s, self._runtime.elapsed_s() + LOOKS_S)
             if until_s is not None and self._runtime.elapsed_s() >= until_s:
                 return True
             worker.tick()
@@ -117,7 +126,7 @@ class Child:
             began_s = self._runtime.elapsed_s()
             try:
                 pending = sum(job.queue.stats().pending for job in jobs)
-            except LimpetError:
+            except LimpetError:  # then there is no time to go; if it is serious, the work itself will tell
                 return
             self._say(Backlog(pending=pending))
             took_s = self._runtime.elapsed_s() - began_s
@@ -136,8 +145,8 @@ class Child:
 def _last_words(worker: Worker, *, asked: bool, burst: bool) -> Ended:
     if worker.error is not None:
         return Ended(again=False, trouble=str(worker.error))
-    if worker.halted:
-        return Ended(again=True, trouble=worker.halted)
+    if worker.halted or worker.broken:
+        return Ended(again=True, trouble=worker.halted or "a mistake in limpet; please report the traceback")
     return Ended(again=asked or not burst or worker.used_up)
 
 

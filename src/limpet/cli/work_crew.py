@@ -20,7 +20,7 @@ from limpet import errors
 from limpet.cli.shared import ENV_URL
 from limpet.cli.work_signals import STOPS, Bell, bell
 from limpet.cli.work_wire import NOW, STOP, Ended, Lines, Message, Order, Refused, decode_message, encode_line
-from limpet.errors import Invalid, LimpetError
+from limpet.errors import Invalid, LimpetError, Unavailable
 from limpet.queue.work import Event, Tally
 from limpet.queue.work.events import EventKind
 from limpet.runtime import Runtime
@@ -198,8 +198,8 @@ class Crew:
     def _succeed(self, place: _Place, child: _Child) -> None:
         """Whether, and when, another process takes the place of one that has ended."""
         ended = child.ended
-        if child.refused is not None and not self._ever_ready:
-            raise _error_of(child.refused)
+        if not (self._ever_ready or self._stops):
+            raise _error_of(child.refused) if child.refused else _never_ready(child)
         if ended is not None and ended.trouble and not ended.again:
             self.trouble = ended.trouble
         if self._stops or (ended is not None and not ended.again):
@@ -265,6 +265,13 @@ def _death_of(child: _Child) -> str:
     if child.refused is not None:
         return f"{who} could not begin: {child.refused.message}"
     return f"{who} was killed by {signal.Signals(-code).name}" if code < 0 else f"{who} ended with exit code {code}"
+
+
+def _never_ready(child: _Child) -> LimpetError:
+    return Unavailable(
+        f"{_death_of(child)} while it imported the module",
+        hint="import it by hand, with python, to see why; nothing was claimed",
+    )
 
 
 def _error_of(refused: Refused) -> LimpetError:

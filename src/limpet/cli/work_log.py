@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -93,11 +93,10 @@ class Log:
 
     def tell(self, message: Message) -> None:
         """Write an event down."""
-        if isinstance(message, Event):
-            if self._as_json:
-                print(json_line(message), file=sys.stderr, flush=True)
-            else:
-                self._line(text_line(message), COLOURS.get(message.kind))
+        if isinstance(message, Event) and self._as_json:
+            self._line(json_line(message))
+        elif isinstance(message, Event):
+            self._line(text_line(message), COLOURS.get(message.kind))
 
     def show(self, tally: Tally, message: Message) -> None:
         """Draw the progress anew, if it is wanted and time for it."""
@@ -123,5 +122,8 @@ class Log:
         """Say how it went in all."""
         self._line(f"{counts(tally)} in {ago(seconds)}")
 
-    def _line(self, text: str, style: Any = None) -> None:
-        self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+    def _line(self, text: str, style: str | None = None) -> None:
+        if self._console.is_terminal:
+            self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)

@@ -36,6 +36,7 @@ __all__ = ["BucketQueue"]
 POLL_MIN_S = 0.2
 POLL_MAX_S = 24.0
 POLL_GROWTH = 1.5
+HINT_EVERY_S = 0.1
 DIED = "its worker died, and its attempts are used up"
 
 
@@ -69,6 +70,7 @@ class BucketQueue:
         self._sightings = sightings or Sightings(runtime)
         self._pause_s = POLL_MIN_S
         self._look_at_s = 0.0
+        self._hint: str | None = None
         self._pusher = Pusher(self.storage)
         self._pages = Pages(self.storage, self._sightings, ttl_s=self.policy.ttl_s)
         self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
@@ -101,20 +103,33 @@ class BucketQueue:
         while True:
             at_s = self._runtime.elapsed_s()
             if wait_s <= 0 or at_s >= self._look_at_s:
+                self._hint = self._ask_hint() if wait_s > 0 else None
                 found = self._try_claim()
                 if found is not None:
                     self._pause_s = POLL_MIN_S
                     return found
                 self._rest()
-            left_s = until_s - self._runtime.elapsed_s()
-            if left_s <= 0:
+            if self._runtime.elapsed_s() >= until_s:
                 return Nothing()
-            self._runtime.sleep(min(max(self._look_at_s - self._runtime.elapsed_s(), POLL_MIN_S / 10), left_s))
+            self._sleep(until_s)
 
     def _rest(self) -> None:
         """Nothing was found: all threads of this process wait a little longer each time before one of them looks."""
         self._look_at_s = self._runtime.elapsed_s() + self._pause_s * self._runtime.rng.uniform(0.8, 1.0)
         self._pause_s = min(self._pause_s * POLL_GROWTH, POLL_MAX_S)
+
+    def _sleep(self, until_s: float) -> None:
+        """Until the next look is due, or something is seen to have changed where seeing costs no request."""
+        seen = self._hint
+        while (left_s := min(self._look_at_s, until_s) - self._runtime.elapsed_s()) > 0:
+            self._runtime.sleep(left_s if seen is None else min(left_s, HINT_EVERY_S))
+            if seen is not None and self._ask_hint() != seen:
+                self._look_at_s = 0.0
+
+    def _ask_hint(self) -> str | None:
+        keys = self.storage.keys
+        pending, scheduled = self._store.hint(keys.pending), self._store.hint(keys.scheduled)
+        return None if pending is None or scheduled is None else f"{pending} {scheduled}"
 
     def stats(self) -> Stats:
         """See `Queue.stats`.   Cost: 1 LIST per 1,000 objects of the queue, + 1 GET."""

@@ -91,8 +91,8 @@ class SqsQueue:
         self.supports: frozenset[Feature] = SUPPORTS if receive == 1 else SUPPORTS - {"attempts"}
         if not 1 <= receive <= BATCH_MAX:
             raise Invalid(f"receive must be between 1 and {BATCH_MAX}, not {receive}")
-        if not 1 <= self.policy.ttl_s <= HIDDEN_MAX_S:
-            raise Invalid(f"ttl_s must be between 1 and {HIDDEN_MAX_S} seconds on SQS, not {self.policy.ttl_s:g}")
+        if self.policy.ttl_s > HIDDEN_MAX_S:
+            raise Invalid(f"ttl_s can be at most {HIDDEN_MAX_S} seconds on SQS, and is {self.policy.ttl_s:g}")
         if self.policy.concurrency is not None:
             self._refuse("slots")
         self._sqs_name = _sqs_name(prefix, name)

@@ -9,8 +9,8 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid
-from limpet.queue.claim import ERROR_CHARS_MAX, TRACEBACK_CHARS_MAX
-from limpet.queue.push import RETRY_MARK
+from limpet.queue.names import RETRY_MARK
+from limpet.queue.receipts import TRACEBACK_CHARS_MAX, clean_text
 from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Message
 from limpet.runtime import Runtime
 
@@ -103,8 +103,10 @@ def failed_text(burial: Burial, runtime: Runtime) -> str:
     record = FailedMessage(
         id=task.id if task else message.id,
         payload=task.payload if task else NOTHING,
-        error=_printable(burial.error[:ERROR_CHARS_MAX]),
-        traceback=_printable(burial.traceback[-TRACEBACK_CHARS_MAX:]) if burial.traceback else None,
+        error=clean_text(burial.error),
+        traceback=clean_text(burial.traceback[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX)
+        if burial.traceback
+        else None,
         worker=runtime.label,
         worker_id=runtime.owner,
         attempts=message.count,
@@ -156,11 +158,6 @@ def next_life(record: FailedMessage, now: datetime) -> TaskMessage:
 def _as_text(data: bytes) -> str:
     """JSON as SQS takes it: two characters that are fine in JSON are not in a message."""
     return data.decode().replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
-
-
-def _printable(text: str) -> str:
-    """Errors quote what they met, such as file names that are no Unicode."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _fits(text: str) -> bool:

@@ -115,6 +115,12 @@ class Store(Protocol):
         A hint, like `list`: a folder that was emptied may show for a while.
         """
 
+    def hint(self, prefix: str) -> str | None:
+        """A text that changes when a name just below `prefix/` comes or goes; None if that would cost a request.
+
+        It may change without need, and miss what happens at the very moment of asking.   Cost: no request.
+        """
+
     def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
         """Each object or the error that its read met.   Cost: 1 GET each, a bounded number at once."""
 

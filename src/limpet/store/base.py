@@ -51,6 +51,10 @@ class BaseStore(ABC):
     def delete(self, key: Key) -> None:
         """See `Store.delete`."""
 
+    def hint(self, prefix: str) -> str | None:
+        """See `Store.hint`."""
+        return None
+
     def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
         """See `Store.get_many`."""
         return self._each(lambda key: key, self.get, keys)

@@ -94,6 +94,10 @@ class MemoryStore(BaseStore):
         skip = len(check_prefix(prefix)) + 1 if prefix else 0
         return sorted({name for key in self._below(prefix) for name, slash, _ in [key[skip:].partition("/")] if slash})
 
+    def hint(self, prefix: str) -> str | None:
+        """See `Store.hint`."""
+        return str(len(self._below(prefix)))
+
     def _below(self, prefix: str) -> Sequence[Key]:
         head = check_prefix(prefix) + "/" if prefix else ""
         with self._mutex:

@@ -145,6 +145,10 @@ class MeteredStore(BaseStore):
         self._pages_after_first(len(names))
         return names
 
+    def hint(self, prefix: str) -> str | None:
+        """See `Store.hint`. It counts for nothing."""
+        return self.inner.hint(prefix)
+
     def _pages_after_first(self, entries: int) -> None:
         for _ in range(PAGE, entries, PAGE):
             self._charge("list")

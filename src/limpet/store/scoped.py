@@ -69,6 +69,10 @@ class ScopedStore(BaseStore):
         """See `Store.list_dirs`."""
         return self.inner.list_dirs(self._below(prefix))
 
+    def hint(self, prefix: str) -> str | None:
+        """See `Store.hint`."""
+        return self.inner.hint(self._below(prefix))
+
     def now(self, *, max_age_s: float | None = None) -> datetime:
         """See `Store.now`. A role that may not write the probe gets the bound that it has, whatever its age.
 

@@ -92,10 +92,11 @@ class Looks:
             gate.open_at_s = self._runtime.elapsed_s() + min(TROUBLE_S, 2.0 ** (gate.troubles - 1))
             return gate.troubles
 
-    @property
-    def troubled(self) -> bool:
-        """Whether the last look at any queue failed."""
-        return any(gate.troubles for gate in self._gates)
+    def trouble_wait_s(self) -> float:
+        """How long until every queue at which the last look failed may be looked at; 0.0 if there is none."""
+        with self._mutex:
+            at_s = self._runtime.elapsed_s()
+            return max((max(gate.open_at_s - at_s, FIRST_S) for gate in self._gates if gate.troubles), default=0.0)
 
     def line(self) -> list[int]:
         """All queues, in the order in which they are looked at."""

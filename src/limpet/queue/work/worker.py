@@ -54,6 +54,8 @@ class Worker:
             raise Invalid("threads and max_tasks must be at least 1")
         self.error: LimpetError | None = None
         """Why a burst gave up."""
+        self.broken = False
+        """Whether a thread ended by a mistake of Limpet's own; its traceback is on stderr."""
         self._jobs = jobs
         self._runtime = runtime
         self._burst = burst
@@ -81,8 +83,7 @@ class Worker:
         return self.tally()
 
     def run_here(self) -> Tally:
-        """Do the work of the first thread in this one, until it ends."""
-        self._push_cron()
+        """Do the work of the first thread in this one, until it ends. Nothing is pushed by the clock."""
         self._live(self._runners[0])
         return self.tally()
 
@@ -144,6 +145,7 @@ class Worker:
 
     def _live(self, runner: Runner) -> None:
         """The life of one thread. Whatever ends it ends the worker."""
+        went_well = False
         try:
             while (found := self._find(runner)) is not None:
                 n, claim = found
@@ -153,7 +155,9 @@ class Worker:
                     self._report.say("trouble", runner.name, queue=self._jobs[n].queue.name, note=_said(error))
                 if runner.halted:
                     self.stop()
+            went_well = True
         finally:
+            self.broken = self.broken or not went_well
             self.stop()
             runner.close()
             with self._mutex:
@@ -198,15 +202,19 @@ class Worker:
                     quiet = False
                 elif (claim := self._try(runner, n)) is not None:
                     return n, claim
-            if self.error is not None or (quiet and not self._looks.troubled):
+            trouble_s = self._looks.trouble_wait_s()
+            if self.error is not None or (quiet and not trouble_s):
                 self.stop()
-            self._stopping.wait(pause_s)
+            self._stopping.wait(trouble_s or pause_s)
             pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
         return None
 
     def _look(self, runner: Runner, *, idle: bool = False) -> tuple[int, Claim] | None:
-        """Look at the queues whose time has come."""
-        while not self._over and (n := self._looks.take()) is not None:
+        """Look at the queues whose time has come, each at most once."""
+        for _ in self._jobs:
+            n = None if self._over else self._looks.take()
+            if n is None:
+                return None
             wait_s = self._rate_wait_s(n)
             if wait_s:
                 self._looks.later(n, wait_s)

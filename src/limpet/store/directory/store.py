@@ -189,6 +189,15 @@ class DirectoryStore(BaseStore):
         except OSError as error:
             raise failure(f"could not list {prefix or 'the store'}", error) from error
 
+    def hint(self, prefix: str) -> str | None:
+        """See `Store.hint`: the folder's own mtime."""
+        try:
+            return str(self._files.stat(self._below(prefix)[0]).st_mtime_ns)
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            return None
+
     def _below(self, prefix: str) -> tuple[str, str]:
         checked = check_prefix(prefix)
         return self._base + folder_path(prefix), checked + "/" if checked else ""

@@ -1,0 +1,124 @@
+"""For the tests of your own code: tasks that run at once, or when you say so, without a worker or a bucket.
+
+from limpet import testing
+from app import enrich, fleet              # in app.py: fleet = limpet.open(), and LIMPET_URL=memory:// for tests
+
+def test_enrich():
+    with testing.eager(fleet):             # a push runs its task before it returns
+        pushed = enrich.push("a.com")
+    assert enrich.queue.result(pushed.id).value == "A.COM"
+
+def test_pipeline():
+    enrich.push("a.com")                   # waits in the queue, as in production
+    assert testing.drain(fleet).done == 1  # runs everything that waits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from inspect import isawaitable
+from typing import Any
+
+from limpet.app import Fleet, open
+from limpet.app.tasks import TaskFunction
+from limpet.queue.api import Task
+from limpet.queue.verdicts import Retry
+from limpet.queue.work import RunningTask, Tally, Worker
+from limpet.queue.work.aio import Loop, in_loop
+from limpet.queue.work.judge import Caught, one_line, record_done, trace_of
+from limpet.queue.work.running import AsCurrent
+from limpet.runtime import system
+
+__all__ = ["drain", "eager", "fleet"]
+
+
+def fleet() -> Fleet:
+    """A new, empty fleet in this process's memory."""
+    return open("memory://")
+
+
+@contextmanager
+def eager(fleet: Fleet) -> Iterator[None]:
+    """While the block lasts, `push` and `push_many` of a task function run what they push, in the caller's thread.
+
+    An error of the task comes out of `push`, so a test sees it; the task is then in failed/. `Retry` runs it again at
+    once, up to max_attempts. A delay is not waited for. Results stand in `task.queue.result(id)`. Pushes that go to
+    `fleet.queue(name)` directly are left for `drain`.
+    """
+    before = fleet.tasks.run_at_once
+    fleet.tasks.run_at_once = _run_all
+    try:
+        yield
+    finally:
+        fleet.tasks.run_at_once = before
+
+
+def drain(fleet: Fleet, *, max_tasks: int | None = None) -> Tally:
+    """Run all that waits in the queues of the fleet's tasks, as a worker does, until nothing is due; the counts.
+
+    What tasks push meanwhile is run too. A task that raises is retried by its policy: if that is later than now, it
+    stays. Errors do not come out; see the counts, or `task.queue.result(id)`.
+    """
+    worker = Worker([task.job for task in fleet.tasks], system(), burst=True, in_order=False, max_tasks=max_tasks)
+    tally = worker.run() if in_loop() else worker.run_here()
+    if worker.error is not None:
+        raise worker.error
+    return tally
+
+
+def _run_all(function: TaskFunction[..., Any]) -> None:
+    while claim := function.queue.claim():
+        with claim:
+            for task in claim:
+                _run(function, task)
+
+
+def _run(function: TaskFunction[..., Any], task: Task) -> None:
+    error: BaseException | None = None
+    for attempt in range(1, function.queue.policy.max_attempts + 1):
+        value = None
+        with Caught() as caught, AsCurrent(RunningTask(function.name, task, _ignore, attempt=attempt)):
+            value = function.handle(task.payload)
+            if isawaitable(value):
+                value = _awaited(value)
+        error = caught.error
+        if error is None:
+            record_done(task, value)
+            return
+        if not isinstance(error, Retry):
+            break
+    assert error is not None
+    task.fail(one_line(error), trace_of(error))
+    raise error
+
+
+def _awaited(work: Awaitable[Any]) -> Any:
+    """What a coroutine returns, also for a caller who is inside a running event loop: then in a thread of its own."""
+    if not in_loop():
+        return _in_new_loop(work)
+    result: list[Any] = []
+    context = copy_context()
+
+    def run() -> None:
+        with caught:
+            result.append(context.run(_in_new_loop, work))
+
+    caught = Caught()
+    system().spawn(run, name="limpet-eager").join()
+    if caught.error is not None:
+        raise caught.error
+    return result[0]
+
+
+def _in_new_loop(work: Awaitable[Any]) -> Any:
+    loop = Loop()
+    try:
+        return loop.run(work, lambda: None)
+    finally:
+        loop.close()
+
+
+def _ignore(note: str) -> None:
+    """Nobody reads the log of an eager task."""

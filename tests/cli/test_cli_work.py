@@ -1,0 +1,331 @@
+"""`limpet work`, in real processes: signals, crashes, bursts, priorities."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import limpet
+from cli.harness import Here, Spawn, alive, limpet_command, poll
+
+APP = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+import limpet
+
+fleet = limpet.open("./fleet", durability="os")
+
+def note(*words):
+    fd = os.open("notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(fd)
+
+@fleet.task(max_attempts=2)
+def hang(n: int = 0) -> str:
+    note(limpet.current_task().attempt, os.getpid())
+    while not Path("go").exists():
+        time.sleep(0.01)
+    return "gone on"
+
+@fleet.task()
+def urgent(n: int) -> None:
+    note("urgent", os.getpid())
+
+@fleet.task()
+def bulk(n: int) -> None:
+    note("bulk", os.getpid())
+
+@fleet.task()
+def leave() -> None:
+    note("leave", os.getpid())
+    sys.exit("enough")
+
+@fleet.task()
+def shout(text: str) -> list[int]:
+    print(text)
+    return [subprocess.run(["sh", "-c", f"kill -{name} $$"]).returncode for name in ("TERM", "INT")]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _app() -> None:
+    Path("app.py").write_text(APP)
+
+
+def _queue(name: str) -> limpet.Queue:
+    return limpet.open("./fleet", durability="os").queue(name, max_attempts=2)
+
+
+def _notes() -> list[list[str]]:
+    return [line.split() for line in Path("notes").read_text().splitlines()] if Path("notes").exists() else []
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(limpet_command("work", *arguments), capture_output=True, text=True)
+
+
+def _events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _next(process: subprocess.Popen[str], kind: str) -> dict[str, Any]:
+    """Read JSON lines up to and with the first of this kind."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] == kind:
+            return event
+    raise AssertionError(f"it ended without {kind!r}")
+
+
+def _pid(event: dict[str, Any]) -> int:
+    return int(event["worker"].rpartition(":")[2])
+
+
+def test_a_burst_does_what_waits_and_leaves() -> None:
+    ids = _queue("bulk").push_many([{"n": n} for n in range(20)], batch=5)
+    _queue("urgent").push({"n": 1, "wrong": 2})
+    done = _run("app:fleet", "--burst", "-p", "2", "-t", "2", "--json", "--log", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("seconds") > 0
+    assert told == {"done": 20, "failed": 1, "retried": 0, "lost": 0, "handed_back": 0, "restarts": 0}
+    assert {_queue("bulk").result(id_).state for id_ in ids} == {"completed"}
+    events = _events(done.stderr)
+    assert [event["event"] for event in events].count("done") == 20
+    [failed] = [event for event in events if event["event"] == "failed"]
+    assert {*failed} == {"at", "event", "worker", "queue", "id", "attempt", "seconds", "note"}
+    assert failed["note"] == "the payload has a field 'wrong', which urgent(n: int) does not take"
+
+
+def test_an_empty_fleet_is_a_short_burst() -> None:
+    done = _run("app:fleet", "--burst")
+    assert (done.returncode, done.stdout) == (0, "")
+    ready, total = done.stderr.splitlines()
+    assert "ready" in ready
+    assert ready.endswith(": hang, urgent, bulk, leave, shout")
+    assert total.startswith("0 done, 0 failed, 0 retried in ")
+
+
+def test_an_earlier_queue_goes_first() -> None:
+    for n in range(5):
+        _queue("bulk").push({"n": n})
+        _queue("urgent").push({"n": n})
+    assert _run("app:fleet", "-q", "urgent", "-q", "bulk", "--burst").returncode == 0
+    assert [note[0] for note in _notes()] == ["urgent"] * 5 + ["bulk"] * 5
+
+
+def test_only_the_queues_that_were_named() -> None:
+    for name in ("bulk", "urgent"):
+        _queue(name).push({"n": 1})
+    assert _run("app:bulk", "--burst").returncode == 0
+    assert [note[0] for note in _notes()] == ["bulk"]
+    assert _run("app:fleet", "-q", "urgent", "--burst").returncode == 0
+    assert [note[0] for note in _notes()] == ["bulk", "urgent"]
+
+
+def test_a_handler_for_queues_without_a_task() -> None:
+    package = Path("jobs")
+    package.mkdir()
+    (package / "sites.py").write_text("def enrich(domain: str) -> str:\n    return domain.upper()\n")
+    one = _queue("one").push({"domain": "a.com"})
+    two = _queue("two").push({"domain": "b.com"})
+    done = _run("one", "-q", "two", "--handler", "jobs.sites:enrich", "--url", "./fleet", "--burst")
+    assert done.returncode == 0, done.stderr
+    assert (_queue("one").result(one.id).value, _queue("two").result(two.id).value) == ("A.COM", "B.COM")
+
+
+def test_the_url_is_what_open_without_one_opens() -> None:
+    Path("bare.py").write_text("import limpet\nfleet = limpet.open()\n@fleet.task()\ndef add(a: int): return a + 1\n")
+    pushed = _queue("add").push({"a": 1})
+    assert _run("bare:fleet", "--burst", "--url", "./fleet").returncode == 0
+    assert _queue("add").result(pushed.id).value == 2
+
+
+def test_what_a_handler_prints_and_starts() -> None:
+    """Commands that a task starts get default signals; stdout is the handler's, unless it is for the summary."""
+    pushed = _queue("shout").push({"text": "to stdout"})
+    assert _run("app:fleet", "--burst").stdout == "to stdout\n"
+    assert _queue("shout").result(pushed.id).value == [-signal.SIGTERM, -signal.SIGINT]
+    _queue("shout").push({"text": "to stderr"})
+    done = _run("app:fleet", "--burst", "--json")
+    assert json.loads(done.stdout)["done"] == 1
+    assert "to stderr\n" in done.stderr
+
+
+def test_quiet_says_only_what_went_wrong() -> None:
+    _queue("bulk").push({"n": 1})
+    _queue("bulk").push({"n": "x"})
+    done = _run("app:fleet", "--burst", "--quiet", "--log", "json")
+    assert [event["event"] for event in _events(done.stderr)] == ["ready", "failed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_come_to_its_end(spawn: Spawn, number: signal.Signals) -> None:
+    pushed = _queue("hang").push({})
+    later = _queue("bulk").push({"n": 1})
+    worker = spawn("work", "app:fleet", "-q", "hang", "-q", "bulk", "--json", "--log", "json")
+    _next(worker, "started")
+    worker.send_signal(number)
+    _next(worker, "stopping")
+    Path("go").touch()
+    out, _ = worker.communicate()
+    assert worker.returncode == 0
+    assert json.loads(out)["done"] == 1
+    assert _queue("hang").result(pushed.id).value == "gone on"
+    assert _queue("bulk").result(later.id).state == "pending"
+
+
+def test_after_the_grace_time_the_task_goes_back_and_keeps_its_attempt(spawn: Spawn) -> None:
+    pushed = _queue("hang").push({})
+    worker = spawn("work", "app:fleet", "--grace", "0.2", "--json", "--log", "json")
+    _next(worker, "started")
+    worker.terminate()
+    assert _next(worker, "handed_back")["id"] == pushed.id
+    out, _ = worker.communicate()
+    assert (worker.returncode, json.loads(out)["handed_back"]) == (0, 1)
+    Path("go").touch()
+    assert _run("app:fleet", "--burst").returncode == 0
+    assert [attempt for attempt, _ in _notes()] == ["1", "1"]
+    assert _queue("hang").result(pushed.id).state == "completed"
+
+
+def test_a_second_signal_hands_back_at_once(spawn: Spawn) -> None:
+    pushed = _queue("hang").push({})
+    worker = spawn("work", "app:fleet", "--grace", "600", "--log", "json")
+    _next(worker, "started")
+    worker.terminate()
+    _next(worker, "stopping")
+    worker.terminate()
+    _next(worker, "handed_back")
+    worker.communicate()
+    assert worker.returncode == 0
+    with _queue("hang").claim() as claim:
+        assert [(task.id, task.attempt) for task in claim] == [(pushed.id, 1)]
+
+
+def test_killed_limpet_leaves_no_worker_and_its_task_goes_back(spawn: Spawn) -> None:
+    _queue("hang").push({})
+    worker = spawn("work", "app:fleet", "--log", "json")
+    child = _pid(_next(worker, "ready"))
+    _next(worker, "started")
+    worker.kill()
+    poll("the child ended", lambda: not alive(child))
+    with _queue("hang").claim() as claim:
+        assert [task.attempt for task in claim] == [1]
+
+
+def test_a_killed_worker_is_replaced_later_each_time(spawn: Spawn) -> None:
+    worker = spawn("work", "app:fleet", "--log", "json", "--json")
+    pids = []
+    for wait in ("0.5 s", "1 s"):
+        pids.append(_pid(_next(worker, "ready")))
+        os.kill(pids[-1], signal.SIGKILL)
+        note = _next(worker, "crashed")["note"]
+        assert note == f"process {pids[-1]} was killed by SIGKILL; another one starts in {wait}"
+    pids.append(_pid(_next(worker, "ready")))
+    assert len(set(pids)) == 3
+    _queue("bulk").push({"n": 1})
+    assert _pid({"worker": _next(worker, "done")["worker"].partition("/")[0]}) == pids[-1]
+    worker.terminate()
+    assert json.loads(worker.communicate()[0])["restarts"] == 2
+    assert worker.returncode == 0
+
+
+def test_a_worker_that_is_asked_to_end_is_replaced_at_once(spawn: Spawn) -> None:
+    worker = spawn("work", "app:fleet", "--log", "json")
+    first = _pid(_next(worker, "ready"))
+    os.kill(first, signal.SIGTERM)
+    assert worker.stderr is not None
+    event = json.loads(worker.stderr.readline())
+    assert (event["event"], _pid(event) != first) == ("ready", True)
+    worker.terminate()
+    worker.communicate()
+    assert worker.returncode == 0
+
+
+def test_a_handler_that_exits_ends_its_process_and_not_limpet(spawn: Spawn) -> None:
+    _queue("leave").push({})
+    worker = spawn("work", "app:fleet", "--log", "json")
+    assert _next(worker, "handed_back")["note"] == "the handler raised SystemExit"
+    assert "ended, for the handler raised SystemExit; another one starts in 0.5 s" in _next(worker, "crashed")["note"]
+    worker.terminate()
+    worker.communicate()
+    assert worker.returncode == 0
+
+
+def test_a_process_is_replaced_after_max_tasks() -> None:
+    _queue("bulk").push_many([{"n": n} for n in range(5)])
+    done = _run("app:fleet", "--burst", "--max-tasks-per-child", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["done"], told["restarts"]) == (5, 2)
+    pids = [pid for _, pid in _notes()]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 1]
+    assert "crashed" not in done.stderr
+
+
+def test_progress_lives_in_one_line_of_the_terminal() -> None:
+    _queue("hang").push({})
+    pid, fd = pty.fork()
+    if pid == 0:
+        command = limpet_command("work", "app:fleet", "-q", "hang", "--progress")
+        os.execv(command[0], command)
+    said = b""
+    while b"1 in flight" not in said or b"1 left" not in said:
+        said += os.read(fd, 4096)
+    Path("go").touch()
+    while b"1 done" not in said:
+        said += os.read(fd, 4096)
+    os.write(fd, b"\x03")
+    while b"1 done, 0 failed, 0 retried in " not in said:
+        said += os.read(fd, 4096)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(fd)
+    assert b"started" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("nope:fleet",), 2, "there is no module 'nope'"),
+        (
+            ("broken:fleet", "-p", "2"),
+            2,
+            "broken cannot be imported: ZeroDivisionError: division by zero (broken.py:2)",
+        ),
+        (("app:fleet", "-q", "nope"), 2, "app:fleet has no task 'nope'"),
+        (("q", "--handler", "app:urgent", "-u", "./nowhere"), 1, "there is no fleet at ./nowhere"),
+    ],
+)
+def test_what_cannot_begin_is_one_line_and_a_hint(arguments: tuple[str, ...], code: int, said: str) -> None:
+    Path("broken.py").write_text("def f():\n    return 1 / 0\nf()\n")
+    done = _run(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    line, hint = done.stderr.splitlines()
+    assert line == f"limpet: {said}"
+    assert hint.startswith("hint: ")
+
+
+def test_a_module_that_kills_the_process_does_not_make_a_loop() -> None:
+    Path("deadly.py").write_text("import os\nos._exit(9)\n")
+    done = _run("deadly:fleet")
+    assert (done.returncode, done.stdout) == (1, "")
+    line, hint = done.stderr.splitlines()
+    assert line.startswith("limpet: process ")
+    assert line.endswith(" ended with exit code 9 while it imported the module")
+    assert hint.startswith("hint: import it by hand")
+
+
+@pytest.mark.parametrize("arguments", [("app:fleet", "-p", "0"), ("app:fleet", "--grace", "-1"), ("a", "b")])
+def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
+    done = here("work", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "Usage: limpet work" in done.err

@@ -1,0 +1,216 @@
+"""A worker on real time: async handlers, real threads, memory and a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import limpet
+from limpet import Fleet
+from limpet.queue.work import Event, Job, Worker, current_task
+from limpet.runtime import system
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(params=["memory", "directory"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
+    return limpet.open("memory://" if request.param == "memory" else tmp_path / "fleet", durability="os")
+
+
+def poll(holds: Callable[[], object], what: str) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until_s, f"not so after {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.005)
+
+
+def test_many_threads_run_every_task_once(fleet: Fleet) -> None:
+    seen: list[int] = []
+    queue = fleet.queue("q")
+    queue.push_many([{"n": n} for n in range(300)], batch=50)
+    queue.push_many([{"n": n} for n in range(300, 340)], batch=1)
+    worker = Worker([Job(queue, lambda payload: seen.append(payload["n"]))], system(), threads=8, burst=True)
+    tally = worker.run()
+    assert (tally.done, tally.failed, tally.retried, tally.lost) == (340, 0, 0, 0)
+    assert sorted(seen) == [*range(340)]
+    assert queue.stats().pending == 0
+
+
+def test_an_async_handler_returns_its_result_and_sees_its_task(fleet: Fleet) -> None:
+    async def handle(payload: dict[str, Any]) -> list[Any]:
+        await asyncio.sleep(0)
+        task = current_task()
+        assert task is not None
+        return [task.id, payload["n"]]
+
+    queue = fleet.queue("q")
+    for n in range(3):
+        queue.push({"n": n}, id=f"task-{n}")
+    assert Worker([Job(queue, handle)], system(), burst=True).run().done == 3
+    assert [queue.result(f"task-{n}").value for n in range(3)] == [[f"task-{n}", n] for n in range(3)]
+
+
+def test_async_handlers_of_a_thread_share_one_loop(fleet: Fleet) -> None:
+    """What a handler binds to the loop, such as a client's connections, stays good for the next task."""
+    loops = set()
+
+    async def handle(payload: dict[str, Any]) -> None:
+        loops.add(id(asyncio.get_running_loop()))
+
+    queue = fleet.queue("q")
+    queue.push_many([{"n": n} for n in range(5)], batch=1)
+    assert Worker([Job(queue, handle)], system(), burst=True).run().done == 5
+    assert len(loops) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), limpet.Retry("x"), asyncio.CancelledError("x")])
+def test_an_async_error_is_retried(fleet: Fleet, error: BaseException) -> None:
+    async def handle(payload: dict[str, Any]) -> None:
+        raise error
+
+    events: list[Event] = []
+    queue = fleet.queue("q")
+    queue.push({"n": 1})
+    assert Worker([Job(queue, handle)], system(), burst=True, listener=events.append).run().retried == 1
+    assert events[-1].kind == "retry"
+
+
+def test_an_async_handler_past_its_time_is_cancelled_and_retried(fleet: Fleet) -> None:
+    tidied: list[str] = []
+
+    async def handle(payload: dict[str, Any]) -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            tidied.append("up")
+
+    events: list[Event] = []
+    queue = fleet.queue("q", timeout_s=0.1)
+    queue.push({"n": 1})
+    assert Worker([Job(queue, handle)], system(), burst=True, listener=events.append).run().retried == 1
+    assert (tidied, events[-1].note) == (["up"], "took longer than timeout_s = 0.1")
+
+
+def test_an_async_handler_that_returns_when_cancelled_has_returned(fleet: Fleet) -> None:
+    async def handle(payload: dict[str, Any]) -> str:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            return "so far"
+        return "all"
+
+    queue = fleet.queue("q", timeout_s=0.1)
+    pushed = queue.push({"n": 1})
+    assert Worker([Job(queue, handle)], system(), burst=True).run().done == 1
+    assert queue.result(pushed.id).value == "so far"
+
+
+def test_an_async_handler_is_cancelled_when_its_claim_is_lost(fleet: Fleet) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    async def handle(payload: dict[str, Any]) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            ended.set()
+
+    events: list[Event] = []
+    queue = fleet.queue("q", ttl_s=1.0)
+    pushed = queue.push({"n": 1})
+    worker = Worker([Job(queue, handle)], system(), listener=events.append)
+    worker.start()
+    assert started.wait(PATIENCE_S)
+    assert fleet.queue("q").cancel(pushed.id)
+    assert ended.wait(PATIENCE_S)
+    worker.stop()
+    assert worker.wait(PATIENCE_S)
+    assert (worker.tally().lost, worker.tally().retried, events[-1].kind) == (1, 0, "lost")
+    assert queue.result(pushed.id).state == "cancelled"
+
+
+def test_hand_back_cancels_async_handlers_and_another_worker_goes_on_at_the_same_attempt(fleet: Fleet) -> None:
+    started, attempts = threading.Event(), []
+
+    async def handle(payload: dict[str, Any]) -> None:
+        task = current_task()
+        assert task is not None
+        attempts.append(task.attempt)
+        if not started.is_set():
+            started.set()
+            await asyncio.sleep(PATIENCE_S)
+
+    queue = fleet.queue("q", max_attempts=1)
+    queue.push({"n": 1})
+    worker = Worker([Job(queue, handle)], system())
+    worker.start()
+    assert started.wait(PATIENCE_S)
+    worker.hand_back()
+    assert worker.wait(PATIENCE_S)
+    tally = worker.tally()
+    assert (tally.handed_back, tally.in_flight, tally.lost, tally.retried) == (1, 0, 0, 0)
+    assert Worker([Job(fleet.queue("q", max_attempts=1), handle)], system(), burst=True).run().done == 1
+    assert attempts == [1, 1]
+
+
+def test_a_coroutine_that_a_handler_leaves_behind_is_cancelled_at_the_end(fleet: Fleet) -> None:
+    ended = threading.Event()
+    kept: list[asyncio.Task[None]] = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            ended.set()
+
+    async def handle(payload: dict[str, Any]) -> None:
+        kept.append(asyncio.ensure_future(linger()))
+        await asyncio.sleep(0)
+
+    queue = fleet.queue("q")
+    queue.push({"n": 1})
+    assert Worker([Job(queue, handle)], system(), burst=True).run().done == 1
+    assert ended.is_set()
+
+
+def test_stop_is_prompt_while_idle(fleet: Fleet) -> None:
+    worker = Worker([Job(fleet.queue(f"q{n}"), lambda payload: None) for n in range(3)], system(), threads=4)
+    worker.start()
+    spent = fleet.meter.snapshot
+    poll(lambda: spent().requests.get("list", 0) >= 6, "every queue was looked at twice")
+    worker.stop()
+    assert worker.wait(PATIENCE_S)
+
+
+def test_work_that_comes_while_idle_is_found_by_all_threads(fleet: Fleet) -> None:
+    barrier = threading.Barrier(3, timeout=PATIENCE_S)
+    queue = fleet.queue("q")
+    worker = Worker([Job(queue, lambda payload: barrier.wait() and None)], system(), threads=3)
+    worker.start()
+    for n in range(3):
+        queue.push({"n": n})
+    poll(lambda: worker.tally().done == 3, "three threads met")
+    worker.stop()
+    assert worker.wait(PATIENCE_S)
+
+
+def test_a_context_variable_does_not_leak_from_task_to_task(fleet: Fleet) -> None:
+    variable: ContextVar[int] = ContextVar("variable", default=0)
+    seen = []
+
+    async def handle(payload: dict[str, Any]) -> None:
+        seen.append(variable.get())
+        variable.set(payload["n"] + 1)
+
+    queue = fleet.queue("q")
+    queue.push_many([{"n": n} for n in range(3)])
+    Worker([Job(queue, handle)], system(), burst=True).run()
+    assert seen == [0, 0, 0]
