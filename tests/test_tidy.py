@@ -81,11 +81,13 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
     """The simulation can replay only what goes through a Runtime, so the CLI gets no exception either.
 
     `sim` itself may import random, whose seeded generators stand in for chance, and multiprocessing, which spreads
-    whole runs over the cores.
+    whole runs over the cores. Users' coroutines need a loop, which `aio` makes.
     """
     if source.module == "limpet.runtime":
         return
     allowed = {"random", "multiprocessing"} if _is_or_below(source.module, "limpet.sim") else set()
+    if source.module == "limpet.queue.work.aio":
+        allowed = {"asyncio"}
     for line, name in _imports(source):
         for banned in AMBIENT:
             if banned not in allowed and _is_or_below(name, banned):

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from limpet import keys
 from limpet.app.formats import FleetRecord, fresh
 from limpet.cell import PLAIN, Cell, struct_codec
 from limpet.lease import Lease, Lock, Sightings
-from limpet.runtime import SystemRuntime, ulid
+from limpet.queue import BucketQueue, Policy
+from limpet.queue.claim import EntryClaim
+from limpet.runtime import SystemRuntime, Worker, ulid
 from limpet.store import DirectoryStore
 from limpet.store.probe import Findings
 
-__all__ = ["CELLS", "LOCKS", "build", "main"]
+__all__ = ["AWKWARD", "CELLS", "ENDED", "LARGE", "LOCKS", "QUEUE", "WAITING", "build", "main"]
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 WEEK_S = 7 * 86400.0
@@ -46,6 +50,21 @@ CELLS: dict[str, Any] = {
     "con.json": "",
 }
 """Each cell and its value. `summary` is guarded by the lock `report`."""
+
+QUEUE = "enrich"
+AWKWARD = "../Warteschlange für Ä"
+LARGE = "large " * 400
+
+ENDED: dict[str, tuple[str, Any]] = {
+    "done": ("completed", {"rows": 3, "text": 'quote " line \n \u2028 crab \U0001f980'}),
+    "failed": ("failed", None),
+    "again": ("completed", "at the second life"),
+    "cancelled": ("cancelled", None),
+}
+"""Each task of the queue that has ended, with its state and result. `again` failed once and was retried."""
+
+WAITING: dict[str, Any] = {"a/b é": {"domain": "a.com", "deep": [1, None, {"x": "\u2028"}]}, "x" * 300: {"n": 1}}
+"""Single tasks that wait, and their payloads."""
 
 
 class _FixedRuntime(SystemRuntime):
@@ -76,11 +95,34 @@ class _FixedRuntime(SystemRuntime):
         self._ids += 1
         return ulid(int(self.wall().timestamp()) * 1000, self._acts * 32 + self._ids)
 
+    @property
+    def rng(self) -> Random:
+        return Random(1)
+
+    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+        return _NoThread()
+
+
+class _NoThread:
+    """What is written does not depend on when a heart beats."""
+
+    def join(self) -> None:
+        """There is nothing to wait for."""
+
+
+class _FixedStore(DirectoryStore):
+    """A directory that is never probed for its clock. `fixed`: a moment that finds its way into what is written."""
+
+    fixed: datetime | None = None
+
+    def now(self, *, max_age_s: float | None = None) -> datetime:
+        return self.fixed or datetime.now(UTC)
+
 
 class _Builder:
     def __init__(self, root: Path) -> None:
         self.runtime = _FixedRuntime()
-        self.store = DirectoryStore(root, durability="os", runtime=self.runtime)
+        self.store = _FixedStore(root, durability="os", runtime=self.runtime)
         self.sightings = Sightings(self.runtime)
 
     def fleet(self) -> None:
@@ -118,6 +160,59 @@ class _Builder:
             if name not in ("counter", "summary"):
                 self.write(name, value)
 
+    def queue(self, name: str = QUEUE, **policy: Any) -> BucketQueue:
+        """A fresh process's handle, so that no page is left over from an earlier act."""
+        self.runtime.act()
+        return BucketQueue(self.store, name, self.runtime, policy=Policy(**{"ttl_s": WEEK_S, **policy}))
+
+    def claim(self, name: str = QUEUE, **policy: Any) -> EntryClaim:
+        claim = self.queue(name, **policy).claim()
+        assert isinstance(claim, EntryClaim)
+        self.runtime.act()
+        return claim
+
+    def ended_tasks(self) -> None:
+        for id_, (state, result) in ENDED.items():
+            self.queue().push({"task": id_}, id=id_)
+            if state == "cancelled":
+                self.queue().cancel(id_)
+            elif id_ == "done":
+                next(iter(self.claim())).done(result)
+            else:
+                next(iter(self.claim())).retry(after_s=0, error="not yet")
+                next(iter(self.claim())).fail("gone", "Traceback (most recent call last): gone")
+        self.queue().retry("again")
+        next(iter(self.claim())).done(ENDED["again"][1])
+
+    def batches(self) -> None:
+        """One that has ended, with every kind of verdict; one that rests half-way; one that nobody took yet."""
+        self.queue().push_many([{"n": n} for n in range(3)])
+        verdicts = iter(self.claim())
+        next(verdicts).done({"n": 0})
+        next(verdicts).fail("unlucky")
+        next(verdicts).done(LARGE)
+        self.queue().push_many([{"n": n} for n in range(4)])
+        claim = self.claim()
+        verdicts = iter(claim)
+        next(verdicts).done("kept")
+        next(verdicts).done(LARGE)
+        next(verdicts).retry(after_s=WEEK_S, error="much later")
+        next(verdicts).retry(after_s=WEEK_S / 2, error="later")
+        self.queue().push_many([{"n": 0}, {"n": 1}])
+
+    def entries(self) -> None:
+        """A task that rests, one that is held, one under a limit, and some that wait."""
+        self.queue(AWKWARD).push({"n": 1}, id="rests")
+        next(iter(self.claim(AWKWARD))).retry(after_s=WEEK_S)
+        self.queue(AWKWARD).push({"n": 2}, id="held")
+        next(iter(self.claim(AWKWARD, concurrency=1, max_attempts=1)))
+        for id_, payload in WAITING.items():
+            self.queue().push(payload, id=id_)
+        queue = self.queue()
+        self.store.fixed = self.runtime.wall()
+        queue.push({"n": 1}, id="delayed", delay_s=60)
+        self.queue().pause()
+
 
 def build(root: Path) -> None:
     """Write the golden directory below `root`, which must not exist."""
@@ -126,6 +221,9 @@ def build(root: Path) -> None:
     builder.fleet()
     builder.locks_and_summary()
     builder.other_cells()
+    builder.ended_tasks()
+    builder.batches()
+    builder.entries()
     shutil.rmtree(root / ".limpet")  # locks and temp files of the directory store: no part of the format
 
 

@@ -22,6 +22,7 @@ from limpet.errors import (
 )
 from limpet.lease import Lease, Lock
 from limpet.queue import Fail, Policy, Pushed, Queue, Result, Retry, Stats, Task
+from limpet.queue.work import RunningTask, current_task
 
 __version__ = "0.1.0"
 
@@ -47,10 +48,12 @@ __all__ = [
     "Queue",
     "Result",
     "Retry",
+    "RunningTask",
     "Stats",
     "Task",
     "Unavailable",
     "Unsupported",
     "__version__",
+    "current_task",
     "open",
 ]

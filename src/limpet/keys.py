@@ -296,6 +296,7 @@ _QUEUE_OBJECT = re.compile(
 )
 
 QueueObject = Literal["single", "batch", "scheduled", "completed", "failed", "part"]
+_QUEUE_OBJECTS: tuple[QueueObject, ...] = get_args(QueueObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ def queue_place(key: str) -> QueuePlace | None:
     if found is None:
         return None
     check(key)
-    kind = next(each for each in get_args(QueueObject) if found[each] is not None)
+    kind = next(each for each in _QUEUE_OBJECTS if found[each] is not None)
     return QueuePlace(QueueKeys(found["root"]), kind, found[kind])
 
 

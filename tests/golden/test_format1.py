@@ -6,13 +6,16 @@ import importlib.util
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import limpet
+from limpet.app import Fleet
 from limpet.cell import Fence
 from limpet.errors import Corrupt, Held, LeaseLost, LimpetError, Unsupported
 from limpet.lease import Lease, State
+from limpet.queue import BucketQueue
 
 FORMAT1 = Path(__file__).parent / "format1"
 MAKER = Path(__file__).resolve().parents[2] / "tools" / "make_golden.py"
@@ -39,8 +42,8 @@ def files(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy to open and write to."""
-    shutil.copytree(FORMAT1, tmp_path / "fleet")
+    """A copy to open and write to, as if it had been written just now."""
+    shutil.copytree(FORMAT1, tmp_path / "fleet", copy_function=shutil.copyfile)
     return tmp_path / "fleet"
 
 
@@ -119,6 +122,115 @@ def test_an_unfenced_cell_is_swapped_on(copy: Path) -> None:
     seen = fleet.cell("counter").read()
     assert seen is not None
     assert (seen.value, seen.header.seq) == (21, 21)
+
+
+# ---- the queue ----
+
+
+def queue_of(fleet: Fleet, name: str = golden.QUEUE, **policy: Any) -> BucketQueue:
+    """A queue of the golden fleet, with every feature."""
+    queue = fleet.queue(name, **policy)
+    assert isinstance(queue, BucketQueue)
+    return queue
+
+
+def batch_in(root: Path, ending: str) -> str:
+    """The one batch whose name ends so."""
+    (found,) = [path.name for path in (root / "queues/enrich/pending").iterdir() if path.name.endswith(ending)]
+    return found
+
+
+def test_every_task_that_ended_reads_as_it_ended(copy: Path) -> None:
+    before = files(copy)
+    queue = queue_of(limpet.open(copy, read_only=True))
+    for id_, (state, value) in golden.ENDED.items():
+        result = queue.result(id_)
+        assert (result.state, result.value) == (state, value)
+        assert result.finished_at is not None
+    failed = queue.result("failed")
+    assert (failed.error, failed.attempts, failed.worker) == ("gone", 2, "golden:1")
+    assert "Traceback" in (failed.traceback or "")
+    assert queue.result("again").id == "again~1"
+    assert files(copy) == before
+
+
+def test_every_task_of_a_batch_that_ended_reads_as_it_ended(copy: Path) -> None:
+    queue = queue_of(limpet.open(copy, read_only=True))
+    (entry,) = [path.stem for path in (copy / "queues/enrich/completed").iterdir() if path.stem.endswith("-3")]
+    results = [queue.result(f"{entry}.{n}") for n in range(3)]
+    assert [(result.state, result.value) for result in results] == [
+        ("completed", {"n": 0}),
+        ("failed", None),
+        ("completed", golden.LARGE),
+    ]
+    assert results[1].error == "unlucky"
+
+
+def test_what_waits_reads_as_it_was_pushed(copy: Path) -> None:
+    queue = queue_of(limpet.open(copy, read_only=True))
+    shown = {peeked.id: peeked.payload for peeked in queue.peek(100)}
+    assert golden.WAITING.items() <= shown.items()
+    assert len(shown) == len(golden.WAITING) + 4 + 2
+    assert queue.result("delayed").state == "scheduled"
+
+
+def test_the_golden_queue_is_counted(copy: Path) -> None:
+    stats = queue_of(limpet.open(copy)).stats()
+    assert (stats.pending, stats.scheduled, stats.completed, stats.failed, stats.paused) == (8, 1, 4, 3, True)
+
+
+def test_the_golden_queue_goes_on(copy: Path) -> None:
+    """Paused, then resumed: what waits is done, what rests or is held stays so."""
+    fleet = limpet.open(copy)
+    queue = queue_of(fleet)
+    assert not queue.claim()
+    queue.resume()
+    queue = queue_of(fleet)
+    done = {}
+    while claim := queue.claim(wait_s=1):
+        with claim:
+            for task in claim:
+                assert task.attempt == 1
+                done[task.id] = task.payload
+                task.done()
+    resting, fresh = batch_in(FORMAT1, "-4"), batch_in(FORMAT1, "-2")
+    assert done == {**golden.WAITING, "delayed": {"n": 1}, f"{fresh}.0": {"n": 0}, f"{fresh}.1": {"n": 1}}
+    assert [path.name for path in (copy / "queues/enrich/pending").iterdir() if any(path.iterdir())] == [resting]
+    assert not queue.push({}, id="done").created
+    assert queue.retry("failed") == ["failed~1"]
+
+
+def test_a_golden_batch_that_rests_half_way(copy: Path) -> None:
+    queue = queue_of(limpet.open(copy, read_only=True))
+    entry = batch_in(copy, "-4")
+    seen = queue.storage.lease(entry).read()
+    assert seen is not None
+    lease = seen.value
+    assert (lease.state, lease.token, lease.done, lease.failed) == (State.FREE, 1, [0, 1], [])
+    assert (lease.wait_s, lease.waits[2] > lease.waits[3] > 0) == (lease.waits[3], True)
+    assert [*lease.results] == [0]
+    assert len(lease.parts) == 1
+    assert lease.error == "later"
+    attempts = [lease.attempts.get(n, lease.charged) for n in (2, 3)]
+    assert attempts == [1, 1]
+
+
+def test_a_golden_lease_is_held_under_its_slot(copy: Path) -> None:
+    fleet = limpet.open(copy)
+    queue = queue_of(fleet, golden.AWKWARD, concurrency=1)
+    held = queue.storage.lease("held").read()
+    rests = queue.storage.lease("rests").read()
+    assert held is not None
+    assert rests is not None
+    assert (held.value.state, held.value.token, held.value.running, held.value.attempts) == (State.HELD, 1, 0, {0: 1})
+    assert (rests.value.state, rests.value.token, rests.value.attempts) == (State.FREE, 1, {0: 1})
+    assert not queue.claim(), "its slot is taken"
+    assert not queue_of(fleet, golden.AWKWARD).claim(), "one rests, the other is held"
+    assert queue.cancel("held")
+    assert queue.result("held").state == "cancelled"
+
+
+# ---- newer and damaged files ----
 
 
 @pytest.mark.parametrize(

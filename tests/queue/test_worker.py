@@ -319,18 +319,30 @@ def test_hand_back_restores_the_attempt(ground: Ground) -> None:
         assert [(task.id, task.attempt) for task in claim] == [(pushed.id, 1)]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_handler_that_ends_the_process_ends_the_worker(ground: Ground, error: type[BaseException]) -> None:
+def test_an_interrupt_in_a_handler_ends_the_worker(ground: Ground) -> None:
     def handle(payload: dict[str, Any]) -> None:
-        raise error
+        raise KeyboardInterrupt
 
     job = ground.job("q", handle)
     job.queue.push({"n": 1})
     worker = ground.worker(job, threads=2)
     tally = worker.run()
-    assert (tally.handed_back, tally.retried, worker.halted) == (1, 0, f"the handler raised {error.__name__}")
+    assert (tally.handed_back, tally.retried, worker.halted) == (1, 0, "the handler raised KeyboardInterrupt")
     with job.queue.claim() as claim:
         assert [task.attempt for task in claim] == [1]
+
+
+def test_a_handler_that_exits_has_failed_and_the_worker_goes_on(ground: Ground) -> None:
+    """It costs an attempt: a task that always exits must end."""
+
+    def handle(payload: dict[str, Any]) -> None:
+        raise SystemExit(3)
+
+    job = ground.job("q", handle, max_attempts=2, backoff_s=0.0)
+    pushed = job.queue.push({"n": 1})
+    tally = ground.worker(job, burst=True).run()
+    assert (tally.retried, tally.failed, tally.handed_back) == (1, 1, 0)
+    assert job.queue.result(pushed.id).error == "SystemExit: 3"
 
 
 def test_a_sync_handler_past_its_time_is_told_once_and_its_result_counts(ground: Ground) -> None:

@@ -250,7 +250,7 @@ def test_verdicts() -> None:
     assert judge(Fail("gone"), lost=True) == Failed("gone")
     assert judge(ValueError("a\nb"), lost=False) == Again("ValueError: a ...")
     assert judge(LeaseLost("taken"), lost=True) == Dropped("taken")
-    assert judge(SystemExit(2), lost=False) == Halt("the handler raised SystemExit")
+    assert judge(SystemExit(2), lost=False) == Again("SystemExit: 2")
     assert judge(KeyboardInterrupt(), lost=True) == Halt("the handler raised KeyboardInterrupt")
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from limpet import __version__
-from limpet.cli import demo, doctor, lock, upgrade
+from limpet.cli import check, demo, doctor, lock, queue, status, upgrade, work
 from limpet.cli.shared import EXIT_INTERRUPTED, complain, lines
 from limpet.errors import LimpetError
 
@@ -35,6 +35,10 @@ app = typer.Typer(
     ),
 )
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=work.EPILOG)(work.work)
+app.add_typer(queue.app)
+app.command(epilog=status.EPILOG)(status.status)
+app.command(epilog=check.EPILOG)(check.check)
 app.add_typer(lock.app)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=upgrade.EPILOG)(upgrade.upgrade)

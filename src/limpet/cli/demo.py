@@ -1,23 +1,22 @@
-"""`limpet demo`: processes contend for one lock, its holder is killed, and a late write is refused."""
+"""`limpet demo`: a fleet at work, one worker killed, one asleep, and what the store says at the end."""
 
 from __future__ import annotations
 
-import shutil
+import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.demo_crew import LOCK, TTL_S, Crew, Event
 from limpet.cli.shared import EXIT_FAILED, console, lines
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from limpet.cli.demo_crew import Event
     from limpet.runtime import Runtime
 
 __all__ = ["EPILOG", "demo"]
@@ -29,8 +28,12 @@ EPILOG = lines(
     "Exit codes: 0 all went as promised; 1 something did not; 2 wrong usage.",
 )
 
-CREW = {"ada": "cyan", "ben": "magenta", "cyd": "yellow"}
-TURNS = 2
+CREW = {"ada": "cyan", "ben": "magenta", "cyd": "yellow", "dot": "blue"}
+TASKS = 5000
+TASKS_MIN = 2000
+KILL_AT = 0.15
+PAUSE_AT = 0.3
+DRAIN_LOOK_S = 0.7
 
 
 def demo(
@@ -43,199 +46,278 @@ def demo(
             help="Show it there, under a new prefix, not in a temporary folder.",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave what was written, to look at it.")] = False,
+    tasks: Annotated[int, typer.Option("--tasks", min=TASKS_MIN, max=100_000, help="How many tasks.")] = TASKS,
 ) -> None:
-    """Watch a lock survive kill -9, in half a minute. Nothing to set up.
+    """Watch four workers survive kill -9 and a long sleep, in twenty seconds. Nothing to set up.
 
-    Three processes take turns with one lock. The holder is killed; another takes over with a higher token; a late
-    write with the dead one's old token is refused. It is a check too: the exit code tells.
+    5,000 tasks wait in a queue that is a plain folder. One worker is killed while it holds a batch, another is stopped
+    until the others have taken its batch over; its late write is refused. Then everything is read back. It is a check
+    too: the exit code tells. What it wrote stays there to be looked at.
     """
     from limpet.runtime import system
 
-    out = console()
-    with _place(url, system(), keep=keep) as place:
-        show = _Show(place, out, system(), kept=keep)
-        try:
-            show.run()
-        finally:
-            show.crew.close()
+    place, logs = _places(url, system())
+    show = _Show(place, logs, tasks, system())
+    try:
+        show.run()
+    except KeyboardInterrupt:
+        show.screen.close()
+        typer.echo(f"interrupted; what was written stays in {place}")
+        raise
+    finally:
+        show.screen.close()
+        show.crew.close()
+        with suppress(OSError):  # it stays unless it is empty
+            logs.rmdir()
     if not show.kept_promises:
         raise typer.Exit(EXIT_FAILED)
 
 
-@contextmanager
-def _place(url: str | None, runtime: Runtime, *, keep: bool) -> Iterator[str]:
-    """A URL where nothing is yet; what the demo writes there is removed afterwards."""
-    from limpet.app.urls import store_for
-    from limpet.store import DirectoryStore
-
+def _places(url: str | None, runtime: Runtime) -> tuple[str, Path]:
+    """A URL where nothing is yet, and a folder for the handlers' own notes."""
     if url is not None and url.startswith("memory:"):
         raise Invalid("the demo's processes cannot share memory", hint="use a folder or a bucket, or no --url at all")
+    home = Path(tempfile.mkdtemp(prefix="limpet-demo-"))
     if url is None:
-        place = tempfile.mkdtemp(prefix="limpet-demo-")
-    else:
-        base, mark, query = url.partition("?")
-        place = f"{base.rstrip('/')}/limpet-demo-{runtime.new_id()}{mark}{query}"
-    try:
-        yield place
-    finally:
-        store = store_for(place, runtime)
-        if isinstance(store, DirectoryStore) and not keep:
-            shutil.rmtree(store.root, ignore_errors=True)
-        elif not keep:
-            store.delete_many([stat.key for stat in store.list()])
+        return str(home / "fleet"), home
+    base, mark, query = url.partition("?")
+    return f"{base.rstrip('/')}/limpet-demo-{runtime.new_id()}{mark}{query}", home
 
 
 class _Show:
-    """The story in four scenes. What the workers report is kept, and held against the store at the end."""
+    """The story in five acts. What the workers tell is only shown; the report is read back from the store."""
 
-    def __init__(self, place: str, out: Console, runtime: Runtime, *, kept: bool) -> None:
-        self.crew = Crew(place, runtime)
+    def __init__(self, place: str, logs: Path, tasks: int, runtime: Runtime) -> None:
+        from limpet.cli.demo_crew import Crew
+        from limpet.cli.demo_screen import Board, Member, Screen
+
+        self.crew = Crew(place, logs, runtime)
+        self.board = Board(tasks, {name: Member(name, colour) for name, colour in CREW.items()})
+        self.screen = Screen(console(), self.board)
         self.kept_promises = False
         self._place = place
-        self._kept = kept
-        self._out = out
-        self._written: list[tuple[str, int]] = []
-        self._lock = ""
+        self._logs = logs
+        self._runtime = runtime
+        self._ids: list[str] = []
+        self._batches: dict[str, int] = {}
+        self._signed: dict[str, Event] = {}
+        self._refused: list[Event] = []
+        self._takeovers: dict[int, float] = {}
 
     def run(self) -> None:
-        """Play it, then print what the store says.   Raises: Unsupported for a store that ignores conditions."""
+        """Play it, then tell what the store says.   Raises: Unsupported for a store that ignores conditions."""
         import limpet
+        from limpet.cli.demo_tasks import QUEUE
+        from limpet.cli.queue_options import clean, in_store
 
-        self._set_up = limpet.open(self._place).meter.snapshot().requests
-        self._out.print("[bold]Limpet demo[/bold]: three processes, one lock, one kill -9")
-        self._say(f"[dim]Everything lies in {self._place}. No server runs; a bucket works just the same.[/dim]")
-        self._take_turns()
-        victim, token = self._kill_the_holder()
-        takeover_s = self._take_over(token)
-        refused = self._write_late(victim, token)
-        self._report(takeover_s, token, refused)
+        self._fleet = limpet.open(self._place)
+        self._queue = in_store(self._fleet.queue(QUEUE), "run the demo")
+        self.screen.say(f"[bold]Limpet demo[/bold]: {self.board.total:,} tasks, four workers, one kill -9")
+        self.screen.say(
+            f"[dim]Everything lies in {clean(self._place)}.\nNo server runs; a bucket works just the same.[/dim]"
+        )
+        self._push()
+        self._begin()
+        killed, killed_at_s = self._kill_one()
+        paused, paused_at_s, sleeper = self._pause_one()
+        self._take_over(killed, killed_at_s)
+        self._take_over(paused, paused_at_s)
+        self._wake(sleeper, paused)
+        self._drain()
+        self._report(paused)
 
-    def _take_turns(self) -> None:
-        self._scene(1, f"All three want the lock '{LOCK}', {TURNS} turns each. The holder adds a row to a cell.")
+    def _push(self) -> None:
+        from limpet.cli.demo_tasks import BATCH, payload
+
+        self._act(1, f"Push {self.board.total:,} tasks, {BATCH} to an object. A few are poison, some fail at first.")
+        before = self._fleet.meter.snapshot()
+        self._ids = self._queue.push_many(map(payload, range(self.board.total)), batch=BATCH)
+        for id_ in self._ids:
+            self._batches.setdefault(id_.rpartition(".")[0], len(self._batches) + 1)
+        spent = (self._fleet.meter.snapshot() - before).total()
+        self._note(f"{len(self._ids):,} tasks in {len(self._batches)} objects, with {spent} requests")
+
+    def _begin(self) -> None:
+        self._act(2, "Four processes share the work. All they have in common is the store.")
         for name in CREW:
             self.crew.start(name)
-            for _ in range(TURNS):
-                self.crew.order(name, "turn")
-        for _ in range(TURNS * len(CREW)):
-            self._until("frees")
+            self.board.crew[name].pid = self.crew.pid(name)
+        self.screen.open()
+        self._wait_for(lambda: all(each.state == "ready" for each in self.board.crew.values()))
+        self._note("pids: " + ", ".join(f"{name} {self.crew.pid(name)}" for name in CREW))
+        for name in CREW:
+            self.crew.order(name, "begin")
 
-    def _kill_the_holder(self) -> tuple[str, int]:
-        holder, *others = CREW
-        self._scene(2, f"Now {holder} takes it and is killed, before it can free the lock. The others wait.")
-        self.crew.order(holder, "stay")
-        token = int(self._until("wrote").fields["token"])
-        for name in others:
-            self.crew.order(name, "stay")
-        for _ in others:
-            self._until("waits")
-        pid = self.crew.pid(holder)
-        self.crew.kill(holder)
-        self._line(holder, f"[bold red]killed with -9[/bold red] (pid {pid}), holding token {token}")
-        self._note(f"the store still says 'held': a lease lasts {TTL_S:g} s without a heartbeat")
-        return holder, token
+    def _kill_one(self) -> tuple[str, float]:
+        """Kill a worker in the middle of a batch; the batch, and when."""
+        event = self._lingering(KILL_AT)
+        member = self.board.crew[event.who]
+        self._act(3, f"{event.who} is killed with -9 halfway through a batch. Nobody tells the others.")
+        self.crew.kill(event.who)
+        member.state = "killed"
+        self._line(event.who, f"[bold red]killed[/bold red] (pid {member.pid}), {self._holding(event)}")
+        return event.fields["entry"], self.crew.elapsed_s()
 
-    def _take_over(self, dead_token: int) -> float:
-        """How long after the kill the lock was taken over."""
-        killed_at_s = self.crew.elapsed_s()
-        takeover_s = self._until("got").at_s - killed_at_s
-        self._note(f"taken over {takeover_s:.1f} s after the kill; token {dead_token} is too old from now on")
-        for _ in range(len(CREW) - 1):
-            self.crew.order(self._until("wrote").who, "go")
-            self._until("frees")
-        return takeover_s
+    def _pause_one(self) -> tuple[str, float, str]:
+        """Stop a worker in the middle of a batch; the batch, when, and who."""
+        from limpet.cli.demo_tasks import TTL_S
 
-    def _write_late(self, victim: str, token: int) -> bool:
-        """Whether the dead one's late write was refused."""
-        self._scene(3, f"A write that {victim} sent before it died arrives only now, with its token {token}.")
-        self.crew.start(victim, "late", self._lock, str(token))
-        return self._until("refused", "accepted").what == "refused"
+        event = self._lingering(PAUSE_AT)
+        self._act(4, f"{event.who} is stopped, like a laptop that is closed, and will wake up too late.")
+        self.crew.pause(event.who)
+        self.board.crew[event.who].state = "paused"
+        self._line(event.who, f"[bold red]stopped[/bold red], {self._holding(event)}")
+        self._note(f"their leases must run out first: {TTL_S:g} s without a heartbeat")
+        return event.fields["entry"], self.crew.elapsed_s(), event.who
 
-    def _until(self, *what: str) -> Event:
-        """Show events up to and with the first of these kinds."""
-        event = self._next()
-        while event.what not in what:
-            event = self._next()
+    def _holding(self, event: Event) -> str:
+        batch = self._batches[event.fields["entry"]]
+        return f"holding batch {batch} with token {event.fields['token']}"
+
+    def _lingering(self, share: float) -> Event:
+        """Once that share of the tasks has ended, have the next worker that takes a batch stay halfway in it.
+
+        So that what is done to it happens in the middle of a batch, every time.
+        """
+        self._wait_for(lambda: self.board.ended >= share * self.board.total)
+        event = self._until("took")
+        self.crew.order(event.who, "linger")
+        return self._until("lingers")
+
+    def _take_over(self, entry: str, since_s: float) -> None:
+        """Wait until somebody else has the batch."""
+        self._wait_for(lambda: entry in self._signed)
+        event = self._signed[entry]
+        self._takeovers[self._batches[entry]] = event.at_s - since_s
+        took = f"[green]took over[/green] batch {self._batches[entry]} with token {event.fields['token']}"
+        self._line(event.who, f"{took}, {event.at_s - since_s:.1f} s later")
+
+    def _wake(self, sleeper: str, entry: str) -> None:
+        """Wake the one that slept, which goes on as if nothing had happened."""
+        self._act(5, f"{sleeper} wakes up, believes that it still holds its batch, and writes.")
+        self.board.crew[sleeper].state = "awake"
+        self.crew.wake(sleeper)
+        self.crew.order(sleeper, "go")
+        self._wait_for(lambda: bool(self._refused) or self._signed[entry].who == sleeper)
+        for event in self._refused:
+            self._line(event.who, "[bold red]refused[/bold red], LeaseLost:")
+            self._note(event.fields["message"].replace(f"cells/{entry}.json", f"batch {self._batches[entry]}"))
+
+    def _drain(self) -> None:
+        """Wait until the store says that nothing is left."""
+        self._wait_for(lambda: self._queue.stats().pending == 0, every_s=DRAIN_LOOK_S)
+        self.crew.end()
+        self.screen.close()
+
+    def _wait_for(self, holds: Callable[[], bool], *, every_s: float = 0.0) -> None:
+        """Hear events until it holds."""
+        asked_s = float("-inf")
+        while True:
+            if self.crew.elapsed_s() - asked_s >= every_s:
+                asked_s = self.crew.elapsed_s()
+                if holds():
+                    return
+            self._hear()
+
+    def _until(self, what: str) -> Event:
+        while True:
+            event = self._hear()
+            if event is not None and event.what == what:
+                return event
+
+    def _hear(self) -> Event | None:
+        """The next event, if one comes soon; the picture follows it."""
+        event = self.crew.next(0.1)
+        if event is not None:
+            self._take_in(event)
+        self.screen.show(self.crew.elapsed_s())
         return event
 
-    def _next(self) -> Event:
-        """The next event, shown."""
-        event = self.crew.next()
-        told = event.fields
+    def _take_in(self, event: Event) -> None:
+        member = self.board.crew[event.who]
+        member.heard_s = event.at_s
         match event.what:
-            case "waits":
-                self._line(event.who, f"[dim]waits: {self.crew.name_of(told['by'])} holds it[/dim]", event.at_s)
-            case "got":
-                self._lock = told["lock"]
-                self._line(event.who, f"[green]has the lock[/green], token [bold]{told['token']}[/bold]", event.at_s)
-            case "wrote":
-                self._written.append((event.who, told["token"]))
-                self._line(event.who, f"wrote row {told['rows']} with token {told['token']}", event.at_s)
-            case "frees":
-                self._line(event.who, "frees the lock", event.at_s)
+            case "ready":
+                member.state = "ready"
+            case "took":
+                member.state, member.batch = "works", self._batches[event.fields["entry"]]
+            case "ran":
+                self.board.done.update(event.fields.get("done", ()))
+                self.board.failed.update(event.fields.get("failed", ()))
+                member.tasks += sum(map(len, event.fields.values()))
+            case "signed":
+                self._signed[event.fields["entry"]] = event
             case "refused":
-                self._line(event.who, f"[bold red]refused[/bold red], {told['kind']}: {told['message']}", event.at_s)
-            case "accepted":
-                self._line(event.who, f"[bold red]was let in with token {told['token']}[/bold red]", event.at_s)
-        return event
+                self._refused.append(event)
+            case "ended":
+                member.state = "ended"
 
-    def _report(self, takeover_s: float, dead_token: int, refused: bool) -> None:
-        """Hold what the workers reported against what the store has."""
+    def _report(self, paused: str) -> None:
+        """Hold what was pushed against what the store has, read by a fleet of its own that may only read."""
         import limpet
-        from limpet.store.prices import AS_OF, dollars
+        from limpet.cli.demo_report import find, read_back, runs_in
 
-        self._scene(4, "What the store holds, read back by a process that may only read.")
+        self._act(6, "What the store holds, read back afresh.")
         fleet = limpet.open(self._place, read_only=True)
-        seen, lock = fleet.cell(LOCK).read(), fleet.lock_seen(LOCK)
-        assert seen is not None
-        assert lock is not None
-        rows = [(str(by), int(token)) for by, token in seen.value["rows"]]
-        tokens = [token for _, token in rows]
-        lost = len({*self._written} - {*rows})
-        rising = tokens == [*range(1, lock.value.token + 1)]
-        kept = sorted(self._written, key=lambda row: row[1]) == rows
-        next_token = dead_token + 1
+        ended = read_back(fleet)
+        found = find(self._ids, ended, runs_in(self._logs))
+        signed, cell = self._signed[paused], fleet.cell(paused).read()
+        kept = cell is not None and cell.value == {"worker": signed.who, "token": signed.fields["token"]}
+        sums = f"{found.pushed:,} pushed = {found.completed:,} completed + {found.failed:,} failed"
+        left = f"{found.lost} tasks; {ended.pending} objects still pending"
+        taken = " and ".join(f"batch {batch} after {after_s:.1f} s" for batch, after_s in self._takeovers.items())
+        died = found.ran_again - found.asked_for
+        again = f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or slept"
         promises = [
-            self._fact("tokens", f"1 to {lock.value.token}, each for one holder", rising),
-            self._fact("writes", f"{len(self._written)} acknowledged, {lost} writes lost", kept),
-            self._fact("takeover", f"{takeover_s:.1f} s after the kill, with token {next_token}", next_token in tokens),
-            self._fact("fencing", f"{int(refused)} late write refused", refused),
+            self._fact("tasks", sums, found.pushed == found.completed + found.failed and not found.twice),
+            self._fact("lost", left, not found.lost and not ended.pending),
+            self._fact("results", f"{found.completed:,} read back, {found.wrong} wrong", not found.wrong),
+            self._fact("taken over", taken, len(self._takeovers) == 2),
+            self._fact("fencing", f"{len(self._refused)} late write refused", len(self._refused) == 1 and kept),
+            self._fact("run twice", again),
         ]
-        spent = sum(map(Counter, self.crew.requests.values()), Counter(self._set_up))
-        spent.update(fleet.meter.snapshot().requests)
-        by_verb = ", ".join(f"{count} {verb.upper()}" for verb, count in spent.most_common())
-        self._fact("requests", f"{spent.total()} by all processes: {by_verb}")
-        self._fact("price", f"${dollars(spent, 's3'):.5f}, had it been S3 (list prices of {AS_OF})")
-        self.kept_promises = all(promises)
+        self._prices(fleet.meter.snapshot().requests)
+        self.kept_promises = found.sound and all(promises)
         self._farewell()
 
+    def _prices(self, read_back: Mapping[str, int]) -> None:
+        """Requests and dollars, whoever is cheaper."""
+        from limpet.cli.queue_bill import SQS_BATCH, sqs
+        from limpet.store.prices import AS_OF, dollars
+
+        spent = self.crew.requests() + Counter(self._fleet.meter.snapshot().requests)
+        by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in spent.most_common())
+        self._fact("requests", f"{spent.total():,}: {by_verb}")
+        mine = dollars(spent, "s3")
+        self._fact("price", f"${mine:.5f} on S3, and ${dollars(read_back, 's3'):.5f} to read it all back ({AS_OF})")
+        single, tens = sqs(self.board.total, 1).dollars, sqs(self.board.total, SQS_BATCH).dollars
+        who = "Limpet is cheaper" if mine < tens else "SQS is cheaper" if mine > single else "in tens SQS is cheaper"
+        self._fact("on SQS", f"${single:.5f} one by one, ${tens:.5f} in tens: {who}")
+
     def _farewell(self) -> None:
-        self._out.print()
+        from limpet.cli.queue_options import clean
+
+        self.screen.say()
         if not self.kept_promises:
-            self._say("[bold red]Something did not go as promised: please report this output.[/bold red]")
-            return
-        self._say("[bold green]All as promised.[/bold green] Your turn:")
-        if self._kept:
-            self._say(f"  [cyan]limpet lock show {LOCK} --url '{self._place}'[/cyan]")
-        self._say(
-            "  [cyan]limpet lock run backup --url ./fleet -- sleep 30[/cyan]   (and the same in a second terminal)"
-        )
+            self.screen.say("[bold red]Something did not go as promised: please report this output.[/bold red]")
+        else:
+            self.screen.say(f"[bold green]All as promised[/bold green], in {self.crew.elapsed_s():.0f} s. Have a look:")
+        url = shlex.quote(self._place)
+        for command in ("status", "queue ls demo --failed", "queue cost demo"):
+            self.screen.say(f"  [cyan]limpet {command} --url {clean(url)}[/cyan]")
+        self.screen.say(f"[dim]The handlers' own notes are in {self._logs}. Nothing was removed.[/dim]")
 
-    def _scene(self, number: int, title: str) -> None:
-        self._out.print()
-        self._say(f"[bold]{number}. {title}[/bold]")
+    def _act(self, number: int, title: str) -> None:
+        self.screen.say()
+        self.screen.say(f"[bold]{number}. {title}[/bold]")
 
-    def _line(self, who: str, text: str, at_s: float | None = None) -> None:
-        at_s = self.crew.elapsed_s() if at_s is None else at_s
-        self._say(f"[dim]{at_s:6.1f} s[/dim]  [{CREW[who]}]{who}[/{CREW[who]}]  {text}")
+    def _line(self, who: str, text: str) -> None:
+        self.screen.say(f"[dim]{self.crew.elapsed_s():6.1f} s[/dim]  [{CREW[who]}]{who}[/{CREW[who]}]  {text}")
 
     def _note(self, text: str) -> None:
-        self._say(f"[dim]{self.crew.elapsed_s():6.1f} s[/dim]       [dim]{text}[/dim]")
+        self.screen.say(f"[dim]{self.crew.elapsed_s():6.1f} s       {text}[/dim]")
 
     def _fact(self, name: str, text: str, holds: bool | None = None) -> bool:
         mark = {True: "[green]ok[/green]  ", False: "[bold red]FAIL[/bold red]", None: "    "}[holds]
-        self._say(f"  {mark}  {name:<10}{text}")
+        self.screen.say(f"  {mark}  {name:<11}{text}")
         return holds is not False
-
-    def _say(self, text: str) -> None:
-        self._out.print(text, soft_wrap=True)

@@ -1,24 +1,25 @@
-"""The worker processes of `limpet demo`, and what they report."""
+"""The worker processes of `limpet demo`, what they report, and what is done to them."""
 
 from __future__ import annotations
 
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from limpet.errors import Unavailable
 from limpet.runtime import Runtime
 
-__all__ = ["LOCK", "TTL_S", "Crew", "Event"]
+__all__ = ["Crew", "Event"]
 
-LOCK = "report"
-TTL_S = 3.0
-DEADLINE_S = 60.0
-FAREWELL_S = 5.0
+DEADLINE_S = 150.0
+FAREWELL_S = 10.0
 
 HINT = "run it again; if it happens again, please report it with this line"
 
@@ -36,24 +37,25 @@ class Event:
 class Crew:
     """Starts workers (`limpet.cli.demo_worker`), gives them orders, hears their events, and ends them."""
 
-    def __init__(self, url: str, runtime: Runtime) -> None:
+    def __init__(self, url: str, logs: Path, runtime: Runtime) -> None:
         self._url = url
+        self._logs = logs
         self._runtime = runtime
         self._began_s = runtime.elapsed_s()
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._heard: dict[str, bytes] = {}
         self._ready: list[Event] = []
-        self.requests: dict[str, dict[str, int]] = {}
+        self._requests: dict[str, dict[str, int]] = {}
 
     def elapsed_s(self) -> float:
         """Seconds since the demo began."""
         return self._runtime.elapsed_s() - self._began_s
 
-    def start(self, name: str, *order: str) -> None:
-        """Start a worker; with an `order` it does that and ends, else it waits for orders."""
+    def start(self, name: str) -> None:
+        """Start a worker, which waits for orders."""
         worker = subprocess.Popen(
-            [sys.executable, "-m", "limpet.cli.demo_worker", self._url, name, *order],
+            [sys.executable, "-m", "limpet.cli.demo_worker", self._url, name, str(self._logs / f"{name}.log")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -69,12 +71,8 @@ class Crew:
         """The worker's process id."""
         return self._workers[name].pid
 
-    def name_of(self, label: str) -> str:
-        """The worker behind `host:pid`."""
-        return next((name for name, each in self._workers.items() if label.endswith(f":{each.pid}")), label)
-
     def order(self, name: str, order: str) -> None:
-        """Hand a worker an order: turn, stay or go."""
+        """Hand a worker an order: begin, linger or go."""
         stdin = self._workers[name].stdin
         assert stdin is not None
         stdin.write(f"{order}\n".encode())
@@ -87,29 +85,47 @@ class Crew:
         worker.kill()
         _bury(worker)
 
-    def next(self) -> Event:
-        """The next event.   Raises: Unavailable when a worker fails, or when it all takes too long."""
-        while not self._ready:
-            left_s = DEADLINE_S - self.elapsed_s()
-            chosen = self._selector.select(left_s) if left_s > 0 else []
-            if not chosen:
+    def pause(self, name: str) -> None:
+        """Stop a worker where it stands, as a laptop that is closed."""
+        self._workers[name].send_signal(signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """Let a paused worker go on."""
+        self._workers[name].send_signal(signal.SIGCONT)
+
+    def next(self, timeout_s: float) -> Event | None:
+        """The next event; None if there was none in that time.
+
+        Raises: Unavailable when a worker fails, or when it all takes too long.
+        """
+        if not self._ready:
+            if self.elapsed_s() > DEADLINE_S:
                 raise Unavailable(f"the demo was not done after {DEADLINE_S:.0f} s", hint=HINT)
-            for key, _ in chosen:
+            for key, _ in self._selector.select(timeout_s):
                 self._hear(key.data)
             self._ready.sort(key=lambda event: event.at_s)
-        return self._ready.pop(0)
+        return self._ready.pop(0) if self._ready else None
+
+    def requests(self) -> Counter[str]:
+        """What all workers have asked of the store, the dead ones too, as far as they could tell."""
+        return sum(map(Counter, self._requests.values()), Counter[str]())
+
+    def end(self) -> None:
+        """Have every worker finish and end, and hear its last words."""
+        for worker in self._workers.values():
+            assert worker.stdin is not None
+            worker.stdin.close()
+        until_s = self.elapsed_s() + FAREWELL_S
+        while self._selector.get_map() and self.elapsed_s() < until_s:
+            self.next(FAREWELL_S)
+        self.close()
 
     def close(self) -> None:
-        """End every worker."""
+        """End every worker that is left, at once: also one that is paused."""
         for worker in self._workers.values():
-            if worker.stdin is not None:
-                worker.stdin.close()
-        for worker in self._workers.values():
-            try:
-                worker.wait(FAREWELL_S)
-            except subprocess.TimeoutExpired:
-                worker.kill()
+            worker.kill()
             _bury(worker)
+        self._workers.clear()
         self._selector.close()
 
     def _hear(self, name: str) -> None:
@@ -126,7 +142,7 @@ class Crew:
         *whole, self._heard[name] = (self._heard[name] + said).split(b"\n")
         for line in whole:
             fields = json.loads(line)
-            self.requests[name] = fields.pop("requests")
+            self._requests[name] = fields.pop("requests")
             at_s = fields.pop("at_s") - self._began_s
             self._ready.append(Event(at_s, name, fields.pop("what"), fields))
 

@@ -23,8 +23,8 @@ __all__ = [
     "demand_queue",
     "duration_s",
     "in_store",
+    "many",
     "now_of",
-    "opened",
     "queue_names",
     "when",
 ]
@@ -47,11 +47,6 @@ def duration_s(text: str) -> float:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def opened(fleet: Fleet, name: str) -> Queue:
-    """The queue `name`, whoever provides it."""
-    return fleet.queue(name)
-
-
 def in_store(queue: Queue, what: str) -> BucketQueue:
     """The queue, if it lives in the fleet's own store.   Raises: Unsupported."""
     from limpet.queue import BucketQueue
@@ -71,13 +66,19 @@ def queue_names(fleet: Fleet) -> list[str]:
     return sorted(name_of(part) for part in fleet.store.list_dirs(QUEUES))
 
 
-def demand_queue(fleet: Fleet, name: str) -> None:
-    """Go on only if there is such a queue, so that a typo changes nothing.   Raises: Missing.   Cost: 1 LIST."""
+def demand_queue(fleet: Fleet, queue: Queue) -> None:
+    """Go on only if there is such a queue, so that a typo changes nothing. (SQS tells by itself.)
+
+    Raises: Missing.   Cost: 1 LIST.
+    """
     from difflib import get_close_matches
 
     from limpet.keys import QueueKeys, name_of
+    from limpet.queue import BucketQueue
 
-    names = queue_names(fleet)
+    if not isinstance(queue, BucketQueue):
+        return
+    name, names = queue.name, queue_names(fleet)
     if name_of(QueueKeys.of(name).root.partition("/")[2]) in names:
         return
     near = get_close_matches(name, names, n=1)
@@ -100,6 +101,11 @@ def now_of(*stamps: datetime | None) -> datetime:
 def when(moment: datetime | None) -> str:
     """A moment, for people."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "-"
+
+
+def many(count: int, one: str, more: str | None = None) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def clean(text: str) -> str:

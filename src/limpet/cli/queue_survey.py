@@ -17,8 +17,7 @@ from limpet.cell import Cell, Seen
 from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import State
-from limpet.queue.admin import batch_of, count_of
-from limpet.queue.push import RETRY_MARK
+from limpet.queue.names import batch_of, count_of, is_batch, life_before, name_of_receipt
 from limpet.queue.records import EntryLease
 from limpet.queue.storage import CONTROL_CODEC, LEASE_CODEC
 from limpet.runtime import Runtime
@@ -73,8 +72,8 @@ class Found:
     control: bool = False
     cut: set[Folder] = field(default_factory=set)
     _objects: Counter[str] = field(default_factory=Counter)
-    _lives: set[str] = field(default_factory=set)
-    _beaten: set[str] = field(default_factory=set)
+    _retried: set[str | None] = field(default_factory=set)
+    _ended: set[str] = field(default_factory=set)
 
     def add(self, folder: str, name: str, stat: Stat, limits: Mapping[Folder, float]) -> bool:
         """Count one object; False if its folder is full, and the rest of it is not worth listing."""
@@ -91,13 +90,14 @@ class Found:
                 self.control = True
         return folder.endswith(".json")
 
-    def not_retried(self) -> list[str]:
-        """The names in failed/ of which no later life was seen."""
-        return [name for name in self.failed if name not in self._lives]
+    def ended_badly(self) -> list[str]:
+        """The names in failed/ of which no later life was seen, and no completion after all."""
+        return [name for name in self.failed if name not in self._retried and name not in self._ended]
 
     def ended_well(self) -> int:
-        """Completed tasks: those of ended batches, without the ones that failed."""
-        return self.completed - sum(1 for name in self.failed if batch_of(name) and name not in self._beaten)
+        """Completed tasks: those of completed entries, without the ones of a batch that failed."""
+        parts = [(name, part[0]) for name in self.failed if (part := batch_of(name))]
+        return self.completed - sum(1 for name, entry in parts if entry in self._ended and name not in self._ended)
 
     def _count(self, folder: Folder, name: str, stat: Stat) -> None:
         match folder:
@@ -108,23 +108,19 @@ class Found:
                 elif kind in ("task.json", "tasks.jsonl"):
                     self.pending += count_of(entry)
                     self.oldest = min(self.oldest or stat.modified, stat.modified)
-                    self._note_life(entry)
+                    self._retried.add(life_before(entry))
             case "scheduled":
                 self.scheduled += 1
-            case "completed" if batch_of(name.removesuffix(".json")):
-                self._beaten.add(name.removesuffix(".json"))
             case "completed":
-                self.completed += count_of(name.removesuffix(".json"))
-                self._note_life(name.removesuffix(".json"))
+                receipt = name_of_receipt(stat.key)
+                if batch_of(receipt) or is_batch(receipt):
+                    self._ended.add(receipt)
+                if not batch_of(receipt):
+                    self.completed += count_of(receipt)
+                    self._retried.add(life_before(receipt))
             case "failed":
-                self.failed.append(name.removesuffix(".json"))
-                self._note_life(name.removesuffix(".json"))
-
-    def _note_life(self, name: str) -> None:
-        """Note the name whose next life this is: that one was retried, and no longer counts as failed."""
-        base, mark, life = name.rpartition(RETRY_MARK)
-        if mark and life.isdigit():
-            self._lives.add(f"{base}{RETRY_MARK}{int(life) - 1}" if life != "1" else base)
+                self.failed.append(name_of_receipt(stat.key))
+                self._retried.add(life_before(self.failed[-1]))
 
 
 def find(store: Store, queues: Iterable[str] | None, limits: Mapping[Folder, float]) -> list[Found]:
@@ -146,7 +142,10 @@ def _walk(
 ) -> str | None:
     """List on from `after` until a folder is full; from where to list on then."""
     for stat in store.list(prefix, after=after):
-        _, queue, folder, *below = stat.key.split("/", 3)
+        _, queue, *below = stat.key.split("/", 3)
+        if not below:
+            continue  # an object of somebody else's, beside the queues
+        folder = below.pop(0)
         if queue not in found:
             found[queue] = Found(name_of(queue), QueueKeys(f"{QUEUES}/{queue}"))
         if not found[queue].add(folder, "".join(below), stat, limits):
@@ -186,7 +185,7 @@ def _counted(store: Store, runtime: Runtime, found: Found, now: datetime) -> Sur
         in_flight=sum(_in_flight(store, runtime, key, blob, now) for key, blob in blobs.items()),
         scheduled=found.scheduled,
         completed=found.ended_well(),
-        failed=sum(count_of(name) for name in found.not_retried()),
+        failed=sum(count_of(name) for name in found.ended_badly()),
         oldest_s=max(0.0, (now - found.oldest).total_seconds()) if found.oldest else None,
         paused=found.control and _paused(store, runtime, found.keys),
         at_least=tuple(sorted(cut)),

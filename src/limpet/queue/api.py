@@ -236,6 +236,9 @@ class Queue(Protocol):
     def claim(self, *, wait_s: float = 0.0) -> Claim:
         """Take one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
 
+    def hint(self) -> str | None:
+        """A text that changes when something was pushed or ended; None if asking would cost a request."""
+
     def stats(self) -> Stats:
         """How many tasks are where."""
 

@@ -16,7 +16,7 @@ import msgspec
 from limpet.lease import State
 from limpet.lease.decide import Take, Wait, next_step
 from limpet.queue.api import Policy
-from limpet.queue.records import EntryLease
+from limpet.queue.records import DELAY_MAX_S, EntryLease
 
 __all__ = [
     "Progress",
@@ -156,7 +156,7 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
         record,
         done=_union(record.done, progress.done),
         failed=_union(record.failed, progress.failed),
-        waits={**record.waits, **{n: max(0.0, due_s - at_s) for n, due_s in progress.due_s.items()}},
+        waits={**record.waits, **{n: _clamped(due_s - at_s) for n, due_s in progress.due_s.items()}},
         results={**record.results, **progress.results},
         parts=_union(record.parts, progress.parts),
         error=progress.error or record.error,
@@ -204,6 +204,10 @@ def backoff_s(policy: Policy, attempts: int, chance: float) -> float:
     """How long to wait after the failed attempt number `attempts`; `chance` in [0, 1) spreads the herd."""
     longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(attempts - 1, 30))
     return longest * (0.5 + chance / 2)
+
+
+def _clamped(wait_s: float) -> float:
+    return min(max(0.0, wait_s), DELAY_MAX_S)
 
 
 def _union(before: list[T], more: list[T]) -> list[T]:

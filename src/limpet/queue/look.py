@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import Outcome, Peeked, Policy, Result, Stats
 from limpet.queue.names import (
@@ -43,21 +43,20 @@ class Look:
 
     def stats(self) -> Stats:
         """See `Queue.stats`. Retried tasks count where they are now."""
-        now = self._pusher.exact_now()
-        pending = in_flight = 0
+        pending = 0
         oldest: datetime | None = None
-        fresh = now - timedelta(seconds=self._policy.ttl_s)
-        held: set[str] = set()
+        leased: dict[str, datetime] = {}
+        held: list[tuple[datetime, int]] = []
         retried: set[str | None] = set()
         for stat in self._store.list(self._keys.pending):
             entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
             if kind == LEASE:
-                if stat.modified > fresh:
-                    held.add(entry)
+                leased = {entry: stat.modified}
             elif kind in (TASK, BATCH):
                 count = count_of(entry)
                 pending += count
-                in_flight += count if entry in held else 0
+                if entry in leased:
+                    held.append((leased[entry], count))
                 oldest = min(oldest or stat.modified, stat.modified)
                 retried.add(life_before(entry))
         failed = [name_of_receipt(stat.key) for stat in self._store.list(self._keys.failed)]
@@ -65,15 +64,24 @@ class Look:
         retried.update(map(life_before, failed))
         completed, ended = self._count_completed(retried, {*parts.values(), *failed})
         control = self._storage.control().read()
+        now = self._now()
+        fresh = now - timedelta(seconds=self._policy.ttl_s)
         return Stats(
             pending=pending,
-            in_flight=in_flight,
+            in_flight=sum(count for modified, count in held if modified > fresh),
             scheduled=sum(1 for _ in self._store.list(self._keys.scheduled)),
             completed=completed - sum(1 for name, entry in parts.items() if entry in ended and name not in ended),
             failed=sum(count_of(name) for name in failed if name not in retried and name not in ended),
             oldest_s=max(0.0, (now - oldest).total_seconds()) if oldest else None,
             paused=control is not None and control.value.paused,
         )
+
+    def _now(self) -> datetime:
+        """The store's clock; where a read-only key may not ask it, the newest time that was seen."""
+        try:
+            return self._pusher.exact_now()
+        except Denied:
+            return self._store.now()
 
     def _count_completed(self, retried: set[str | None], troubled: set[str]) -> tuple[int, set[str]]:
         """Completed tasks, the failed ones of completed batches among them; and the receipts that tell of those.

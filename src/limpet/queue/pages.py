@@ -65,16 +65,16 @@ class Pages:
         self._whole = False
         self._scheduled_at_s = float("-inf")
         self._width = 1
+        self.stale = False
+        """Whether a claim from the page in hand was lost: others use it up too, and a new one costs less."""
         self.leases: dict[Version, Seen[EntryLease]] = {}
         """The leases that were read, by the version that a listing showed."""
-        self.paused: bool | None = None
-        """Whether an operator paused the queue; None until somebody asked, for each page anew."""
 
     def next(self) -> Candidate | None:
         """The next candidate of the page in hand; None when it is used up or too old."""
         with self._mutex:
             page = self._page
-            if page is None or self._runtime.elapsed_s() - page.at_s > AGE_MAX_S:
+            if page is None or self._runtime.elapsed_s() - page.at_s > AGE_MAX_S or self.stale:
                 return None
             while page.candidates:
                 width = min(self._width, len(page.candidates))
@@ -97,7 +97,7 @@ class Pages:
                 self._sightings.unchanged_s(candidate.lease.key, candidate.lease.version)
         with self._mutex:
             self._page = page
-            self.paused = None
+            self.stale = False
         return page
 
     def add(self, entries: Iterable[str]) -> None:
@@ -114,8 +114,9 @@ class Pages:
             del self.leases[next(iter(self.leases))]
 
     def lost(self) -> None:
-        """A claim was lost to somebody else: choose among more."""
-        self._width = min(WIDTH_MAX, self._width * 2)
+        """A claim was lost to somebody else: list anew, and choose among more."""
+        self._width = min(WIDTH_MAX, self._width * 4)
+        self.stale = True
 
     def won(self) -> None:
         """A claim was won: now and then, choose among fewer again."""

@@ -37,6 +37,8 @@ POLL_MIN_S = 0.2
 POLL_MAX_S = 24.0
 POLL_GROWTH = 1.5
 HINT_EVERY_S = 0.1
+TURNS_MAX = 3
+CONTROL_EVERY_S = 5.0
 DIED = "its worker died, and its attempts are used up"
 
 
@@ -71,6 +73,8 @@ class BucketQueue:
         self._pause_s = POLL_MIN_S
         self._look_at_s = 0.0
         self._hint: str | None = None
+        self._is_paused = False
+        self._ask_control_at_s = float("-inf")
         self._pusher = Pusher(self.storage)
         self._pages = Pages(self.storage, self._sightings, ttl_s=self.policy.ttl_s)
         self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
@@ -94,7 +98,7 @@ class BucketQueue:
         """See `Queue.claim`.
 
         Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
-        1 PUT for each task that it starts; a share of 1 LIST + 1 GET a page. An idle poll is 1 LIST.
+        1 PUT for each task that it starts; a share of 1 LIST a page, and 1 GET in 5 s. An idle poll is 1 LIST.
         Crash: the entry is taken over after `ttl_s`.
         """
         if not wait_s >= 0:
@@ -103,7 +107,7 @@ class BucketQueue:
         while True:
             at_s = self._runtime.elapsed_s()
             if wait_s <= 0 or at_s >= self._look_at_s:
-                self._hint = self._ask_hint() if wait_s > 0 else None
+                self._hint = self.hint() if wait_s > 0 else None
                 found = self._try_claim()
                 if found is not None:
                     self._pause_s = POLL_MIN_S
@@ -123,10 +127,11 @@ class BucketQueue:
         seen = self._hint
         while (left_s := min(self._look_at_s, until_s) - self._runtime.elapsed_s()) > 0:
             self._runtime.sleep(left_s if seen is None else min(left_s, HINT_EVERY_S))
-            if seen is not None and self._ask_hint() != seen:
+            if seen is not None and self.hint() != seen:
                 self._look_at_s = 0.0
 
-    def _ask_hint(self) -> str | None:
+    def hint(self) -> str | None:
+        """See `Queue.hint`. A directory and memory have one, a bucket has none."""
         keys = self.storage.keys
         pending, scheduled = self._store.hint(keys.pending), self._store.hint(keys.scheduled)
         return None if pending is None or scheduled is None else f"{pending} {scheduled}"
@@ -155,12 +160,14 @@ class BucketQueue:
         return self._admin.cancel(id)
 
     def pause(self) -> None:
-        """See `Queue.pause`. Workers notice with their next page, within half a minute.   Cost: 1 GET + 1 PUT."""
+        """See `Queue.pause`. Workers notice within a few seconds.   Cost: 1 GET + 1 PUT."""
         self._admin.set_paused(True)
+        self._ask_control_at_s = float("-inf")
 
     def resume(self) -> None:
         """See `Queue.resume`.   Cost: 1 GET + 1 PUT."""
         self._admin.set_paused(False)
+        self._ask_control_at_s = float("-inf")
 
     def purge(self) -> int:
         """See `Queue.purge`.   Cost: 1 LIST per 1,000 objects + 2 DELETEs an entry, 1 PUT for a user's id."""
@@ -188,9 +195,16 @@ class BucketQueue:
         return payload_bytes(payload)
 
     def _try_claim(self) -> EntryClaim | None:
-        """The first candidate that can be had, from the page in hand or one new page."""
+        """The first candidate that can be had, from the page in hand or a new one."""
         self._sweeper.now_and_then()
-        return self._from_page() or (self._from_page() if self._turn_page() else None)
+        claim = self._from_page()
+        for _ in range(TURNS_MAX):
+            if claim is not None or not self._turn_page():
+                break
+            claim = self._from_page()
+            if not self._pages.stale:
+                break
+        return claim
 
     def _turn_page(self) -> bool:
         page = self._pages.turn()
@@ -199,11 +213,13 @@ class BucketQueue:
         return bool(page.candidates)
 
     def _paused(self) -> bool:
-        """Asked once a page, and only when there is something to take."""
-        if self._pages.paused is None:
+        """Asked when there is something to take, and not more often than every few seconds."""
+        at_s = self._runtime.elapsed_s()
+        if at_s >= self._ask_control_at_s:
             seen = self.storage.control().read()
-            self._pages.paused = seen is not None and seen.value.paused
-        return self._pages.paused
+            self._is_paused = seen is not None and seen.value.paused
+            self._ask_control_at_s = at_s + CONTROL_EVERY_S
+        return self._is_paused
 
     def _from_page(self) -> EntryClaim | None:
         if self.policy.concurrency is None:
@@ -300,6 +316,7 @@ class BucketQueue:
         try:
             content = self.storage.content(entry, batch=batch)
         except Missing:
+            self._pages.lost()
             self.storage.drop_lease(entry)
             return None
         except Corrupt as error:

@@ -26,6 +26,7 @@ __all__ = [
     "ControlRecord",
     "Ended",
     "EntryLease",
+    "Part",
     "Receipt",
     "SweepRecord",
     "TaskRecord",

@@ -123,7 +123,7 @@ class SqsQueue:
             )
         task = self._task(payload)
         text = task_text(task)
-        refused = self._wire.send(self._main(), [text], delay_s=math.ceil(delay_s))
+        refused = self._wire.send(self._main(create=True), [text], delay_s=math.ceil(delay_s))
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
         return Pushed(task.id, True)
 
@@ -139,7 +139,7 @@ class SqsQueue:
         tasks = [self._task(payload) for payload in payloads]
         texts = [task_text(task) for task in tasks]
         if texts:
-            self._wire.send_many(self._main(), texts, most=batch, what=f"queue {self.name!r}")
+            self._wire.send_many(self._main(create=True), texts, most=batch, what=f"queue {self.name!r}")
         return [task.id for task in tasks]
 
     def claim(self, *, wait_s: float = 0.0) -> SqsClaim | Nothing:
@@ -172,19 +172,26 @@ class SqsQueue:
             if left_s + CLOCK_S < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
                 self._runtime.sleep(min(left_s, 1.0))
 
+    def hint(self) -> None:
+        """See `Queue.hint`. SQS has none; a claim waits in the server."""
+
     def stats(self) -> Stats:
         """See `Queue.stats`. SQS's own numbers: approximate, and late by up to a minute.
 
         `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, which
-        is given as 0, and does not tell the age of a task.   Cost: 2 requests.
+        is given as 0, and does not tell the age of a task.   Raises: Missing.   Cost: 2 requests.
         """
         waiting, hidden, delayed = self._counts(self._main())
+        try:
+            failed = sum(self._counts(self._failed()))
+        except Missing:
+            failed = 0  # nobody has claimed anything yet
         return Stats(
             pending=waiting + hidden,
             in_flight=hidden,
             scheduled=delayed,
             completed=0,
-            failed=sum(self._counts(self._failed())),
+            failed=failed,
             oldest_s=None,
             paused=False,
         )
@@ -208,6 +215,8 @@ class SqsQueue:
         """
         if (id is None) is not all:
             raise Invalid("say which task to retry, or all=True")
+        self._main()
+        self._failed(create=True)
         moved: dict[str, str] = {}
         kept: dict[str, Message] = {}
         try:
@@ -239,7 +248,7 @@ class SqsQueue:
     def purge(self) -> int:
         """See `Queue.purge`. The number is SQS's, approximate. What runs just now is dropped too, if it fails.
 
-        Raises: Unavailable: SQS does it once a minute.   Cost: 2 requests.
+        Raises: Missing; Unavailable: SQS does it once a minute.   Cost: 2 requests.
         """
         count = sum(self._counts(self._main()))
         self._wire.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
@@ -249,17 +258,27 @@ class SqsQueue:
         need(self.name, self.provider, self.supports, feature)
         raise AssertionError(feature)
 
-    def _main(self) -> str:
-        return self._url(self._sqs_name)
+    def _main(self, *, create: bool = False) -> str:
+        return self._url(self._sqs_name, create=create)
 
-    def _failed(self) -> str:
-        return self._url(self._sqs_name + FAILED)
+    def _failed(self, *, create: bool = False) -> str:
+        return self._url(self._sqs_name + FAILED, create=create)
 
-    def _url(self, sqs_name: str) -> str:
+    def _url(self, sqs_name: str, *, create: bool) -> str:
+        """Found once a process. Only a push or a claim creates a queue: a look at a misspelt one does not."""
         if sqs_name not in self._urls:
-            ttl_s = math.ceil(self.policy.ttl_s)
-            attributes = {"MessageRetentionPeriod": str(KEPT_S), "VisibilityTimeout": str(ttl_s)}
-            self._urls[sqs_name] = self._wire.url(sqs_name, attributes)
+            try:
+                self._urls[sqs_name] = self._wire.find(sqs_name)
+            except Missing:
+                if not create:
+                    raise Missing(
+                        f"there is no SQS queue {sqs_name!r}", hint="check the name; the first push creates it"
+                    ) from None
+                attributes = {
+                    "MessageRetentionPeriod": str(KEPT_S),
+                    "VisibilityTimeout": str(math.ceil(self.policy.ttl_s)),
+                }
+                self._urls[sqs_name] = self._wire.make(sqs_name, attributes)
         return self._urls[sqs_name]
 
     def _desk(self) -> Desk:
@@ -272,8 +291,8 @@ class SqsQueue:
             policy=self.policy,
             heart=self._heart,
             decoder=self._decoder,
-            main_url=self._main(),
-            failed_url=self._failed(),
+            main_url=self._main(create=True),
+            failed_url=self._failed(create=True),
         )
 
     def _counts(self, url: str) -> tuple[int, int, int]:

@@ -136,19 +136,19 @@ class Wire:
                     made = self._made = (self._runtime.owner, self._new_client())
         return made[1]
 
-    def url(self, name: str, attributes: Mapping[str, str]) -> str:
-        """The URL of a queue, which is created with `attributes` if there is none.
+    def find(self, name: str) -> str:
+        """The URL of a queue.   Raises: Missing.   Cost: 1 request."""
+        return str(self.call(f"find queue {name}", "get_queue_url", QueueName=name)["QueueUrl"])
 
-        Raises: Denied.   Cost: 1 request, 2 if it is created.
+    def make(self, name: str, attributes: Mapping[str, str]) -> str:
+        """The URL of a queue that is created with `attributes`, if nobody else did so meanwhile.
+
+        Raises: Denied.   Cost: 1 request.
         """
         try:
-            return str(self.call(f"find queue {name}", "get_queue_url", QueueName=name)["QueueUrl"])
-        except Missing:
-            pass
-        try:
             made = self.call(f"create queue {name}", "create_queue", QueueName=name, Attributes=dict(attributes))
-        except Conflict:  # somebody created it meanwhile, with other attributes
-            made = self.call(f"find queue {name}", "get_queue_url", QueueName=name)
+        except Conflict:  # it exists, with other attributes
+            return self.find(name)
         except Denied as error:
             raise Denied(
                 f"there is no queue {name}, and it cannot be created: {error}",

@@ -8,6 +8,7 @@ from limpet import keys
 from limpet.errors import Corrupt
 from limpet.keys import Key, QueueKeys, queue_at, queue_place
 from limpet.lease import State
+from limpet.queue.names import batch_of
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import entry_of_line
 from limpet.queue.sync.lease_down import RemoteLeases
@@ -84,13 +85,7 @@ class Fresh:
     def _pull(self, queue: QueueKeys, cycle: Cycle) -> None:
         """Waiting entries are listed before receipts: one that ends meanwhile is then in both, and counts as ended."""
         listed = [*self._remote.list(queue.pending), *self._remote.list(queue.scheduled)]
-        ended: set[str] = set()
-        for prefix in (queue.failed, queue.completed):
-            there = {stat.key for stat in self._remote.list(prefix)}
-            here = {stat.key for stat in self._local.list(prefix)}
-            ended |= {_receipt_name(key) for key in there}
-            for key, blob in each(self._remote, sorted(there - here)):
-                self._end(queue, key, blob, cycle)
+        ended = self._pull_receipts(queue, cycle)
         waiting = [stat.key for stat in listed if (place := queue_place(stat.key)) and place.name not in ended]
         for entry, _ in _entries(stat for stat in listed if stat.key in {*waiting}):
             self._doubtful.pop((queue, entry), None)
@@ -100,6 +95,21 @@ class Fresh:
         leases = [stat.key for stat in listed if stat.key.endswith("/lease.json")]
         for key, blob in each(self._remote, leases):
             self._lease(queue, key, blob, cycle)
+
+    def _pull_receipts(self, queue: QueueKeys, cycle: Cycle) -> set[str]:
+        """Bring every receipt that is not here; the names of all.
+
+        Of a batch with failures here the bucket's receipt is read in any case: per task, completed beats failed.
+        """
+        failed, completed = (
+            ({stat.key for stat in self._remote.list(prefix)}, {stat.key for stat in self._local.list(prefix)})
+            for prefix in (queue.failed, queue.completed)
+        )
+        parts = [part for key in failed[1] if (part := batch_of(_receipt_name(key)))]
+        doubtful = {queue.completed_of(entry) for entry, _ in parts} & completed[0]
+        for key, blob in each(self._remote, sorted(failed[0] - failed[1] | completed[0] - completed[1] | doubtful)):
+            self._end(queue, key, blob, cycle)
+        return {_receipt_name(key) for key in failed[0] | completed[0]}
 
     def _end(self, queue: QueueKeys, key: Key, blob: Blob, cycle: Cycle) -> None:
         name = _receipt_name(key)

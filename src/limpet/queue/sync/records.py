@@ -102,8 +102,9 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a node remembers of itself, a cell in its own directory.
 
-    `last_log` is the number of the last log that it wrote, `owners` the latest processes that wrote them, `queues` what it pulls (None:
-    every queue), and `pulled_at` about when it last heard everything, on the bucket's clock (None: never).
+    `last_log` is the number of the last log that it wrote, `owners` are the latest processes that wrote any, `queues`
+    is what it pulls (None: every queue), and `pulled_at` about when it last heard everything, on the bucket's clock
+    (None: never).
     """
 
     node: str

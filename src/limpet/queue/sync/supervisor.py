@@ -111,6 +111,10 @@ class Supervisor:
         self.start()
         return self._reported(self._down.run(fresh=fresh))
 
+    def tidy(self) -> None:
+        """Sweep both sides, as `run` does once a day. See `Tidy`."""
+        self._tidy.now()
+
     def ask(self) -> None:
         """Let a running supervisor sync in both directions within seconds. Safe in a signal handler."""
         self._asked = True

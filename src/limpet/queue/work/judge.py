@@ -85,7 +85,7 @@ class Caught:
 def judge(error: BaseException, *, lost: bool) -> Verdict:
     """What becomes of a task whose handler raised `error`. `lost`: the claim is over."""
     match error:
-        case KeyboardInterrupt() | SystemExit():
+        case KeyboardInterrupt():
             return Halt(f"the handler raised {type(error).__name__}")
         case LeaseLost() if lost:
             return Dropped(str(error))

@@ -98,6 +98,11 @@ class Looks:
             at_s = self._runtime.elapsed_s()
             return max((max(gate.open_at_s - at_s, FIRST_S) for gate in self._gates if gate.troubles), default=0.0)
 
+    def wake(self, n: int) -> None:
+        """Something has changed there: it may be looked at now."""
+        with self._mutex:
+            self._gates[n].open_at_s = float("-inf")
+
     def line(self) -> list[int]:
         """All queues, in the order in which they are looked at."""
         with self._mutex:

@@ -17,6 +17,7 @@ from limpet.runtime import Runtime
 __all__ = ["Worker"]
 
 TICK_S = 0.2
+HINT_EVERY_S = 0.1
 BURST_PAUSE_S = 0.05
 BURST_PAUSE_MAX_S = 1.0
 BURST_TROUBLES_MAX = 5
@@ -186,11 +187,22 @@ class Worker:
 
     def _wait(self, runner: Runner) -> tuple[int, Claim] | None:
         while not self._over:
+            hints = [each.queue.hint() for each in self._jobs]
             found = self._look(runner, idle=True)
             if found is not None:
                 return found
-            self._stopping.wait(self._looks.wait_s())
+            self._rest(hints)
         return None
+
+    def _rest(self, hints: Sequence[str | None]) -> None:
+        """Until a queue may be looked at, or one is seen to have changed where seeing costs no request."""
+        while (left_s := self._looks.wait_s()) > 0:
+            blind = all(hint is None for hint in hints)
+            if self._stopping.wait(left_s if blind else min(left_s, HINT_EVERY_S)):
+                return
+            for n, (each, hint) in enumerate(zip(self._jobs, hints, strict=True)):
+                if hint is not None and each.queue.hint() != hint:
+                    self._looks.wake(n)
 
     def _wait_for_all(self, runner: Runner) -> tuple[int, Claim] | None:
         """As `_wait`, for a burst: it ends when all queues were empty while no thread of ours was at work."""

@@ -8,29 +8,33 @@ from dataclasses import replace
 from functools import partial
 
 from limpet.errors import Conflict, Missing
-from limpet.keys import QueueKeys
+from limpet.keys import QueueKeys, QueuePlace, queue_place
 from limpet.queue import Policy, Task
 from limpet.queue.claim import EntryClaim
+from limpet.queue.storage import Storage
+from limpet.queue.sweep import Sweeper
 from limpet.queue.sync import ClientLog, Outbox, Supervisor
 from limpet.queue.sync.node import NodeQueue
-from limpet.sim.bucket import Bucket, SimStore
+from limpet.sim.bucket import Bucket
 from limpet.sim.cast import Actor, Cast, perform
 from limpet.sim.nemesis import Knobs, Nemesis, draw
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.supervisor_checks import Books, Place, check_nodes
-from limpet.sim.supervisor_store import LocalStore
+from limpet.sim.supervisor_store import LocalStore, RemoteStore
 from limpet.sim.world import Process, Violation, World
 from limpet.store.api import Store
 
 __all__ = ["STEPS", "run"]
 
 QUEUE = "q"
-IDS = 3
-TURNS = 5
+BUCKET = "the bucket"
+IDS = 2
+TURNS = 4
 RUN_S = 3_000.0
 HEAL_S = 6_000.0
 QUIET_S = 120.0
 ROUNDS_MAX = 30
+WAITING = ("single", "batch", "scheduled")
 
 STEPS = (
     "completed.put",
@@ -65,15 +69,16 @@ class _Fleet(Cast):
     """Slots: a worker for each node, a supervisor for each node, and one client of the bucket."""
 
     def __init__(self, world: World, knobs: Knobs) -> None:
-        self.nodes = 2 + int(world.chance(80) < 0.5)
+        self.nodes = 1 + int(world.chance(80) < 0.9) + int(world.chance(80) < 0.25)
         super().__init__(world, slots=2 * self.nodes + 1, turns=TURNS)
         self.knobs = replace(knobs, ttl_s=4 + knobs.ttl_s / 3, nemesis_every_s=knobs.nemesis_every_s * 2)
-        self.bucket = Bucket(world, self.knobs)
-        self.disks = [Bucket(world, self.knobs) for _ in range(self.nodes)]
+        self.disks = [f"n{i}" for i in range(self.nodes)]
+        self.buckets = {name: Bucket(world, self.knobs) for name in (BUCKET, *self.disks)}
+        self.swept: dict[str, int] = {}
         self.books = Books()
         self.up_s = 10 + 20 * world.chance(81)
         self.down_s = self.up_s * (1 + 3 * world.chance(82))
-        self.retention_s = 150 + 600 * world.chance(83)
+        self.retention_s = 400 + 1200 * world.chance(83)
         self.policy = Policy(max_attempts=1 + int(world.chance(84) * 3), ttl_s=self.knobs.ttl_s, backoff_s=1.0)
 
     def act(self) -> None:
@@ -82,9 +87,18 @@ class _Fleet(Cast):
         self.world.spawn(self.world.start("mains"), self.cut_power)
         self.play(nemesis.run, until_s=RUN_S)
         self.heal()
-        keys = QueueKeys.of(QUEUE)
-        places = [Place("the bucket", self.bucket, keys), *(Place(f"n{i}", d, keys) for i, d in enumerate(self.disks))]
-        check_nodes(self.world, self.knobs, places, self.books)
+        check_nodes(self.world, self.knobs, [self.place(BUCKET), *map(self.place, self.disks)], self.books)
+
+    def place(self, name: str) -> Place:
+        """A place, as the checks want to know it."""
+        bosses = frozenset(each.name for each in self.world.processes if self.is_boss(each.name))
+        return Place(name, self.buckets[name], QueueKeys.of(QUEUE), bosses, self.swept[name])
+
+    def is_boss(self, name: str) -> bool:
+        """Whether a process of this name is a supervisor."""
+        return name.startswith("boss") or (
+            name.startswith("p") and self.nodes <= int(name[1:].split("#")[0]) < 2 * self.nodes
+        )
 
     def actor(self, process: Process) -> Actor:
         """A program for the slot; some processes have bad clocks, some a newer version of Limpet."""
@@ -130,38 +144,49 @@ class _Fleet(Cast):
         for process in self.living:
             self.world.kill(process)
         bosses = [_Boss(self, self.world.start(f"boss{i}"), i) for i in range(self.nodes)]
-        workers = [_Worker(self, self.world.start(f"last{i}"), i) for i in range(self.nodes)]
-        task = self.world.spawn(bosses[0].process, lambda: self.converge(bosses, workers))
+        at_work = int(self.world.chance(88) * self.nodes)
+        worker = _Worker(self, self.world.start("last"), at_work)
+        task = self.world.spawn(bosses[0].process, lambda: self.converge(bosses, at_work, worker))
         self.world.run(until_s=self.world.now_s + HEAL_S, done=lambda: task.done)
         self.fail_on_error()
         if not task.done:
             raise Violation(f"no progress: {HEAL_S:g} s after the faults stopped not all have converged")
 
-    def converge(self, bosses: list[_Boss], workers: list[_Worker]) -> None:
-        """Cycles and work, until nothing waits anywhere. Only nodes work: the bucket is drained by their receipts."""
+    def converge(self, bosses: list[_Boss], at_work: int, worker: _Worker) -> None:
+        """Cycles, until nothing waits anywhere. Only one node works; whatever was asked for elsewhere reaches it."""
         self.world.pause(QUIET_S)
         for _ in range(ROUNDS_MAX):
-            for boss, worker in zip(bosses, workers, strict=True):
-                boss.supervisor.up()
+            for node, boss in enumerate(bosses):
                 boss.supervisor.down()
-                worker.drain()
-            if not any(self.waits(bucket) for bucket in (self.bucket, *self.disks)):
+                if node == at_work:
+                    worker.drain()
+                boss.supervisor.up()
+            if not self.waiting():
                 break
-            bosses[0].supervisor._tidy.now()
             self.world.pause(self.down_s)
         else:
-            raise Violation(f"after {ROUNDS_MAX} rounds something still waits")
+            raise Violation(f"after {ROUNDS_MAX} rounds there still waits {self.waiting()[0]}")
         for boss in bosses:
-            boss.supervisor.up()
-        for boss, worker in zip(bosses, workers, strict=True):
+            boss.supervisor.tidy()
             boss.supervisor.down()
-            worker.queue.sweep()
-        bosses[0].sweep_bucket()
+        self.swept = {name: len(bucket.journal) for name, bucket in self.buckets.items()}
+        for boss in bosses:
+            boss.sweep()
 
-    def waits(self, bucket: Bucket) -> bool:
-        """Whether any task waits there."""
-        ends = ("/task.json", "/tasks.jsonl")
-        return any(key.endswith(ends) or "/scheduled/" in key or "/outbox/" in key for key in bucket.objects)
+    def waiting(self) -> list[str]:
+        """What still waits anywhere, and has not ended there."""
+        return [
+            f"{name}: {key}"
+            for name, bucket in self.buckets.items()
+            for key in bucket.objects
+            if "/outbox/" in key or _waits(bucket, queue_place(key))
+        ]
+
+
+def _waits(bucket: Bucket, place: QueuePlace | None) -> bool:
+    if place is None or place.kind not in WAITING:
+        return False
+    return not {place.keys.completed_of(place.name), place.keys.failed_of(place.name)} & bucket.objects.keys()
 
 
 class _Boss(Actor):
@@ -169,8 +194,8 @@ class _Boss(Actor):
 
     def __init__(self, cast: _Fleet, process: Process, node: int) -> None:
         runtime = SimRuntime(cast.world, process)
-        self.remote = SimStore(cast.world, cast.bucket, runtime, cast.knobs)
-        super().__init__(runtime, LocalStore(cast.world, cast.disks[node], runtime), cast.history)
+        self.remote = RemoteStore(cast.world, cast.buckets[BUCKET], runtime, cast.knobs)
+        super().__init__(runtime, LocalStore(cast.world, cast.buckets[cast.disks[node]], runtime), cast.history)
         self.cast = cast
         self.supervisor = Supervisor(
             self.store,
@@ -199,9 +224,10 @@ class _Boss(Actor):
         """What the others did comes in."""
         self.cast.books.collisions += len(self.supervisor.down().collisions)
 
-    def sweep_bucket(self) -> None:
-        """Tidy the bucket's queue."""
-        NodeQueue(self.remote, QUEUE, self.runtime, ClientLog(self.remote, self.runtime)).sweep()
+    def sweep(self) -> None:
+        """Tidy up here and in the bucket."""
+        for store in (self.store, self.remote):
+            Sweeper(Storage(store, QueueKeys.of(QUEUE), self.runtime), self.cast.policy).sweep()
 
 
 class _User(Actor):
@@ -212,17 +238,17 @@ class _User(Actor):
         self.cast = cast
         self.books = cast.books
         self.place = place
-        journal = ClientLog(store, runtime) if place == "the bucket" else Outbox(store, runtime)
+        journal = ClientLog(store, runtime) if place == BUCKET else Outbox(store, runtime)
         self.queue = NodeQueue(store, QUEUE, runtime, journal, policy=cast.policy)
 
     def turns(self) -> list[tuple[float, Callable[[], None]]]:
         """The things that users and workers do."""
         return [
-            (0.12, self.push),
-            (0.16, self.push_with_id),
-            (0.08, self.push_batch),
-            (0.04, self.push_later),
-            (0.04, self.retry_failed),
+            (0.10, self.push),
+            (0.18, self.push_with_id),
+            (0.05, self.push_batch),
+            (0.03, self.push_later),
+            (0.03, self.retry_failed),
             (0.03, self.cancel),
             (1.0, self.work),
         ]
@@ -277,7 +303,7 @@ class _User(Actor):
         self.books.started(self.world, self.place, self.process.name, task, claim)
         what, slow = task.payload["what"], float(task.payload["slow"])
         if not self.world.healed:
-            self.runtime.sleep(slow * slow * slow * 3 * self.cast.up_s)
+            self.runtime.sleep(slow * slow * slow * 2 * self.cast.up_s)
         if what == "fail" or (what == "flaky" and task.attempt == 1):
             if what == "fail":
                 task.fail("it fails")
@@ -303,7 +329,9 @@ class _Worker(_User):
 
     def __init__(self, cast: _Fleet, process: Process, node: int) -> None:
         runtime = SimRuntime(cast.world, process)
-        super().__init__(cast, process, f"n{node}", LocalStore(cast.world, cast.disks[node], runtime), runtime)
+        super().__init__(
+            cast, process, f"n{node}", LocalStore(cast.world, cast.buckets[cast.disks[node]], runtime), runtime
+        )
 
 
 class _Client(_User):
@@ -311,5 +339,5 @@ class _Client(_User):
 
     def __init__(self, cast: _Fleet, process: Process) -> None:
         runtime = SimRuntime(cast.world, process)
-        store = SimStore(cast.world, cast.bucket, runtime, cast.knobs)
-        super().__init__(cast, process, "the bucket", store, runtime)
+        store = RemoteStore(cast.world, cast.buckets[BUCKET], runtime, cast.knobs)
+        super().__init__(cast, process, BUCKET, store, runtime)

@@ -1,0 +1,176 @@
+"""`limpet check`: is all well? For alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from limpet.cli.queue_options import DELAY_HELP, demand_queue, duration_s, many, now_of
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, print_json
+from limpet.errors import Invalid, LimpetError, Missing
+
+if TYPE_CHECKING:
+    from limpet.app import Fleet
+    from limpet.cli.queue_survey import Folder, Found
+    from limpet.runtime import Runtime
+
+__all__ = ["EPILOG", "Limits", "Violation", "check", "violations"]
+
+EPILOG = lines(
+    "Example: from cron, or as a health check",
+    "$ limpet check --max-age 1h --max-failed 10 -u s3://acme/prod",
+    "$ limpet check --max-pending 50000 -q enrich -q mail -u s3://acme/prod",
+    "Exit codes: 0 all rules hold; 1 a rule is violated, or it could not be found out; 2 wrong usage.",
+)
+
+AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may not be exceeded, for each queue by itself; None: no limit."""
+
+    age_s: float | None = None
+    failed: int | None = None
+    pending: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that does not hold."""
+
+    queue: str
+    rule: str
+    limit: float
+    value: float
+    message: str
+
+
+def check(
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            "--max-age",
+            metavar="TIME",
+            parser=duration_s,
+            show_default=False,
+            help=f"The oldest task that has not ended was pushed at most so long ago, {DELAY_HELP}.",
+        ),
+    ] = None,
+    max_failed: Annotated[
+        int | None,
+        typer.Option("--max-failed", metavar="N", min=0, show_default=False, help="At most N tasks failed."),
+    ] = None,
+    max_pending: Annotated[
+        int | None,
+        typer.Option("--max-pending", metavar="N", min=0, show_default=False, help="At most N tasks wait."),
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", "-q", metavar="QUEUE", show_default=False, help="Look only here; may be repeated."),
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check rules on every queue; one line for each that is violated, and the exit code tells. Changes nothing.
+
+    Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time.
+    """
+    import limpet
+    from limpet.runtime import system
+
+    limits = Limits(max_age, max_failed, max_pending)
+    if limits == Limits():
+        raise Invalid("no rule was given", hint="say --max-age, --max-failed or --max-pending")
+    fleet = limpet.open(url, read_only=True)
+    found, wrong = violations(fleet, limits, queue, system())
+    if json:
+        print_json({"ok": not wrong, "queues": found, "violations": wrong})
+    for each in wrong if not json else ():
+        typer.echo(each.message)
+    if wrong:
+        raise typer.Exit(EXIT_FAILED)
+    if not json:
+        typer.echo(f"ok: {many(len(found), 'queue')} within limits")
+
+
+def violations(
+    fleet: Fleet, limits: Limits, queues: Sequence[str] | None, runtime: Runtime
+) -> tuple[list[str], list[Violation]]:
+    """The queues that were looked at, and the rules that do not hold there.
+
+    Raises: Missing for a queue that is not there: an alert on a typo would never fire.
+    Cost: 1 LIST per 1,000 objects that wait or failed, 1 or 2 more for each queue; 1 GET for each failed task, only
+    where there are more than allowed.
+    """
+    from limpet.cli.queue_survey import find
+
+    wanted = [*dict.fromkeys(queues)] if queues else None
+    for name in wanted or ():
+        demand_queue(fleet, fleet.queue(name))
+    found = sorted(find(fleet.store, wanted, _folders(limits)), key=lambda each: each.queue)
+    wrong = [broken for each in found for broken in _broken(fleet, each, limits, runtime)]
+    return wanted or [each.queue for each in found], wrong
+
+
+def _folders(limits: Limits) -> Mapping[Folder, float]:
+    """Look only at what a rule is about."""
+    everything, nothing = float("inf"), 0.0
+    waiting = limits.age_s is not None or limits.pending is not None
+    return {
+        "completed": nothing,
+        "failed": everything if limits.failed is not None else nothing,
+        "pending": everything if waiting else nothing,
+        "scheduled": nothing,
+    }
+
+
+def _broken(fleet: Fleet, found: Found, limits: Limits, runtime: Runtime) -> list[Violation]:
+    wrong = []
+    now = now_of(found.newest)
+    if limits.age_s is not None and found.oldest is not None and _age_s(found.oldest, now) > limits.age_s:
+        age_s = _age_s(found.oldest, now)
+        said = f"the oldest task was pushed {ago(age_s)} ago, and --max-age is {ago(limits.age_s)}"
+        wrong.append(_violation(found, "max-age", limits.age_s, round(age_s, 1), said))
+    if limits.failed is not None and len(found.ended_badly()) > limits.failed:
+        failed, whole = _failed(fleet, found, limits.failed, runtime)
+        if failed > limits.failed:
+            said = f"{'' if whole else 'at least '}{many(failed, 'task')} failed, and --max-failed is {limits.failed:,}"
+            wrong.append(_violation(found, "max-failed", limits.failed, failed, said))
+    if limits.pending is not None and found.pending > limits.pending:
+        said = f"{many(found.pending, 'task')} pending, and --max-pending is {limits.pending:,}"
+        wrong.append(_violation(found, "max-pending", limits.pending, found.pending, said))
+    return wrong
+
+
+def _violation(found: Found, rule: str, limit: float, value: float, said: str) -> Violation:
+    return Violation(found.queue, rule, limit, value, f"{found.queue}: {said}")
+
+
+def _age_s(moment: datetime, now: datetime) -> float:
+    return (now - moment).total_seconds()
+
+
+def _failed(fleet: Fleet, found: Found, enough: int, runtime: Runtime) -> tuple[int, bool]:
+    """How many tasks failed, by their receipts; and whether all were read, for more than enough is enough."""
+    from limpet.cell import Cell
+    from limpet.queue.storage import RECEIPT_CODEC
+
+    names = found.ended_badly()
+    failed = 0
+    for start in range(0, len(names), AT_ONCE):
+        keys = [found.keys.failed_of(name) for name in names[start : start + AT_ONCE]]
+        for key, blob in fleet.store.get_many(keys).items():
+            if isinstance(blob, Missing):
+                continue
+            if isinstance(blob, LimpetError):
+                raise blob
+            cell = Cell(fleet.store, key, RECEIPT_CODEC, runtime, deletable=True)
+            failed += cell.decode(blob).value.state == "failed"
+        if failed > enough and start + AT_ONCE < len(names):
+            return failed, False
+    return failed, True

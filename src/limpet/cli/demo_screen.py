@@ -1,0 +1,117 @@
+"""How `limpet demo` looks: lines that stay, and below them, on a terminal, a picture of the fleet that moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from limpet.cli.queue_options import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+__all__ = ["Board", "Member", "Screen"]
+
+IDLE_AFTER_S = 0.8
+REFRESH_S = 0.1
+BAR = 30
+
+
+@dataclass(slots=True)
+class Member:
+    """What is known of one worker."""
+
+    name: str
+    colour: str
+    pid: int = 0
+    state: str = "starting"
+    batch: int = 0
+    tasks: int = 0
+    heard_s: float = 0.0
+
+    def now(self, at_s: float) -> str:
+        """Its state, for people."""
+        if self.state == "works" and at_s - self.heard_s > IDLE_AFTER_S:
+            return "looks for work"
+        return f"works on batch {self.batch}" if self.state == "works" else self.state
+
+
+@dataclass(slots=True)
+class Board:
+    """What is known of the whole demo, from what the workers tell."""
+
+    total: int
+    crew: dict[str, Member]
+    done: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+    @property
+    def ended(self) -> int:
+        """Tasks with a verdict."""
+        return len(self.done) + len(self.failed)
+
+
+class Screen:
+    """Prints. Without a terminal only lines, and now and then how far it is."""
+
+    def __init__(self, out: Console, board: Board) -> None:
+        self._out = out
+        self._board = board
+        self._live: Live | None = None
+        self._shown_s = 0.0
+        self._told = 0
+
+    def say(self, text: str = "") -> None:
+        """A line that stays, in markup."""
+        self._out.print(text, soft_wrap=not self._out.is_terminal)
+
+    def open(self) -> None:
+        """Begin to show the fleet."""
+        if self._out.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._out, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def show(self, at_s: float) -> None:
+        """Show the fleet as it is now, if it is time."""
+        if self._live is not None:
+            if at_s - self._shown_s >= REFRESH_S:
+                self._shown_s = at_s
+                self._live.update(self._picture(at_s), refresh=True)
+            return
+        board = self._board
+        if board.ended >= self._told + board.total // 5:
+            self._told = board.ended // (board.total // 5) * (board.total // 5)
+            self.say(f"{at_s:6.1f} s       {board.ended:,} of {board.total:,} tasks have ended")
+
+    def close(self) -> None:
+        """Leave only the lines."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _picture(self, at_s: float) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        board = self._board
+        top = Table.grid(padding=(0, 2))
+        waiting = max(0, board.total - board.ended)
+        top.add_row(
+            ProgressBar(board.total, board.ended, width=BAR),
+            f"{waiting:,} pending",
+            f"[green]{len(board.done):,} done[/green]",
+            f"[red]{len(board.failed):,} failed[/red]",
+            f"[dim]{at_s:.0f} s[/dim]",
+        )
+        crew = Table.grid(padding=(0, 2))
+        for each in board.crew.values():
+            said = each.now(at_s)
+            style = "red" if said in ("killed", "paused") else "dim" if each.state != "works" else ""
+            state = f"[{style}]{clean(said)}[/{style}]" if style else clean(said)
+            name = f"[{each.colour}]{each.name}[/{each.colour}]"
+            crew.add_row("", name, f"[dim]pid {each.pid}[/dim]", f"{each.tasks:>5,} tasks", state)
+        return Group("", top, crew)

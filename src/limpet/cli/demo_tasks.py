@@ -1,0 +1,42 @@
+"""The work that `limpet demo` hands out: what a user would write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from limpet.queue import Fail, Retry
+
+__all__ = ["BATCH", "QUEUE", "TTL_S", "expected", "payload", "square"]
+
+QUEUE = "demo"
+BATCH = 100
+TTL_S = 3.0
+
+POISON_EVERY = 625
+FLAKY_EVERY = 1250
+FLAKY_RUN = 5
+
+
+def payload(n: int) -> dict[str, Any]:
+    """Task number `n`. A few are poison, and some fail the first time."""
+    if n % POISON_EVERY == POISON_EVERY // 2:
+        return {"n": n, "kind": "poison"}
+    if n % FLAKY_EVERY < FLAKY_RUN:
+        return {"n": n, "kind": "flaky"}
+    return {"n": n}
+
+
+def square(task: dict[str, Any], attempt: int) -> int:
+    """The handler.   Raises: Fail for poison; Retry for a flaky task's first attempt."""
+    match task.get("kind"):
+        case "poison":
+            raise Fail(f"{task['n']} is poison")
+        case "flaky" if attempt == 1:
+            raise Retry(f"{task['n']} fails the first time", after_s=0.5)
+    return int(task["n"]) ** 2
+
+
+def expected(n: int) -> int | None:
+    """What task `n` must have come to; None if it must have failed."""
+    task = payload(n)
+    return None if task.get("kind") == "poison" else square(task, attempt=2)

@@ -1,0 +1,137 @@
+"""`limpet status`: a whole fleet on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from limpet.cli.queue_options import clean, now_of
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from limpet.app import Fleet
+    from limpet.cli.queue_survey import Survey
+
+__all__ = ["EPILOG", "print_queues", "status"]
+
+EPILOG = lines(
+    "Example:",
+    "$ limpet status -u s3://acme/prod",
+    "Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage. For alerts use `limpet check`.",
+)
+
+LOCKS_MAX = 1000
+
+
+def status(
+    url: UrlOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Count every object; otherwise counting stops at 10,000 of a kind.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show the queues of a fleet and the locks that are held. Changes nothing.
+
+    in flight: tasks in the hands of a worker that is alive. oldest: how long ago the oldest task was pushed that has
+    not ended. failed: what failed or was cancelled, and was not retried.
+    """
+    import limpet
+    from limpet.cli.queue_survey import ALL, survey
+    from limpet.runtime import system
+
+    fleet = limpet.open(url, read_only=True)
+    queues = survey(fleet.store, system(), limits=ALL if full else None)
+    locks, more = _held(fleet)
+    spent = fleet.meter.snapshot()
+    if json:
+        print_json({"url": fleet.url, "queues": queues, "locks_held": locks, "requests": spent.requests})
+        return
+    out = console()
+    print_queues(out, fleet.url, queues)
+    out.print()
+    _print_locks(out, locks, more=more)
+    by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in sorted(spent.requests.items()))
+    out.print(
+        f"\n[dim]This took {spent.total():,} requests ({by_verb}): ${spent.dollars('s3'):.6f} on S3.[/dim]",
+        soft_wrap=True,
+    )
+
+
+def print_queues(out: Console, url: str, queues: Sequence[Survey]) -> None:
+    """The queues as a table. A number with a plus is a lower bound."""
+    from rich.table import Table
+
+    if not queues:
+        out.print(f"no queue was ever used at {url}", markup=False, soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("queue", overflow="fold")
+    for title in ("pending", "in flight", "scheduled", "completed", "failed", "oldest"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for each in queues:
+        counts = [_count(each, key) for key in ("pending", "in_flight", "scheduled", "completed", "failed")]
+        counts[4] = f"[red]{counts[4]}[/red]" if each.failed else counts[4]
+        plus = "+" if "oldest_s" in each.at_least else ""
+        oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
+        table.add_row(clean(each.queue), *counts, oldest, "[yellow]paused[/yellow]" if each.paused else "")
+    out.print(table)
+    if any(each.at_least for each in queues):
+        out.print(
+            "\n[dim]+ at least: counting stopped at 10,000 objects of a kind. `limpet status --full`, or `limpet queue "
+            "stats QUEUE`, counts them all.[/dim]",
+            soft_wrap=True,
+        )
+
+
+def _count(survey: Survey, key: str) -> str:
+    return f"{getattr(survey, key):,}{'+' if key in survey.at_least else ''}"
+
+
+def _held(fleet: Fleet) -> tuple[list[dict[str, Any]], bool]:
+    """The locks that are held, among the first 1,000; and whether there are more to look at."""
+    seen = [*islice(fleet.locks(), LOCKS_MAX + 1)]
+    now = now_of(*(each.modified for each in seen))
+    held = []
+    for each in seen[:LOCKS_MAX]:
+        record, modified = each.value, each.modified
+        if record.state.value != "held" or modified is None:
+            continue
+        age_s = max(0.0, (now - modified).total_seconds())
+        held.append(
+            {
+                "name": record.name,
+                "state": "overdue" if age_s > record.ttl_s + 1 else "held",
+                "holder": record.label,
+                "token": record.token,
+                "age_s": round(age_s, 1),
+                "ttl_s": record.ttl_s,
+            }
+        )
+    return held, len(seen) > LOCKS_MAX
+
+
+def _print_locks(out: Console, locks: Sequence[dict[str, Any]], *, more: bool) -> None:
+    from rich.table import Table
+
+    if not locks:
+        out.print("no lock is held" + (f" among the first {LOCKS_MAX:,}" if more else ""))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("lock held", "by"):
+        table.add_column(title, overflow="fold")
+    for title in ("token", "last heartbeat", "ttl"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for lock in locks:
+        overdue = "[red]overdue[/red]" if lock["state"] == "overdue" else ""
+        cells = [str(lock["token"]), f"{ago(lock['age_s'])} ago", f"{lock['ttl_s']:g} s", overdue]
+        table.add_row(clean(lock["name"]), clean(lock["holder"]), *cells)
+    out.print(table)
+    if more:
+        out.print(f"[dim]There are more locks; the first {LOCKS_MAX:,} were looked at.[/dim]")

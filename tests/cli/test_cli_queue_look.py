@@ -1,0 +1,323 @@
+"""`limpet queue ls | show | peek | stats | cost`: what an operator sees, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import limpet
+from cli.harness import Here
+from limpet.keys import Key
+from limpet.queue import Queue
+from limpet.queue.names import batch_of
+from limpet.runtime import system
+
+WORKER = f"{os.uname().nodename}:{os.getpid()}"
+LOOKS = [
+    ("ls",),
+    ("ls", "enrich"),
+    ("show", "enrich", "ok"),
+    ("peek", "enrich"),
+    ("stats", "enrich"),
+    ("cost", "enrich"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet in memory, which commands and tests find without a URL."""
+    monkeypatch.setenv("LIMPET_URL", f"memory://{system().new_id()}")
+
+
+def _fail(task: Any) -> None:
+    task.fail("gone [bold]away[/bold]\x1b[31m\nfor good", "Traceback:\n  here")
+
+
+def _run(queue: Queue, entries: int = 1) -> None:
+    """Claim so many entries and do what each task says."""
+    for _ in range(entries):
+        with queue.claim() as claim:
+            assert claim
+            for task in claim:
+                match task.payload.get("do"):
+                    case "fail":
+                        _fail(task)
+                    case "rest":
+                        task.retry(after_s=600, error="429")
+                    case _:
+                        task.done({"title": "Hi"})
+
+
+@pytest.fixture
+def queue() -> Queue:
+    """One task for each state, and a batch of 10 of which one failed."""
+    queue = limpet.open().queue("enrich", ttl_s=600)
+    for id_, do in (("ok", "done"), ("bad/1", "fail"), ("rest", "rest")):
+        queue.push({"do": do}, id=id_)
+        _run(queue)
+    queue.push_many([{"do": "fail" if n == 3 else "done"} for n in range(10)], batch=10)
+    _run(queue)
+    queue.push({"do": "wait"}, id="held")
+    assert queue.claim()
+    queue.push({"do": "wait"}, id="waits")
+    queue.push({"do": "later"}, id="later", delay_s=600)
+    queue.push({"do": "drop"}, id="dropped")
+    queue.cancel("dropped")
+    return queue
+
+
+def _json(here: Here, *arguments: str) -> Any:
+    done = here("queue", *arguments, "--json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def _rows(out: str) -> dict[str, str]:
+    """The titles and texts of a table of two columns."""
+    return {title: text.strip() for title, _, text in (line.partition("   ") for line in out.splitlines())}
+
+
+def test_ls_shows_all_queues(here: Here, queue: Queue) -> None:
+    limpet.open().queue("a [b]").push({})
+    title, first, second = here("queue", "ls").out.splitlines()
+    assert title.split() == ["queue", "pending", "in", "flight", "scheduled", "completed", "failed", "oldest"]
+    assert first.split()[:7] == ["a", "[b]", "1", "0", "0", "0", "0"]
+    assert second.split()[:6] == ["enrich", "3", "1", "1", "10", "3"]
+    assert [(each["queue"], each["pending"]) for each in _json(here, "ls")] == [("a [b]", 1), ("enrich", 3)]
+
+
+def test_ls_pending_tells_who_works_on_what(here: Here, queue: Queue) -> None:
+    rows = {row["id"]: row for row in _json(here, "ls", "enrich")}
+    assert [(id_, row["state"], row["attempt"], row["worker"]) for id_, row in rows.items()] == [
+        ("held", "held", 1, WORKER),
+        ("rest", "rests", 1, None),
+        ("waits", "waits", 0, None),
+    ]
+    assert 590 < rows["rest"]["rests_s"] <= 600
+    shown = here("queue", "ls", "enrich").out
+    assert [line.split()[0] for line in shown.splitlines()] == ["id", "held", "rest", "waits"]
+    assert "rests 10 min" in shown
+
+
+def test_ls_failed_and_completed(here: Here, queue: Queue) -> None:
+    failed = _json(here, "ls", "enrich", "--failed")
+    assert sorted((row["id"].rpartition("-")[2], row["state"]) for row in failed) == [
+        ("10.3", "failed"),
+        ("bad/1", "failed"),
+        ("dropped", "cancelled"),
+    ]
+    [batch, single] = _json(here, "ls", "enrich", "--completed")
+    assert (batch["tasks"], batch["failed"], single["id"], single["tasks"]) == (10, 1, "ok", 1)
+    shown = here("queue", "ls", "enrich", "--failed").out
+    assert "gone [bold]away[/bold]?[31m for good" in shown
+    assert "\x1b" not in shown
+
+
+def test_ls_leaves_out_what_was_retried(here: Here, queue: Queue) -> None:
+    queue.retry("bad/1")
+    assert "bad/1" not in [row["id"] for row in _json(here, "ls", "enrich", "--failed")]
+    assert "bad/1~1" in [row["id"] for row in _json(here, "ls", "enrich")]
+
+
+def test_ls_shows_so_many(here: Here) -> None:
+    queue = limpet.open().queue("enrich")
+    for n in range(5):
+        queue.push({"n": n})
+    shown = here("queue", "ls", "enrich", "-n", "3").out.splitlines()
+    assert (len(shown), shown[-1]) == (6, "There are more: -n 15 shows more of them.")
+    assert len(_json(here, "ls", "enrich", "-n", "3")) == 3
+    assert len(here("queue", "ls", "enrich", "-n", "5").out.splitlines()) == 6
+
+
+def test_a_name_that_is_too_long_for_a_key_is_shown_as_it_is(here: Here) -> None:
+    long = "x" * 300
+    limpet.open().queue("enrich").push({"n": 1}, id=long)
+    assert [row["id"] for row in _json(here, "ls", "enrich")] == [long]
+    assert _json(here, "show", "enrich", long)["payload"] == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--pending", "nothing waits in"),
+        ("--failed", "nothing has failed in"),
+        ("--completed", "nothing is completed in"),
+        ("--scheduled", "nothing is scheduled in"),
+    ],
+)
+def test_ls_of_nothing(here: Here, flag: str, said: str) -> None:
+    queue = limpet.open().queue("enrich")
+    queue.pause()
+    assert here("queue", "ls", "enrich", flag).out == f"{said} 'enrich'\n"
+    assert _json(here, "ls", "enrich", flag) == []
+
+
+def test_ls_of_a_fleet_without_queues(here: Here) -> None:
+    limpet.open()
+    assert here("queue", "ls").out == f"no queue was ever used at {limpet.open().url}\n"
+    assert _json(here, "ls") == []
+
+
+@pytest.mark.parametrize("arguments", [("ls", "q", "--failed", "--pending"), ("ls", "--failed")])
+def test_ls_wants_one_list(here: Here, arguments: tuple[str, ...]) -> None:
+    limpet.open().queue("q").push({})
+    done = here("queue", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "--failed" in done.err
+
+
+def test_show_what_ended(here: Here, queue: Queue) -> None:
+    rows = _rows(here("queue", "show", "enrich", "ok").out)
+    assert (rows["task"], rows["state"], rows["worker"], rows["attempts"]) == ("ok", "completed", WORKER, "1")
+    assert rows["result"] == '{"title":"Hi"}'
+    facts = _json(here, "show", "enrich", "bad/1")
+    assert (facts["state"], facts["payload"], facts["traceback"]) == ("failed", {"do": "fail"}, "Traceback:\n  here")
+    shown = here("queue", "show", "enrich", "bad/1").out
+    assert shown.endswith("\nTraceback:\n  here\n")
+    assert "gone [bold]away[/bold]?[31m" in shown
+    assert _json(here, "show", "enrich", "dropped")["state"] == "cancelled"
+
+
+def test_show_what_waits(here: Here, queue: Queue) -> None:
+    held = _json(here, "show", "enrich", "held")
+    assert (held["state"], held["worker"], held["token"], held["attempt"]) == ("held", WORKER, 1, 1)
+    rests = _rows(here("queue", "show", "enrich", "rest").out)
+    assert (rests["state"], rests["next try"], rests["error"]) == ("rests", "in 10 min", "429")
+    assert _json(here, "show", "enrich", "waits")["state"] == "waits"
+    later = _json(here, "show", "enrich", "later")
+    assert (later["state"], later["payload"]) == ("scheduled", {"do": "later"})
+
+
+def test_show_follows_a_retry(here: Here, queue: Queue) -> None:
+    queue.retry("bad/1")
+    rows = _rows(here("queue", "show", "enrich", "bad/1").out)
+    assert (rows["task"], rows["state"], rows["retried"]) == ("bad/1~1", "waits", "bad/1 lives on as bad/1~1")
+
+
+def test_show_a_batch_and_its_tasks(here: Here, queue: Queue) -> None:
+    [batch, _] = _json(here, "ls", "enrich", "--completed")
+    whole = _json(here, "show", "enrich", batch["id"])
+    assert (whole["state"], whole["tasks"], whole["failed"]) == ("completed", 10, [f"{batch['id']}.3"])
+    assert _json(here, "show", "enrich", f"{batch['id']}.4")["result"] == {"title": "Hi"}
+    assert _json(here, "show", "enrich", f"{batch['id']}.3")["state"] == "failed"
+
+
+def test_show_a_batch_on_its_way(here: Here) -> None:
+    queue = limpet.open().queue("enrich", ttl_s=600)
+    first, *_ = queue.push_many([{"n": n} for n in range(4)], batch=4)
+    part = batch_of(first)
+    assert part is not None
+    entry, _ = part
+    assert _json(here, "show", "enrich", entry) | {"pushed_at": 0} == {
+        "queue": "enrich",
+        "id": entry,
+        "state": "waits",
+        "pushed_at": 0,
+        "tasks": 4,
+    }
+    claim = queue.claim()
+    tasks = iter(claim)
+    next(tasks).done()
+    next(tasks).fail("no")
+    next(tasks).retry(after_s=600, error="429")
+    claim.hand_back()
+    whole = _json(here, "show", "enrich", entry)
+    assert (whole["done"], whole["failed"], whole["tasks"]) == (1, [f"{entry}.1"], 4)
+    states = [_json(here, "show", "enrich", f"{entry}.{n}")["state"] for n in range(4)]
+    assert states == ["done, and its batch goes on", "failed", "waits", "waits"]
+    assert here("queue", "show", "enrich", f"{entry}.4").code == 1
+
+
+def test_peek_shows_payloads(here: Here) -> None:
+    queue = limpet.open().queue("enrich")
+    queue.push({"a": "[b]"}, id="x")
+    title, payload = here("queue", "peek", "enrich").out.splitlines()
+    assert title.startswith("x  pushed 20")
+    assert payload == '  {"a":"[b]"}'
+    queue.push_many([{"n": n} for n in range(50)])
+    assert len(_json(here, "peek", "enrich", "-n", "7")) == 7
+    queue.purge()
+    assert here("queue", "peek", "enrich").out == "nothing waits in 'enrich'\n"
+
+
+def test_stats_counts_one_queue(here: Here, queue: Queue) -> None:
+    stats = queue.stats()
+    found = _json(here, "stats", "enrich")
+    for name in ("pending", "scheduled", "completed", "failed", "paused"):
+        assert found[name] == getattr(stats, name), name
+    shown = here("queue", "stats", "enrich").out
+    assert [line.split()[-1] for line in shown.splitlines()][:6] == ["enrich", "3", "1", "1", "10", "3"]
+
+
+def test_cost_stands_beside_sqs(here: Here, queue: Queue) -> None:
+    facts = _json(here, "cost", "enrich")
+    assert (facts["tasks"], facts["entries"], facts["receipts_read"]) == (13, 4, 4)
+    assert facts["dollars"] == 0
+    assert facts["dollars_in_a_bucket"] > 0
+    assert facts["per_million"]["sqs_1"]["dollars"] == pytest.approx(1.2)
+    assert facts["per_million"]["sqs_10"]["dollars"] == pytest.approx(0.12)
+    assert facts["per_million"]["this_queue"]["dollars"] > 1
+    shown = here("queue", "cost", "enrich").out
+    assert "nothing here; $0.00009" in shown
+    assert "SQS is cheaper: this queue costs" in shown
+    assert "not metered" in shown
+
+
+def test_cost_of_large_batches_is_below_sqs(here: Here) -> None:
+    queue = limpet.open().queue("enrich")
+    queue.push_many([{"n": n} for n in range(1000)], batch=1000)
+    _run(queue)
+    assert "Limpet is cheaper: this queue takes" in here("queue", "cost", "enrich").out
+
+
+def test_cost_before_anything_has_ended(here: Here) -> None:
+    limpet.open().queue("enrich").push({})
+    shown = here("queue", "cost", "enrich").out
+    assert shown.startswith("enrich: nothing has ended yet; 1 entry waiting\n")
+    assert "this_queue" not in _json(here, "cost", "enrich")["per_million"]
+
+
+@pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
+def test_looking_changes_nothing(here: Here, queue: Queue, arguments: tuple[str, ...]) -> None:
+    store = limpet.open().store
+    before = {stat.key: stat.version for stat in store.list()}
+    assert here("queue", *arguments).code == 0
+    assert {stat.key: stat.version for stat in store.list()} == before
+
+
+@pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
+def test_a_mistyped_url_creates_nothing(here: Here, arguments: tuple[str, ...]) -> None:
+    done = here("queue", *arguments, "-u", "./typo")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: ")
+    assert not Path("typo").exists()
+
+
+@pytest.mark.parametrize("arguments", LOOKS[1:], ids=" ".join)
+def test_a_mistyped_queue_is_named(here: Here, arguments: tuple[str, ...]) -> None:
+    limpet.open().queue("enrihc").push({})
+    done = here("queue", *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"limpet: there is no queue 'enrich' at {limpet.open().url}\n"
+        "hint: did you mean 'enrihc'? `limpet queue ls` shows all\n"
+    )
+
+
+def test_an_unknown_task(here: Here) -> None:
+    limpet.open().queue("enrich").push({})
+    done = here("queue", "show", "enrich", "nope")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("limpet: there is no task 'nope' in queue 'enrich'\nhint: `limpet queue ls enrich`")
+
+
+def test_a_corrupt_receipt_is_one_line(here: Here) -> None:
+    limpet.open().queue("enrich").push({})
+    limpet.open().store.put(Key("queues/enrich/failed/x.json"), b"{garbage")
+    done = here("queue", "ls", "enrich", "--failed")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("limpet: queues/enrich/failed/x.json is not a valid ")

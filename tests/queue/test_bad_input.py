@@ -1,0 +1,568 @@
+"""Bad input changes nothing; bad bytes stop nobody: one clear line, bytes kept, the rest goes on (F23, F28, F32)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import limpet
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unsupported
+from limpet.lease import State
+from limpet.queue import Policy
+from limpet.queue.records import PAYLOAD_BYTES_MAX
+from queue_helpers import LATER_S, TTL_S, World, rounds
+
+ROTTEN = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"{}",
+    b"\xff\xfe\x00",
+    b'{"schema":1}',
+    b"[" * 100_000,
+    b'{"schema":1,"id":"x","payload":NaN}',
+    b"x" * (9 << 20),
+]
+NEWER = b'"schema":2'
+
+
+def nest(depth: int) -> Any:
+    """So many lists in one another."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+UNFIT = {
+    "nan": {"x": float("nan")},
+    "inf": {"x": float("inf")},
+    "object": {"x": object()},
+    "int key": {"x": {1: 2}},
+    "int key at the top": {1: 2},
+    "bytes": {"x": b"bytes"},
+    "set": {"x": {1, 2}},
+    "surrogate": {"x": "\ud800"},
+    "long int": {"x": 10**5000},
+    "deep": {"x": nest(100)},
+    "very deep": {"x": nest(100_000)},
+    "large": {"x": "y" * PAYLOAD_BYTES_MAX},
+    "large in bytes": {"x": "\u20ac" * (PAYLOAD_BYTES_MAX // 3)},
+    "no dict: text": "text",
+    "no dict: int": 5,
+    "no dict: None": None,
+    "no dict: list": [1],
+    "no dict: tuple": (1,),
+    "no dict: bytes": b"{}",
+    "no dict: function": print,
+}
+
+
+def one_line(error: LimpetError) -> None:
+    assert "\n" not in str(error)
+    assert len(str(error)) < 1000
+    assert error.hint
+
+
+# ---- what a user hands in ----
+
+
+@pytest.mark.parametrize("payload", [*UNFIT.values()], ids=[*UNFIT])
+@pytest.mark.parametrize("how", ["push", "push with an id", "push with a delay", "push_many"])
+def test_payloads_that_json_cannot_hold_are_refused_and_nothing_is_written(
+    world: World, payload: Any, how: str
+) -> None:
+    queue = world.process().queue
+    pushes: dict[str, Callable[[], object]] = {
+        "push": lambda: queue.push(payload),
+        "push with an id": lambda: queue.push(payload, id="x"),
+        "push with a delay": lambda: queue.push(payload, delay_s=5),
+        "push_many": lambda: queue.push_many([*rounds(4000), payload]),
+    }
+    with pytest.raises(Invalid) as caught:
+        pushes[how]()
+    one_line(caught.value)
+    assert world.names() == []
+
+
+def test_the_largest_payload_that_is_taken(world: World) -> None:
+    process = world.process()
+    payload = {"x": "y" * (PAYLOAD_BYTES_MAX - len('{"x":""}'))}
+    process.queue.push(payload, id="x")
+    ids = process.queue.push_many([payload] * 3)
+    with pytest.raises(Invalid, match="262145 bytes"):
+        process.queue.push({"x": payload["x"] + "y"})
+    process.drain(lambda task: task.fail("no") if task.payload == payload else task.done())
+    assert len(process.queue.retry(all=True)) == 4
+    assert process.queue.result(ids[0]).state == "pending"
+
+
+@pytest.mark.parametrize("payload", ["text", {"domain": 5}, {}, object(), None, float("nan")])
+def test_a_typed_queue_refuses_what_does_not_fit_when_it_is_pushed(world: World, payload: Any) -> None:
+    queue = world.process(payload_type=dict[str, str] if payload != {} else int).queue
+    with pytest.raises(Invalid) as caught:
+        queue.push(payload)
+    one_line(caught.value)
+    with pytest.raises(Invalid):
+        queue.push_many([payload])
+    assert world.names() == []
+
+
+@pytest.mark.parametrize(
+    "id_",
+    [
+        "",
+        "a~1",
+        "~",
+        "x~",
+        "\x00",
+        "a\nb",
+        "\ud800",
+        "01kjkc27j001r32bhe5rq00001",
+        "0" * 26,
+        "a" * 26 + "-100",
+        "a" * 26 + ".5",
+    ],
+)
+@pytest.mark.parametrize("delay_s", [0.0, 5.0])
+def test_ids_that_are_ours_or_nobodys_are_refused(world: World, id_: str, delay_s: float) -> None:
+    with pytest.raises(Invalid) as caught:
+        world.process().queue.push({}, id=id_, delay_s=delay_s)
+    one_line(caught.value)
+    assert world.names() == []
+
+
+@pytest.mark.parametrize("id_", [5, b"x", ["x"]])
+def test_an_id_is_text(world: World, id_: Any) -> None:
+    with pytest.raises(Invalid):
+        world.process().queue.push({}, id=id_)
+
+
+@pytest.mark.parametrize(
+    "name", ["../up", "..", ".", "/abs", "a/b", "a%2fb", "c:\\x", "é", "x" * 400, ".hidden", "con"]
+)
+def test_a_queues_name_stays_in_its_place(tmp_path: Path, name: str) -> None:
+    fleet = limpet.open(tmp_path / "fleet")
+    queue = fleet.queue(name)
+    queue.push({"n": 1}, id=name)
+    fleet.queue("other").push({"n": 2}, id=name)
+    assert [peeked.payload for peeked in queue.peek()] == [{"n": 1}]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.is_relative_to(tmp_path / "fleet") for path in files)
+    assert len([*(tmp_path / "fleet" / "queues").iterdir()]) == 2
+
+
+@pytest.mark.parametrize("name", ["", "\x00", "a\nb", "\ud800", None, 5])
+def test_names_that_no_queue_has(name: Any) -> None:
+    with pytest.raises(Invalid) as caught:
+        limpet.open("memory://").queue(name)
+    one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": -1},
+        {"ttl_s": 0},
+        {"ttl_s": -1},
+        {"ttl_s": float("nan")},
+        {"ttl_s": float("inf")},
+        {"timeout_s": 0},
+        {"timeout_s": -5},
+        {"timeout_s": float("nan")},
+        {"backoff_s": -1},
+        {"backoff_s": float("nan")},
+        {"backoff_max_s": -1},
+        {"concurrency": 0},
+        {"concurrency": 1001},
+        {"rate_per_s": 0},
+        {"rate_per_s": -1},
+        {"retention_s": 3600},
+        {"retention_s": float("nan")},
+        {"max_retries": 3},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
+    with pytest.raises(Invalid) as caught:
+        limpet.open("memory://").queue("q", **settings)
+    one_line(caught.value)
+
+
+def test_the_settings_that_there_are() -> None:
+    queue = limpet.open("memory://").queue(
+        "q",
+        max_attempts=2,
+        ttl_s=30,
+        timeout_s=None,
+        backoff_s=1,
+        backoff_max_s=2,
+        concurrency=3,
+        rate_per_s=4,
+        retention_s=7 * 86400,
+    )
+    assert queue.policy == Policy(2, 30, None, 1, 2, 3, 4, 7 * 86400)
+
+
+def test_a_reader_may_look_and_not_touch(tmp_path: Path) -> None:
+    queue = limpet.open(tmp_path / "fleet").queue("q")
+    queue.push({}, id="x")
+    before = sorted(tmp_path.rglob("*"))
+    reader = limpet.open(tmp_path / "fleet", read_only=True).queue("q")
+    assert reader.result("x").state == "pending"
+    assert [peeked.id for peeked in reader.peek()] == ["x"]
+    acts: list[Callable[[], object]] = [
+        lambda: reader.push({}),
+        lambda: reader.push({}, id="y"),
+        lambda: reader.push_many([{}]),
+        reader.claim,
+        lambda: reader.cancel("x"),
+        reader.pause,
+        reader.purge,
+    ]
+    for act in acts:
+        with pytest.raises(Denied):
+            act()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# ---- bytes that are not what we wrote ----
+
+
+def healthy(world: World) -> list[str]:
+    """Tasks that are fine, before and behind the bad one."""
+    process = world.process("healthy")
+    process.queue.push({}, id="a")
+    process.queue.push({}, id="z")
+    return ["a", "z", *process.queue.push_many(rounds(2))]
+
+
+@pytest.mark.parametrize("data", ROTTEN, ids=lambda data: f"{len(data)} bytes {data[:8]!r}")
+@pytest.mark.parametrize("id_", ["x", None])
+def test_a_task_that_cannot_be_read_fails_and_its_bytes_are_kept(world: World, data: bytes, id_: str | None) -> None:
+    process = world.process()
+    pushed = process.queue.push({"n": 1}, id=id_)
+    world.write(f"pending/{pushed.id}/task.json", data)
+    good = healthy(world)
+    assert sorted(process.drain()) == sorted(good)
+    result = process.queue.result(pushed.id)
+    assert result.state == "failed"
+    assert result.error
+    assert "\n" not in result.error
+    raw = world.receipt(f"failed/{pushed.id}").raw
+    assert raw is not None
+    assert data in world.read(raw.removeprefix("queues/q/"))
+    assert [key for key in world.names() if key.startswith("pending/")] == []
+    with pytest.raises(Invalid, match="cannot be retried"):
+        process.queue.retry(pushed.id)
+    assert process.queue.retry(all=True) == []
+
+
+@pytest.mark.parametrize("data", ROTTEN, ids=lambda data: f"{len(data)} bytes {data[:8]!r}")
+def test_a_batch_that_cannot_be_read_fails_and_its_bytes_are_kept(world: World, data: bytes) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    entry = ids[0].rpartition(".")[0]
+    world.write(f"pending/{entry}/tasks.jsonl", data)
+    good = healthy(world)
+    assert sorted(process.drain()) == sorted(good)
+    assert [process.queue.result(id_).state for id_ in ids] == ["failed"] * 3
+    raw = world.receipt(f"failed/{entry}").raw
+    assert raw is not None
+    assert data in world.read(raw.removeprefix("queues/q/"))
+    assert process.queue.stats().failed == 3
+
+
+@pytest.mark.parametrize("change", ["cut", "flip", "line", "count", "more"])
+def test_a_damaged_batch_is_recognised(world: World, change: str) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    key = f"pending/{ids[0].rpartition('.')[0]}/tasks.jsonl"
+    data = world.read(key)
+    damaged = {
+        "cut": data[:-5],
+        "flip": data.replace(b'{"n":1}', b'{"n":7}'),
+        "line": data.rpartition(b"\n")[0],
+        "count": data.replace(b'"count":3', b'"count":2'),
+        "more": data + b'\n{"n":4}',
+    }[change]
+    assert damaged != data
+    world.write(key, damaged)
+    assert process.drain() == []
+    assert [process.queue.result(id_).state for id_ in ids] == ["failed"] * 3
+
+
+def test_a_damaged_payload_of_a_single_task_is_recognised(world: World) -> None:
+    process = world.process()
+    process.queue.push({"domain": "a.com"}, id="x")
+    world.write("pending/x/task.json", world.read("pending/x/task.json").replace(b"a.com", b"b.com"))
+    assert process.drain() == []
+    assert "digest" in (process.queue.result("x").error or "")
+
+
+@pytest.mark.parametrize("data", ROTTEN, ids=lambda data: f"{len(data)} bytes {data[:8]!r}")
+def test_a_lease_that_cannot_be_read_fails_its_task_which_can_be_retried(world: World, data: bytes) -> None:
+    process = world.process()
+    process.queue.push({"n": 1}, id="x")
+    process.take().hand_back()
+    world.write("pending/x/lease.json", data)
+    good = healthy(world)
+    world.time.sleep(TTL_S + 1)
+    assert sorted(process.drain()) == sorted(good)
+    result = process.queue.result("x")
+    assert result.state == "failed"
+    assert "lease.json" in (result.error or "")
+    raw = world.receipt("failed/x").raw
+    assert raw is not None
+    assert data in world.read(raw.removeprefix("queues/q/"))
+    assert process.queue.retry("x") == ["x~1"]
+    assert process.drain() == ["x~1"]
+
+
+def test_a_batchs_lease_that_cannot_be_read_fails_its_tasks_which_can_be_retried(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    process.take().hand_back()
+    world.write(f"pending/{ids[0].rpartition('.')[0]}/lease.json", b"")
+    assert process.drain(idle_s=2 * TTL_S) == []
+    assert [process.queue.result(id_).state for id_ in ids] == ["failed"] * 3
+    assert process.queue.stats().failed == 3
+    assert process.queue.retry(all=True) == [f"{id_}~1" for id_ in ids]
+    process.drain()
+    assert [process.queue.result(id_).state for id_ in ids] == ["completed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"ttl_s":30.0', b'"ttl_s":1e300'),
+        (b'"ttl_s":30.0', b'"ttl_s":-1'),
+        (b'"token":1', b'"token":"1"'),
+        (b'"state":"free"', b'"state":"lent"'),
+        (b'"state":"free"', b'"state":"done"'),
+        (b'"seq":2', b'"seq":0'),
+        (b'"name":"x"', b'"name":"../../y"'),
+        (b'"name":"x"', b'"name":"a"'),
+        (b'"charged":0', b'"charged":0,"wait_s":1e300'),
+        (b'"charged":0', b'"charged":0,"waits":{"0":1e300}'),
+        (b'"charged":0', b'"charged":0,"waits":{"-5":1,"77":3}'),
+        (b'"charged":0', b'"charged":0,"done":[7,-1]'),
+        (b'"charged":0', b'"charged":-100'),
+        (b'"charged":0', b'"charged":9999999999'),
+        (b'"charged":0', b'"charged":0,"results":{"0":5},"parts":["../../x","no"]'),
+        (b'"charged":0', b'"charged":0,"running":99'),
+    ],
+)
+def test_a_lease_with_nonsense_in_it_stops_nobody_and_touches_nobody_else(world: World, old: bytes, new: bytes) -> None:
+    process = world.process()
+    process.queue.push({"n": 1}, id="x")
+    process.take().hand_back()
+    data = world.read("pending/x/lease.json")
+    assert old in data, data
+    world.write("pending/x/lease.json", data.replace(old, new))
+    good = healthy(world)
+    ran = process.drain(lambda task: task.done(task.id), idle_s=LATER_S)
+    assert {*good} <= {*ran} <= {"x", *good}
+    assert [process.queue.result(id_).value for id_ in good] == good
+    assert process.queue.result("x").ready
+    assert [key for key in world.names() if key.startswith("pending/")] == []
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema":1,"seq":1,"write_id":"w"}'])
+@pytest.mark.parametrize("place", ["completed", "failed"])
+def test_a_receipt_that_cannot_be_read_is_said_to_be_corrupt_and_stops_nobody(
+    world: World, data: bytes, place: str
+) -> None:
+    process = world.process()
+    process.queue.push({}, id="bad")
+    process.drain(lambda task: task.fail("no"))
+    world.write(f"{place}/x.json", data)
+    with pytest.raises(Corrupt) as caught:
+        process.queue.result("x")
+    one_line(caught.value)
+    good = healthy(world)
+    assert sorted(process.drain()) == sorted(good)
+    assert process.queue.retry(all=True) == ["bad~1"]
+    process.queue.sweep()
+    process.queue.stats()
+    assert world.read(f"{place}/x.json") == data
+    assert not process.queue.push({}, id="x").created, "a name that may have ended is not used again"
+
+
+def test_a_batchs_receipt_that_cannot_be_read_keeps_its_failed_tasks(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    process.drain(lambda task: task.fail("no") if task.payload["n"] else task.done())
+    world.write(f"completed/{ids[0].rpartition('.')[0]}.json", b"")
+    process.queue.sweep()
+    assert f"failed/{ids[1]}.json" in world.names()
+    process.queue.retry(all=True)
+
+
+def test_a_part_that_cannot_be_read_is_said_to_be_corrupt(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    process.drain(lambda task: task.done("y" * 2000 if task.payload["n"] else "small"))
+    (part,) = [key for key in world.names() if key.startswith("parts/")]
+    world.write(part, b"{")
+    with pytest.raises(Corrupt, match="parts/"):
+        process.queue.result(ids[1])
+    assert process.queue.result(ids[0]).value == "small"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema":1}'])
+def test_a_control_record_that_cannot_be_read_stops_claims_and_harms_no_task(world: World, data: bytes) -> None:
+    """Fail closed: it may say `paused`. Nothing is lost, and what to do is said in one line."""
+    process = world.process()
+    good = healthy(world)
+    before = {key: world.read(key) for key in world.names()}
+    world.write("control.json", data)
+    for _ in range(3):
+        with pytest.raises(Corrupt, match=r"control\.json") as caught:
+            process.queue.claim()
+        one_line(caught.value)
+        world.time.sleep(40)
+    assert {key: world.read(key) for key in world.names() if key != "control.json"} == before
+    assert process.queue.push({}, id="new").created
+    world.delete("control.json")
+    assert sorted(process.drain()) == sorted([*good, "new"])
+
+
+@pytest.mark.parametrize("data", ROTTEN, ids=lambda data: f"{len(data)} bytes {data[:8]!r}")
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_delayed_push_that_cannot_be_read_fails_and_its_bytes_are_kept(
+    world: World, data: bytes, beside: bool
+) -> None:
+    process = world.process()
+    process.queue.push({"n": 1}, id="x", delay_s=5)
+    (key,) = [key for key in world.names() if key.startswith("scheduled/")]
+    world.write(key, data)
+    good = healthy(world)
+    if beside:
+        process.queue.push({"n": 2}, id="x")
+        good.append("x")
+    assert sorted(process.drain(idle_s=200)) == sorted(good)
+    (receipt,) = [key for key in world.names() if key.startswith("failed/")]
+    raw = world.receipt(receipt.removesuffix(".json")).raw
+    assert raw is not None
+    assert world.read(raw.removeprefix("queues/q/")) == data
+    assert [key for key in world.names() if key.startswith(("scheduled/", "pending/"))] == []
+
+
+# ---- what a newer Limpet wrote ----
+
+
+def newer(world: World, key: str) -> None:
+    data = world.read(key)
+    assert b'"schema":1' in data
+    world.write(key, data.replace(b'"schema":1', NEWER))
+
+
+@pytest.mark.parametrize("kind", ["task", "batch", "lease", "scheduled"])
+def test_what_a_newer_limpet_wrote_is_left_to_it_and_the_rest_goes_on(world: World, kind: str) -> None:
+    process = world.process(max_attempts=1)
+    if kind == "batch":
+        entry = process.queue.push_many(rounds(2))[0].rpartition(".")[0]
+        key = f"pending/{entry}/tasks.jsonl"
+    elif kind == "scheduled":
+        process.queue.push({}, id="x", delay_s=5)
+        (key,) = [key for key in world.names() if key.startswith("scheduled/")]
+    else:
+        process.queue.push({}, id="x")
+        if kind == "lease":
+            process.take().hand_back()
+        key = f"pending/x/{kind}.json"
+    newer(world, key)
+    theirs = world.read(key)
+    good = healthy(world)
+    assert sorted(process.drain(idle_s=200)) == sorted(good)
+    process.queue.peek()
+    process.queue.stats()
+    process.queue.sweep()
+    assert world.read(key) == theirs
+    world.write(key, theirs.replace(NEWER, b'"schema":1'))
+    ran = process.drain(idle_s=LATER_S)
+    assert ran in (["x"], [f"{key.split('/')[1]}.{n}" for n in range(2)])
+    assert process.queue.stats().failed == 0, "the newer one is not charged with our looking at it"
+
+
+def test_looking_at_what_a_newer_limpet_wrote_costs_little(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="x")
+    newer(world, "pending/x/task.json")
+    spent = process.cost(lambda: process.queue.claim(wait_s=3600))
+    assert sum(spent.values()) <= 1000
+
+
+def test_a_receipt_of_a_newer_limpet(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="x")
+    process.drain(lambda task: task.fail("no"))
+    newer(world, "failed/x.json")
+    with pytest.raises(Unsupported):
+        process.queue.result("x")
+    assert process.queue.retry(all=True) == []
+    process.queue.sweep()
+    assert world.names() == ["failed/x.json"]
+
+
+# ---- purge and cancel of what cannot be read ----
+
+
+def test_purge_gets_rid_of_everything(world: World) -> None:
+    process = world.process()
+    for name in ("bad task", "bad lease", "fine"):
+        process.queue.push({}, id=name)
+    for _ in range(3):
+        process.take()
+    world.write("pending/bad%20task/task.json", b"")
+    world.write("pending/bad%20lease/lease.json", b"")
+    pushed = process.queue.push({})
+    world.write(f"pending/{pushed.id}/task.json", b"")
+    assert process.queue.purge() == 4
+    assert [key for key in world.names() if key.startswith("pending/")] == []
+
+
+def test_cancel_of_a_task_that_cannot_be_read(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="x")
+    world.write("pending/x/task.json", b"")
+    with pytest.raises(Corrupt):
+        process.queue.cancel("x")
+    assert world.facts("x")[0] is State.CANCELLED
+    assert process.drain() == []
+    assert process.queue.result("x").state == "failed"
+
+
+def test_two_that_reject_the_same_task(world: World) -> None:
+    one, two = world.process(), world.process()
+    one.queue.push({}, id="x")
+    world.write("pending/x/task.json", b"")
+    one.store.before("put", "failed/x.json", lambda: two.drain(idle_s=5 * TTL_S))
+    assert one.drain() == []
+    assert [key for key in world.names() if not key.startswith("parts/")] == ["failed/x.json"]
+
+
+def test_a_rotten_lease_of_a_task_that_is_done(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="x")
+    _, task = process.start()
+    world.write("pending/x/lease.json", b"")
+    task.done("done")
+    assert world.names() == ["completed/x.json"]
+    assert process.queue.result("x").value == "done"
+
+
+def test_a_record_may_have_fields_that_we_do_not_know(world: World) -> None:
+    """A newer version may add them without a new schema."""
+    process = world.process()
+    process.queue.push({"n": 1}, id="x")
+    record = msgspec.json.decode(world.read("pending/x/task.json"))
+    world.write("pending/x/task.json", msgspec.json.encode({**record, "colour": "blue"}))
+    assert process.drain() == ["x"]

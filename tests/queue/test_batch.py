@@ -1,0 +1,437 @@
+"""Batches: many tasks under one lease, each with its own verdict, result and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernel_helpers import lost_reply, lost_request
+from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.lease import State
+from limpet.queue import Retry
+from limpet.queue.results import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX
+from queue_helpers import TTL_S, Crash, Process, World, crash, held, raises, rounds
+
+LARGE = "x" * (INLINE_BYTES_MAX + 1)
+
+
+def entry_of(ids: list[str]) -> str:
+    return ids[0].rpartition(".")[0]
+
+
+def states(world: World, ids: list[str]) -> list[str]:
+    queue = world.process("looker").queue
+    return [queue.result(id_).state for id_ in ids]
+
+
+def values(world: World, ids: list[str]) -> list[Any]:
+    queue = world.process("looker").queue
+    return [queue.result(id_).value for id_ in ids]
+
+
+def parts(world: World) -> list[str]:
+    return [key for key in world.names() if key.startswith("parts/")]
+
+
+# ---- one life ----
+
+
+def test_a_batch_is_one_claim_and_one_receipt(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(5))
+    entry = entry_of(ids)
+    with process.take() as claim:
+        assert (claim.entry, claim.token) == (entry, 1)
+        assert world.names() == [f"pending/{entry}/lease.json", f"pending/{entry}/tasks.jsonl"]
+        found = []
+        for task in claim:
+            found.append((task.id, task.payload, task.attempt))
+            task.done(task.payload["n"] * 2)
+    assert found == [(id_, {"n": n}, 1) for n, id_ in enumerate(ids)]
+    assert world.names() == [f"completed/{entry}.json"]
+    assert states(world, ids) == ["completed"] * 5
+    assert values(world, ids) == [0, 2, 4, 6, 8]
+    receipt = world.receipt(f"completed/{entry}")
+    assert (receipt.count, receipt.failed, receipt.id) == (5, [], entry)
+
+
+def test_h2_a_mixed_batch_keeps_every_verdict(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(4))
+    entry = entry_of(ids)
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            if n in (1, 3):
+                task.fail(f"no {n}")
+            else:
+                task.done(n)
+    writes = process.store.wrote("put")[-3:]
+    assert writes == [f"put failed/{ids[1]}.json", f"put failed/{ids[3]}.json", f"put completed/{entry}.json"]
+    for _ in range(2):
+        assert world.names() == [f"completed/{entry}.json", f"failed/{ids[1]}.json", f"failed/{ids[3]}.json"]
+        assert states(world, ids) == ["completed", "failed", "completed", "failed"]
+        assert process.queue.result(ids[3]).error == "no 3"
+        process.queue.sweep()
+    assert world.receipt(f"completed/{entry}").failed == [1, 3]
+    assert bytes(world.receipt(f"failed/{ids[1]}").payload) == b'{"n":1}'
+
+
+def test_a_batch_that_fails_whole_is_ended_too(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    process.drain(lambda task: task.fail("no"))
+    assert states(world, ids) == ["failed", "failed"]
+    assert world.names() == [f"completed/{entry_of(ids)}.json", *(f"failed/{id_}.json" for id_ in ids)]
+    assert process.drain() == []
+
+
+def test_some_are_retried_alone(world: World) -> None:
+    process = world.process(max_attempts=3)
+    ids = process.queue.push_many(rounds(4))
+    rounds_: list[list[str]] = []
+    while claim := process.queue.claim(wait_s=100):
+        with claim:
+            rounds_.append([])
+            for task in claim:
+                rounds_[-1].append(task.id)
+                if task.payload["n"] in (0, 2) and task.attempt < 3:
+                    task.retry(after_s=5)
+                else:
+                    task.done(task.attempt)
+    assert rounds_ == [ids, [ids[0], ids[2]], [ids[0], ids[2]]]
+    assert values(world, ids) == [3, 1, 3, 1]
+
+
+def test_each_task_of_a_batch_waits_its_own_time(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    started_s = world.time.now_s
+    with process.take() as claim:
+        for task in claim:
+            task.retry(after_s=100.0 * (3 - task.payload["n"]))
+    assert world.lease(entry_of(ids)).wait_s == pytest.approx(100)
+    ran = process.collect(lambda task: (task.id, int(world.time.now_s - started_s) // 100), idle_s=150)
+    assert ran == [(ids[2], 1), (ids[1], 2), (ids[0], 3)]
+
+
+def test_what_the_block_raises_is_the_verdict_of_the_task_that_ran(world: World) -> None:
+    process = world.process(max_attempts=1)
+    ids = process.queue.push_many(rounds(3))
+
+    def work() -> None:
+        with process.take() as claim:
+            for n, task in enumerate(claim):
+                if n == 1:
+                    raise ValueError("boom")
+                task.done()
+
+    with pytest.raises(ValueError, match="boom"):
+        work()
+    assert process.drain() == [ids[2]]
+    assert states(world, ids) == ["completed", "failed", "completed"]
+    assert process.queue.result(ids[1]).error == "ValueError: boom"
+
+
+def test_a_retry_with_a_time_waits_alone_and_the_rest_goes_on(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+
+    def work() -> None:
+        with process.take() as claim:
+            for _ in claim:
+                raise Retry(after_s=500)
+
+    with pytest.raises(Retry):
+        work()
+    assert process.drain(idle_s=50) == ids[1:]
+    assert process.drain(idle_s=600) == ids[:1]
+
+
+def test_one_verdict_each(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            if n == 0:
+                task.done("first")
+            elif n == 1:
+                task.retry(after_s=0)
+            else:
+                task.fail("first")
+            if n < 2:
+                with pytest.raises(Invalid, match="verdict already"):
+                    task.done()
+                with pytest.raises(Invalid, match="verdict already"):
+                    task.fail("second")
+                with pytest.raises(Invalid, match="verdict already"):
+                    task.retry()
+    process.drain()
+    assert states(world, ids) == ["completed", "completed", "failed"]
+    assert values(world, ids)[0] == "first"
+
+
+# ---- progress is written down by the heart ----
+
+
+def test_verdicts_are_written_down_with_the_heartbeat(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    entry = entry_of(ids)
+    tasks = iter(process.take())
+    next(tasks).done("small")
+    next(tasks).fail("no")
+    assert (world.lease(entry).done, world.lease(entry).failed) == ([], [])
+    world.time.sleep(TTL_S / 2)
+    record = world.lease(entry)
+    assert (record.done, record.failed, record.token) == ([0], [1], 1)
+    assert bytes(record.results[0]) == b'"small"'
+    process.freeze()
+    other = world.process()
+    assert other.drain() == [ids[2]]
+    assert states(world, ids) == ["completed", "failed", "completed"]
+    assert values(world, ids)[0] == "small"
+
+
+def test_verdicts_that_were_not_written_down_run_again(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(3))
+    tasks = iter(process.take())
+    next(tasks).done()
+    next(tasks).fail("no")
+    process.freeze()
+    assert world.process().drain() == ids
+    assert states(world, ids) == ["completed"] * 3
+    world.process().queue.sweep()
+    assert world.names() == [f"completed/{entry_of(ids)}.json"], "the early failure was beaten"
+
+
+def test_a_batch_whose_every_verdict_was_written_down_is_ended_without_running_anything(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    tasks = iter(process.take())
+    next(tasks).done("a")
+    task = next(tasks)
+    process.store.before("put", f"completed/{entry_of(ids)}.json", raises(Unavailable("away")))
+    with pytest.raises(Unavailable):
+        task.done("b")
+    world.time.sleep(TTL_S / 2)
+    process.freeze()
+    assert world.lease(entry_of(ids)).done == [0, 1]
+    assert world.process().drain() == []
+    assert values(world, ids) == ["a", "b"]
+    assert world.names() == [f"completed/{entry_of(ids)}.json"]
+
+
+def test_a_single_task_whose_verdict_was_written_down_is_ended_without_running_again(world: World) -> None:
+    process = world.process()
+    pushed = process.queue.push({})
+    _, task = process.start()
+    process.store.before("put", f"completed/{pushed.id}.json", raises(OutcomeUnknown("no answer")))
+    with pytest.raises(OutcomeUnknown):
+        task.done(LARGE)
+    world.time.sleep(TTL_S / 2)
+    process.freeze()
+    assert world.lease(pushed.id).done == [0]
+    assert world.process().drain() == []
+    assert process.queue.result(pushed.id).value == LARGE
+    assert [key for key in world.names() if not key.startswith("parts/")] == [f"completed/{pushed.id}.json"]
+
+
+# ---- results ----
+
+
+def test_small_results_stand_in_the_receipt_and_large_ones_in_parts(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(4))
+    results: list[Any] = ["small", LARGE, None, {"rows": [LARGE]}]
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            task.done(results[n])
+    assert values(world, ids) == results
+    receipt = world.receipt(f"completed/{entry_of(ids)}")
+    assert [*receipt.results] == [0]
+    assert [key.removeprefix("queues/q/") for key in receipt.parts] == parts(world)
+    assert len(parts(world)) == 1
+
+
+def test_many_small_results_do_not_swell_the_lease(world: World) -> None:
+    process = world.process()
+    size = INLINE_BYTES_MAX - 10
+    ids = process.queue.push_many(rounds(1000), batch=1000)
+    with process.take() as claim:
+        for task in claim:
+            task.done("r" * size)
+    assert len(world.read(f"completed/{entry_of(ids)}.json")) < 2 * INLINE_TOTAL_MAX
+    assert values(world, [ids[0], ids[500], ids[999]]) == ["r" * size] * 3
+
+
+def test_nor_do_they_over_several_claims(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(1000), batch=1000)
+    for _ in range(4):
+        with process.take() as claim:
+            for n, task in enumerate(claim):
+                if n == 240:
+                    break
+                task.done("r" * (INLINE_BYTES_MAX - 10))
+        assert len(world.read(f"pending/{entry_of(ids)}/lease.json")) < 2 * INLINE_TOTAL_MAX
+    process.drain(lambda task: task.done("end"))
+    assert values(world, [ids[0], ids[700], ids[999]]) == ["r" * (INLINE_BYTES_MAX - 10)] * 2 + ["end"]
+
+
+def test_the_largest_results_come_back(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(6))
+    large = "y" * (250 * 1024)
+    with process.take() as claim:
+        for task in claim:
+            task.done(large)
+    assert values(world, ids) == [large] * 6
+    assert len(parts(world)) >= 6 * len(large) // (PART_BYTES_MAX + len(large))
+    assert all(stat.size < 1 << 20 for stat in world.memory.list("queues/q/parts"))
+
+
+def die_at(process: Process, moment: int) -> None:
+    """Crash at the so-manieth put from now."""
+    process.store.before("put", "", crash if moment == 1 else lambda: die_at(process, moment - 1))
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_a_part_is_written_before_the_swap_that_counts_its_task_as_done(world: World, max_attempts: int) -> None:
+    """Whoever dies at any request: a task that the lease calls done has its result."""
+    for moment in range(1, 9):
+        world = World()
+        process = world.process(max_attempts=max_attempts)
+        ids = process.queue.push_many(rounds(2))
+        claim = process.take()
+        tasks = iter(claim)
+        next(tasks).done(LARGE)
+
+        die_at(process, moment)
+        try:
+            next(tasks).done(LARGE)
+            claim.beat()
+        except (Crash, LimpetError):
+            assert moment < 9
+        process.freeze()
+        world.process(max_attempts=5).drain(lambda task: task.done(LARGE))
+        done = [
+            value for state, value in zip(states(world, ids), values(world, ids), strict=True) if state == "completed"
+        ]
+        assert len(done) == 2
+        assert done == [LARGE, LARGE], f"it died at request {moment}"
+
+
+def test_a_part_that_could_not_be_written_is_written_with_the_next_beat(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    claim = process.take()
+    next(iter(claim)).done(LARGE)
+    process.store.puts.extend([lost_request])
+    world.time.sleep(TTL_S / 2)
+    assert world.lease(entry_of(ids)).done == [0]
+    assert len(world.lease(entry_of(ids)).parts) == 1
+    process.freeze()
+    world.process().drain()
+    assert values(world, ids) == [LARGE, None]
+
+
+@pytest.mark.parametrize("fault", [lost_reply, lost_request])
+def test_a_hand_back_whose_part_is_unclear_loses_no_result_and_holds_nothing_for_ever(world: World, fault: Any) -> None:
+    process = world.process(timeout_s=None)
+    ids = process.queue.push_many(rounds(2))
+    with process.take() as claim:
+        next(iter(claim)).done(LARGE)
+        process.store.puts.append(fault)
+    others = world.process()
+    others.drain(idle_s=10 * TTL_S)
+    assert states(world, ids) == ["completed", "completed"]
+    assert values(world, ids)[0] == LARGE
+
+
+# ---- finished after the lease was lost (H4) ----
+
+
+def test_a_batch_finished_after_it_was_taken_over_keeps_what_was_done(world: World) -> None:
+    one = world.process(max_attempts=1)
+    ids = one.queue.push_many(rounds(2))
+    claim = one.take()
+    tasks = iter(claim)
+    first = next(tasks)
+    one.freeze()
+    two = world.process(max_attempts=1)
+    assert two.drain(lambda task: task.fail("two says no")) == [ids[1]]
+    assert states(world, ids) == ["failed", "failed"]
+    first.done("late")
+    claim.hand_back()
+    assert states(world, ids) == ["completed", "failed"]
+    assert values(world, ids)[0] == "late"
+    two.queue.sweep()
+    assert {*world.names()} == {f"completed/{entry_of(ids)}.json", f"completed/{ids[0]}.json", f"failed/{ids[1]}.json"}
+
+
+@pytest.mark.parametrize("result", ["small", LARGE])
+def test_a_late_receipt_has_the_result_wherever_it_was_kept(world: World, result: str) -> None:
+    """One result was written down by a beat before the lease was lost, the other was not."""
+    one = world.process()
+    ids = one.queue.push_many(rounds(3))
+    claim = one.take()
+    tasks = iter(claim)
+    next(tasks).done(result)
+    world.time.sleep(TTL_S / 2)
+    next(tasks).done(result)
+    last = next(tasks)
+    one.freeze()
+    two = world.process()
+    held(two.take())
+    last.done(result)
+    assert states(world, ids) == ["completed"] * 3
+    assert values(world, ids) == [result] * 3
+
+
+def test_the_receipt_that_stands_wins_and_late_successes_are_told_beside_it(world: World) -> None:
+    """Two finish the same batch; the second finds a receipt that calls failed what it has done."""
+    one = world.process(max_attempts=1)
+    ids = one.queue.push_many(rounds(2))
+    claim = one.take()
+    tasks = iter(claim)
+    next(tasks).done("one")
+    last = next(tasks)
+    two = world.process(max_attempts=1)
+    one.freeze()
+    one.store.before("put", f"completed/{entry_of(ids)}.json", lambda: two.drain(idle_s=10 * TTL_S))
+    last.done("one")
+    assert states(world, ids) == ["completed", "completed"]
+    assert values(world, ids) == ["one", "one"]
+    two.queue.sweep()
+    assert [key for key in world.names() if key.startswith(("pending/", "failed/"))] == []
+
+
+def test_the_end_of_a_block_after_the_loss_is_quiet(world: World) -> None:
+    one, two = world.process(), world.process()
+    ids = one.queue.push_many(rounds(3))
+    with one.take() as claim:
+        next(iter(claim)).done("kept")
+        one.freeze()
+        _, again = two.start()
+    assert world.facts(entry_of(ids)) == (State.HELD, 2, two.runtime.owner)
+    assert states(world, ids)[0] == "completed"
+    again.done("second")
+    assert values(world, ids)[0] == "kept", "the first finisher wins"
+
+
+def test_a_batch_cut_off_by_cancel_keeps_what_was_done(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(4))
+    entry = entry_of(ids)
+    with process.take() as claim:
+        tasks = iter(claim)
+        next(tasks).done("written down")
+        next(tasks).done(LARGE)
+        world.time.sleep(TTL_S / 2)
+        next(tasks).done("only in memory")
+        assert world.process().queue.cancel(entry)
+    assert states(world, ids) == ["completed", "completed", "completed", "cancelled"]
+    assert values(world, ids)[:3] == ["written down", LARGE, "only in memory"]
+    assert process.drain() == []
