@@ -11,7 +11,6 @@ import random
 import socket
 import threading
 import time
-from base64 import b32encode
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -25,7 +24,8 @@ B = TypeVar("B")
 
 FAN_OUT_MAX = 32
 
-_CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -177,7 +177,7 @@ class SystemRuntime:
 def ulid(unix_ms: int, chance: int) -> str:
     """48 bits of time and 80 of chance in Crockford's base 32, lower case."""
     bits = (unix_ms << 80) | chance
-    return b32encode(bits.to_bytes(20, "big"))[6:].translate(_CROCKFORD).decode()
+    return "".join([_PAIRS[(bits >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 _system: SystemRuntime | None = None

@@ -101,6 +101,30 @@ def test_many_workers_on_one_stale_page(world: World) -> None:
     assert all(key.startswith("completed/") for key in world.names())
 
 
+# ---- hints ----
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 300.0])
+def test_where_seeing_costs_nothing_a_push_wakes_an_idle_worker(world: World, delay_s: float) -> None:
+    process = world.process()
+    process.store.hints = True
+    process.queue.claim(wait_s=1000)
+    started_s = world.time.now_s
+    world.time.at(500, lambda: world.process().queue.push({}, id="x", delay_s=delay_s))
+    before = process.store.snapshot()
+    assert held(process.queue.claim(wait_s=5000)).entry == "x"
+    waited_s = world.time.now_s - started_s - 500 - delay_s
+    assert waited_s < (1 if not delay_s else 40)
+    assert (process.store.snapshot() - before).requests["list"] < 50
+
+
+def test_with_hints_an_idle_worker_asks_no_more_often(world: World) -> None:
+    process = world.process()
+    process.store.hints = True
+    requests = process.cost(lambda: process.queue.claim(wait_s=3600))
+    assert sum(requests.values()) <= 200
+
+
 # ---- listings that lie ----
 
 

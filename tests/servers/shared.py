@@ -21,7 +21,7 @@ from servers.process import Bucket, NotInstalled, Server, temp_folder
 
 __all__ = ["shared"]
 
-SERVERS = {"seaweedfs": "SeaweedFS", "rgw": "CephRGW", "azurite": "Azurite", "rclone": "RcloneS3"}
+SERVERS = {"seaweedfs": "SeaweedFS", "rgw": "CephRGW", "azurite": "Azurite", "rclone": "RcloneS3", "moto": "Moto"}
 READY, LOG, USERS = "ready.json", "keeper.log", "users"
 START_S = 300.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -63,18 +64,13 @@ def open_queue(
     """The queue `name` of the fleet at `url`.   Raises: Invalid; Unsupported without the extra that it needs."""
     provider = provider_of(url)
     if provider == SQS:
-        from limpet.queue.sqs import connect
+        from limpet.queue.sqs import SqsQueue
 
         parts = urlsplit(url if url.startswith("sqs://") else "sqs://")
-        return connect(
-            name,
-            region=parts.netloc or os.environ.get("LIMPET_SQS_REGION") or None,
-            prefix=parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", ""),
-            endpoint_url=os.environ.get("LIMPET_SQS_ENDPOINT") or None,
-            policy=policy,
-            payload_type=payload_type,
-            runtime=runtime,
-        )
+        region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
+        prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
+        wire = _sqs_wire(runtime, region, os.environ.get("LIMPET_SQS_ENDPOINT", ""))
+        return SqsQueue(wire, name, runtime, policy=policy, prefix=prefix, payload_type=payload_type)
     return BucketQueue(
         store,
         name,
@@ -85,6 +81,14 @@ def open_queue(
         journal=journal,
         sightings=sightings,
     )
+
+
+@lru_cache(maxsize=16)
+def _sqs_wire(runtime: Runtime, region: str, endpoint_url: str) -> Any:
+    """One client for all queues of a region."""
+    from limpet.queue.sqs_wire import Wire
+
+    return Wire(runtime, region=region or None, endpoint_url=endpoint_url or None)
 
 
 class NoStore(BaseStore):

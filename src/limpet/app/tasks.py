@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 import msgspec
 
 from limpet.errors import Invalid
-from limpet.queue.api import Pushed, Queue
+from limpet.queue.api import Pushed, Queue, need
 from limpet.queue.verdicts import Fail
 from limpet.queue.work import Cron, Job
 
@@ -198,6 +198,8 @@ class TaskFunction(Generic[P, R]):
         self.arguments = Arguments(function, queue.name)
         self.cron = Cron(cron) if cron is not None else None
         self._tasks = tasks
+        if self.cron is not None:
+            need(queue.name, queue.provider, queue.supports, "ids")
         if self.cron is not None and self.arguments.required:
             raise Invalid(f"cron pushes {self.arguments.text} without arguments", hint="give each one a default")
         update_wrapper(self, function)

@@ -130,7 +130,8 @@ class Stats:
     pending: int
     in_flight: int
     scheduled: int
-    completed: int
+    completed: int | None
+    """None where the provider keeps no count (SQS)."""
     failed: int
     oldest_s: float | None
     """The age of the task that waits longest, by the store's clock."""

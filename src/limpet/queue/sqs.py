@@ -190,7 +190,7 @@ class SqsQueue:
             pending=waiting + hidden,
             in_flight=hidden,
             scheduled=delayed,
-            completed=0,
+            completed=None,
             failed=failed,
             oldest_s=None,
             paused=False,

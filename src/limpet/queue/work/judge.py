@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from limpet.errors import Invalid, LeaseLost
+from limpet.errors import Invalid, LeaseLost, Unsupported
 from limpet.queue.api import Task
 from limpet.queue.verdicts import Fail, Retry
 
@@ -104,7 +104,7 @@ def record_done(task: Task, value: Any) -> str | None:
     """
     try:
         task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
-    except Invalid as error:
+    except (Invalid, Unsupported) as error:
         why = str(error)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         why = one_line(error)
