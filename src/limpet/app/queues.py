@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -22,6 +21,8 @@ __all__ = ["NoStore", "open_queue", "policy_of", "provider_of"]
 
 SQS = "sqs"
 PROVIDERS = ("filesystem", "bucket", SQS)
+
+_wires: dict[tuple[int, str, str], Any] = {}
 
 
 def provider_of(url: str) -> str:
@@ -83,12 +84,14 @@ def open_queue(
     )
 
 
-@lru_cache(maxsize=16)
 def _sqs_wire(runtime: Runtime, region: str, endpoint_url: str) -> Any:
     """One client for all queues of a region."""
     from limpet.queue.sqs_wire import Wire
 
-    return Wire(runtime, region=region or None, endpoint_url=endpoint_url or None)
+    place = (id(runtime), region, endpoint_url)
+    if place not in _wires:
+        _wires[place] = Wire(runtime, region=region or None, endpoint_url=endpoint_url or None)
+    return _wires[place]
 
 
 class NoStore(BaseStore):
