@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kernel_helpers import EPOCH, late, lost_reply, own_conflict
-from limpet.errors import Invalid, OutcomeUnknown, Unavailable
+from limpet.errors import Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import State
 from limpet.queue import Result
 from queue_helpers import TTL_S, World, raises, rounds
@@ -87,15 +87,22 @@ def test_a_receipt_that_moves_between_two_looks_is_not_unknown(world: World) -> 
     assert process.queue.result("x").state == "completed"
 
 
-@pytest.mark.parametrize("bad", ["", None, 5, "a\x00b"])
-def test_ids_that_no_task_has(world: World, bad: Any) -> None:
-    queue = world.process().queue
-    for ask in (queue.result, queue.cancel, queue.retry):
-        if bad is None and ask == queue.retry:
-            continue
-        with pytest.raises(Invalid):
-            ask(bad)
+@pytest.mark.parametrize("bad", ["", 5, b"x", "a\x00b", "\ud800"])
+@pytest.mark.parametrize("verb", ["result", "cancel", "retry"])
+def test_ids_that_no_task_has(world: World, bad: Any, verb: str) -> None:
+    with pytest.raises(Invalid):
+        getattr(world.process().queue, verb)(bad)
     assert world.names() == []
+
+
+@pytest.mark.parametrize("verb", ["result", "cancel", "retry"])
+def test_ids_of_any_length_are_looked_for(world: World, verb: str) -> None:
+    for id_ in ("a" * 26 + "." + "1" * 5000, "x" * 5000, "x~" + "1" * 5000):
+        try:
+            found = getattr(world.process().queue, verb)(id_)
+        except (Missing, Invalid):
+            continue
+        assert found == Result(id_, "unknown")
 
 
 @pytest.mark.parametrize("text", ["word " * 1000, "\u2028\x00\x85" * 1000])

@@ -140,9 +140,14 @@ def test_a_delayed_push_that_is_created_late(world: World, id_: str | None) -> N
     scheduled = copy(world, "scheduled/")
     assert process.drain() == [pushed.id]
     land(world, scheduled)
+    process.queue.pause()
+    assert not process.queue.claim(wait_s=60)
+    assert world.names() == [f"completed/{pushed.id}.json", "control.json"], "nothing is pending, even for a moment"
+    process.queue.resume()
+    land(world, scheduled)
     assert process.drain() == []
     process.queue.sweep()
-    assert world.names() == [f"completed/{pushed.id}.json"]
+    assert world.names() == [f"completed/{pushed.id}.json", "control.json"]
 
 
 def test_a_part_that_is_created_late_goes_with_the_others(world: World) -> None:

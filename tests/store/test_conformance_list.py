@@ -132,3 +132,14 @@ def test_a_sample_of_a_few_is_all_of_them(store: Store) -> None:
     assert sorted(keys(store.sample("s", 10))) == ["s/1/a", "s/2/a", "s/3"]
     assert len(store.sample("s", 2)) == 2
     assert sorted(keys(store.sample("", 10))) == ["s/1/a", "s/2/a", "s/3", "t/4"]
+
+
+def test_a_hint_changes_with_the_names_or_says_that_it_cannot_tell(store: Store) -> None:
+    before = store.hint("h")
+    store.put(Key("h/1/a.json"), b"{}")
+    after = store.hint("h")
+    assert (before is None) is (after is None)
+    if before is not None:
+        assert before != after
+        store.delete(Key("h/1/a.json"))
+        assert store.hint("h") != after

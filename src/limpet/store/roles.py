@@ -41,6 +41,8 @@ _QUEUES: Grants = {
     "queues/*/scheduled/": _OWN,
     "queues/*/completed/": _OWN,
     "queues/*/failed/": _OWN,
+    "queues/*/parts/": _OWN,
+    "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }
 
 _EVENTS: Grants = {"ledger/executions/": _SWAP, "sequence/executions.json": _SWAP}
