@@ -1,64 +1,90 @@
-"""Every code block of the README and the docs runs as it stands."""
+"""Every code block of the README and the docs runs as it stands, and what pages name is there."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMENTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
+from docs_blocks import PAGES, ROOT, blocks, plain, printed, run_python, run_shell, said
+from servers.moto import Moto
+from servers.process import Bucket, NotInstalled
+
+QUICKSTART_LINES_MAX = 25
+
+Env = Callable[[Path, Path], Mapping[str, str]]
 
 
-def _blocks(page: Path, kind: str) -> list[str]:
-    return [body for found, body in BLOCK.findall(page.read_text()) if found == kind]
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[Mapping[str, str]]:
+    """What the AWS client and Limpet need in order to find moto's SQS."""
+    try:
+        with Moto() as moto:
+            env = moto.bucket.env
+            endpoint = env["LIMPET_SQS_ENDPOINT"]
+            yield {**env, "AWS_ENDPOINT_URL_SQS": endpoint, "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+    except NotInstalled as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
 
 
-def _environment(home: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "HOME": str(home), "NO_COLOR": "1"}
+@pytest.fixture
+def env(request: pytest.FixtureRequest) -> Env:
+    """All that a page gets from outside: where its fleet is, and for SQS a server."""
+
+    def make(page: Path, home: Path) -> Mapping[str, str]:
+        more = request.getfixturevalue("sqs") if page.name == "from-sqs.md" else {}
+        return {"LIMPET_URL": str(home / "fleet"), **more}
+
+    return make
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "python")], ids=lambda page: page.name)
-def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path) -> None:
-    code = "\n".join(_blocks(page, "python"))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for said in COMMENTED.findall(code):
-        if "rises each time" not in said:
-            assert said in done.stdout
+def _with(kind: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, kind)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page, "sh")], ids=lambda page: page.name)
-def test_shell_blocks_run(page: Path, tmp_path: Path) -> None:
-    lines = [
-        line for body in _blocks(page, "sh") for line in body.splitlines() if not line.startswith(("make ", "pip "))
-    ]
-    if not lines:
-        for body in _blocks(page, "sh"):
-            for target in re.findall(r"^make (\w[\w-]*)", body, re.MULTILINE):
-                assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
-        return
-    done = subprocess.run(
-        ["bash", "-euc", "\n".join(lines)],
-        cwd=tmp_path,
-        env=_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("page", _with("python"), ids=lambda page: page.name)
+def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, env: Env) -> None:
+    code = "\n".join(blocks(page, "python"))
+    output = run_python(code, tmp_path, env(page, tmp_path))
+    for text in printed(code):
+        assert text in output
+
+
+@pytest.mark.parametrize("page", _with("sh"), ids=lambda page: page.name)
+def test_shell_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, env: Env) -> None:
+    script = "\n".join(blocks(page, "sh"))
+    for target in re.findall(r"^make (\w[\w-]*)", script, re.MULTILINE):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+    for body in blocks(page, "python"):
+        if named := re.match(r"# (\w+\.py)\n", body):
+            (tmp_path / named[1]).write_text(body)
+    lines = [line for line in script.splitlines() if not line.startswith(("make ", "pip "))]
+    output = run_shell("\n".join(lines), tmp_path, env(page, tmp_path))
+    for text in said(script):
+        assert text in plain(output)
+
+
+@pytest.mark.parametrize("page", _with("py"), ids=lambda page: page.name)
+def test_code_of_others_compiles(page: Path) -> None:
+    for body in blocks(page, "py"):
+        compile(body, page.name, "exec")
+
+
+def test_the_quickstart_is_short_and_works_in_a_bucket(seaweedfs: Bucket, tmp_path: Path) -> None:
+    page = ROOT / "README.md"
+    app, [script] = blocks(page, "python")[0], blocks(page, "bash")
+    assert len([line for line in (app + script).splitlines() if line.strip()]) <= QUICKSTART_LINES_MAX
+    (tmp_path / "app.py").write_text(app)
+    place = seaweedfs.at(f"docs-{uuid4().hex}").partition("?")[0]
+    output = run_shell(script, tmp_path, {**seaweedfs.env, "LIMPET_URL": place})
+    assert len(said(script)) >= 6
+    for text in said(script):
+        assert text in plain(output)
+    assert re.search(r"^one +1 .* held ", output, re.MULTILINE), "the worker died with a task in hand"
+    assert "failed shout one attempt 2" in plain(output), "another one took it over"

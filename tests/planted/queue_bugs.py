@@ -204,8 +204,9 @@ QUEUE_BUGS = [
         0,
         (
             "push",
-            "                data = self._store.get(key).data\n",
-            "                data = self._store.get(key).data\n                self._store.delete(key)\n",
+            "        data = self._store.get(key).data\n        try:\n            task = read_task",
+            "        data = self._store.get(key).data\n        self._store.delete(key)\n"
+            "        try:\n            task = read_task",
         ),
     ),
     _bug(
@@ -233,6 +234,12 @@ QUEUE_BUGS = [
             "            self._settle()\n        finally:\n            self._end()\n",
             "            self._settle()\n        finally:\n            pass\n",
         ),
+    ),
+    _bug(
+        "a failure that could not be written down is forgotten",
+        "found by the simulation",
+        644,
+        ("claim", " and n not in self._spent}", "}"),
     ),
     _bug(
         "hand-back keeps the attempt",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from kernel_helpers import lost_reply, lost_request
-from limpet.errors import LeaseLost, Unavailable
+from limpet.errors import LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.queue.claim import EntryTask
 from queue_helpers import TTL_S, Process, World, raises, rounds
 
@@ -78,6 +79,24 @@ def test_every_handler_that_raises_costs_one_attempt(world: World, max_attempts:
     process.drain(handle)
     assert seen == [*range(1, max_attempts + 1)]
     assert process.queue.result("x").error == "boom"
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown("no answer"), Unavailable("away")])
+@pytest.mark.parametrize("batch", [False, True])
+def test_giving_up_that_fails_holds_nothing_for_ever(world: World, error: LimpetError, batch: bool) -> None:
+    """F16: nobody has the claim, so nobody may renew it."""
+    pusher = world.process()
+    id_ = pusher.queue.push_many(rounds(2))[0] if batch else pusher.queue.push({}).id
+    world.killed(max_attempts=1)
+    two = world.process(max_attempts=1, timeout_s=None)
+    two.store.before("put", f"failed/{id_}.json", raises(error))
+    while f"put failed/{id_}.json" not in two.store.log:
+        world.time.sleep(5)
+        with suppress(Unavailable):
+            assert not two.queue.claim()
+    assert world.process().queue.result(id_).state == "pending"
+    world.process(max_attempts=1).drain(idle_s=10 * TTL_S)
+    assert world.process().queue.result(id_).state == "failed"
 
 
 def test_an_error_before_a_death_is_not_forgotten(world: World) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -92,6 +93,26 @@ def test_a_payload_has_its_type(world: World) -> None:
     process.queue.push_many([Site("b.com", 2), Site("c.com", 3)])
     found = process.collect(lambda task: task.payload)
     assert sorted(found, key=lambda site: site.domain) == [Site("a.com"), Site("b.com", 2), Site("c.com", 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (dict[int, str], {1: "a"}),
+        (datetime, EPOCH),
+        (bytes, b"\xff\x00"),
+        (Decimal, Decimal("1.10")),
+        (tuple[int, str], (1, "a")),
+        (int | None, None),
+        (list[Site], [Site("a.com"), Site("b.com", 2)]),
+    ],
+    ids=str,
+)
+def test_a_payload_comes_back_as_it_was_pushed(world: World, kind: Any, payload: Any) -> None:
+    process = world.process(payload_type=kind)
+    process.queue.push(payload)
+    process.queue.push_many([payload])
+    assert process.collect(lambda task: task.payload) == [payload, payload]
 
 
 def test_a_payload_that_does_not_fit_its_type_fails_and_the_rest_goes_on(world: World) -> None:

@@ -382,6 +382,19 @@ def test_two_promoters_at_once_make_no_second_run(world: World, id_: str | None)
     assert ran == [pushed.id]
 
 
+@pytest.mark.parametrize("id_", [None, "x"])
+def test_h5_a_task_that_is_promoted_again_does_not_run_while_the_promoter_looks(world: World, id_: str | None) -> None:
+    pushed = world.process().queue.push({"n": 1}, id=id_, delay_s=5)
+    world.time.sleep(10)
+    slow, fast = world.process(), world.process()
+    ran: list[str] = []
+    slow.store.before("put", "task.json", lambda: ran.extend(fast.drain(idle_s=60)))
+    slow.store.before("head", f"failed/{pushed.id}.json", lambda: ran.extend(fast.drain(idle_s=60)))
+    ran.extend(slow.drain(idle_s=60))
+    assert ran == [pushed.id]
+    assert world.names() == [f"completed/{pushed.id}.json"]
+
+
 @pytest.mark.parametrize("delay_s", [-1.0, float("nan"), float("inf"), 400 * 86400.0])
 def test_delays_that_make_no_sense_are_refused(world: World, delay_s: float) -> None:
     with pytest.raises(Invalid, match="delay_s"):

@@ -243,18 +243,21 @@ def test_a_batch_that_died_after_its_receipt_is_finished(world: World) -> None:
 def test_the_task_goes_before_the_lease_wherever_a_page_ends(world: World) -> None:
     """Else an ended entry would stand there without its lease, and be claimed as if it were new."""
     process = world.process()
-    for n in range(CHUNK - 1):
-        world.write(f"pending/{n:026d}/task.json", b"{}")
     pushed = process.queue.push({})
-    lease = f"pending/{pushed.id}/lease.json"
-    _, task = next((claim, task) for claim in iter(process.take, None) for task in claim if task.id == pushed.id)
+    _, task = process.start()
     process.store.before("delete", "task.json", crash)
     with pytest.raises(Crash):
         task.done()
-    assert sorted(world.names()).index(f"completed/{pushed.id}.json") == 0
+    for n in range(CHUNK - 2):
+        world.write(f"pending/{n:026d}/task.json", b"{}")
     sweeper = world.process()
-    sweeper.queue.sweep()
-    assert sweeper.store.wrote("delete") == [f"delete pending/{pushed.id}/task.json", f"delete {lease}"]
+    ended = [f"delete pending/{pushed.id}/{kind}.json" for kind in ("task", "lease")]
+    for n in range(CHUNK - 2, CHUNK + 2):
+        sweeper.queue.sweep()
+        assert sweeper.store.wrote("delete") == ended
+        world.write(f"pending/{pushed.id}/task.json", b"{}")
+        world.write(f"pending/{pushed.id}/lease.json", b"{}")
+        world.write(f"pending/{n:026d}/task.json", b"{}")
 
 
 def test_a_sweep_whose_delete_of_the_task_fails_keeps_the_lease(world: World) -> None:

@@ -104,6 +104,7 @@ class EntryClaim:
         self._mutex = self._runtime.mutex()
         self._writing = self._runtime.mutex()
         self._started: list[int] = []
+        self._spent: set[int] = set()
         self._started_s = at_s
         self._results = Results(storage, holding.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
         self._settled = False
@@ -239,7 +240,11 @@ class EntryClaim:
     def fail(self, n: int, error: str, trace: str | None = None) -> None:
         """Verdict: it failed for good. Without the lease it is not ours to say."""
         with self._writing:
-            if self._settled or not self._still_ours():
+            if self._settled:
+                return
+            if not self._still_ours():
+                self._spent.add(n)
+                self._progress.error = clean_text(error)
                 return
         self._first_verdict(n)
         receipt = self._receipt(n, "failed", error=error, trace=trace)
@@ -354,13 +359,19 @@ class EntryClaim:
                 self._write_end()
 
     def _let_go(self) -> None:
-        returned = {n for n in self._open if n not in self._progress.due_s}
+        returned = {n for n in self._open if n not in self._progress.due_s and n not in self._spent}
         try:
             self._write_large()
             self._end()
             self._holding.free(
                 lambda record: freed(
-                    handed_back(self._progressed(record), returned, by_swap=self._by_swap, started=self._started),
+                    handed_back(
+                        self._progressed(record),
+                        returned,
+                        by_swap=self._by_swap,
+                        started=self._started,
+                        spent=self._spent,
+                    ),
                     len(self.content.ids),
                     self._runtime.wall(),
                 )

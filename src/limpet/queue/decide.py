@@ -180,18 +180,23 @@ def freed(record: EntryLease, count: int, wall: datetime) -> EntryLease:
 
 
 def handed_back(
-    record: EntryLease, returned: Collection[int], *, by_swap: bool, started: Collection[int] = ()
+    record: EntryLease,
+    returned: Collection[int],
+    *,
+    by_swap: bool,
+    started: Collection[int] = (),
+    spent: Collection[int] = (),
 ) -> EntryLease:
     """The record with the attempts of the `returned` tasks restored, as if this claim had not started them.
 
     `by_swap`: they were charged one by one, so only the `started` ones have anything to restore, and the one named
-    running, whose charge we may never have heard of.
+    running, whose charge we may never have heard of. `spent`: their handlers failed, which could not be written down.
     """
     if by_swap:
         charged_here = {n for n in returned if n in started or n == record.running}
         restored = {n: attempts_of(record, n) - 1 for n in charged_here}
         return msgspec.structs.replace(record, attempts={**record.attempts, **restored}, running=None)
-    kept = {n: attempts_of(record, n) for n in record.waits if n not in returned}
+    kept = {n: attempts_of(record, n) for n in (*record.waits, *spent) if n not in returned}
     return msgspec.structs.replace(record, charged=max(0, record.charged - 1), attempts={**record.attempts, **kept})
 
 

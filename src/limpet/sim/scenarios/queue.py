@@ -20,7 +20,8 @@ __all__ = ["STEPS", "run"]
 
 TURNS = 8
 QUEUE = "q"
-KINDS = ("ok",) * 14 + ("flaky",) * 2 + ("fail", "fail", "raise", "poison")
+KINDS = ("ok",) * 13 + ("flaky",) * 2 + ("fail", "fail", "raise", "poison", "sour")
+"""`flaky` fails at first, `sour` fails once another attempt was made; `poison` takes its process along."""
 HEAL_S = 4_000.0
 RUN_S = 3_000.0
 QUIET_S = 120.0
@@ -75,6 +76,7 @@ class _Fleet(Cast):
         self.operators = chance(53) < 0.5
         self.ids = 1 + int(chance(54) * 3)
         self.named = 0.16 if chance(55) < 0.7 else 0.4
+        self.duel = chance(56) < 0.15
 
     def act(self) -> None:
         """The faulty part, then the healed part in which everything drains; then every check."""
@@ -122,12 +124,14 @@ class _Actor(Actor):
     def turns(self) -> list[tuple[float, Callable[[], None]]]:
         """The things that users and workers do."""
         operator = [
-            (0.05, self.retry_failed),
+            (0.08, self.retry_failed),
             (0.04, self.cancel),
             (0.03, self.sweep),
             (0.02, self.pause),
             (0.02, self.look_around),
         ]
+        if self.cast.duel:
+            return [(0.35, self.push_with_id), (0.25, self.sweep), (0.05, self.retry_failed), (1.0, self.work)]
         return [
             *(operator if self.cast.operators else []),
             (0.12, self.push),
@@ -145,11 +149,11 @@ class _Actor(Actor):
 
     def payload(self) -> dict[str, object]:
         """What a task is to do: most succeed, some fail, some kill the process that runs them."""
-        at = self.chance()
-        what = (
-            "ok" if at < 0.7 else "flaky" if at < 0.82 else "fail" if at < 0.9 else "raise" if at < 0.95 else "poison"
-        )
-        return {"what": what, "by": self.new_value(), "slow": round(self.chance(), 2)}
+        what = KINDS[int(self.chance() * len(KINDS))]
+        slow = self.chance()
+        if self.cast.duel:
+            what, slow = "sour", slow**0.2
+        return {"what": what, "by": self.new_value(), "slow": round(slow, 2)}
 
     def push(self) -> None:
         """A task without an id."""
@@ -203,9 +207,10 @@ class _Actor(Actor):
             self.cast.world.kill(self.process)
             self.cast.restart(self.process)
             self.world.pause(0)
-        if what in ("fail", "raise") or (what == "flaky" and task.attempt == 1):
+        fails = {"flaky": task.attempt == 1, "sour": task.attempt > 1}.get(what, what in ("fail", "raise"))
+        if fails:
             run_.end(self.world, "failed")
-            if what == "fail":
+            if what in ("fail", "sour"):
                 task.fail("it fails")
             else:
                 task.retry(after_s=None if what == "raise" else slow * 10, error="it raises")
