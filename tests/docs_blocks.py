@@ -2,7 +2,8 @@
 
 What the language of a block says:
 
-- `python`: all blocks of a page run as one program; `print(...)  # text` must print that text.
+- `python`: all blocks of a page run as one program; `print(...)  # text` must print that text. One whose first line is
+  `# name.py` is also that file, for the page's shell; a `# test_name.py` is only that.
 - `sh`: all blocks of a page run as one script; lines of `make` and `pip` are left out. `command  #=> text` must print
   that text, whatever the spaces in it.
 - `bash`: the same, but each page says how it is run; only the README's quickstart is one.
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "blocks", "plain", "printed", "run_python", "run_shell", "said"]
+__all__ = ["PAGES", "ROOT", "blocks", "plain", "printed", "program", "run_python", "run_shell", "said", "write_files"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -31,6 +32,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PATIENCE_S = 100.0
 LAST_S = 15.0
 
+_FILE = re.compile(r"# (\w+\.py)\n")
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PRINTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
 _SAID = re.compile(r" #=> (.+)$", re.MULTILINE)
@@ -39,6 +41,18 @@ _SAID = re.compile(r" #=> (.+)$", re.MULTILINE)
 def blocks(page: Path, kind: str) -> list[str]:
     """The blocks of a page in one language."""
     return [body for found, body in _BLOCK.findall(page.read_text()) if found == kind]
+
+
+def program(page: Path) -> str:
+    """The Python of a page."""
+    return "\n".join(body for body in blocks(page, "python") if not body.startswith("# test_"))
+
+
+def write_files(page: Path, home: Path) -> None:
+    """Write the blocks of a page that are files."""
+    for body in blocks(page, "python"):
+        if named := _FILE.match(body):
+            (home / named[1]).write_text(body)
 
 
 def printed(code: str) -> list[str]:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from docs_blocks import PAGES, ROOT, blocks, plain, printed, run_python, run_shell, said
+from docs_blocks import PAGES, ROOT, blocks, plain, printed, program, run_python, run_shell, said, write_files
 from servers.moto import Moto
 from servers.process import Bucket, NotInstalled
 
@@ -50,7 +50,7 @@ def _with(kind: str) -> list[Path]:
 
 @pytest.mark.parametrize("page", _with("python"), ids=lambda page: page.name)
 def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, env: Env) -> None:
-    code = "\n".join(blocks(page, "python"))
+    code = program(page)
     output = run_python(code, tmp_path, env(page, tmp_path))
     for text in printed(code):
         assert text in output
@@ -61,9 +61,7 @@ def test_shell_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, en
     script = "\n".join(blocks(page, "sh"))
     for target in re.findall(r"^make (\w[\w-]*)", script, re.MULTILINE):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
-    for body in blocks(page, "python"):
-        if named := re.match(r"# (\w+\.py)\n", body):
-            (tmp_path / named[1]).write_text(body)
+    write_files(page, tmp_path)
     lines = [line for line in script.splitlines() if not line.startswith(("make ", "pip "))]
     output = run_shell("\n".join(lines), tmp_path, env(page, tmp_path))
     for text in said(script):

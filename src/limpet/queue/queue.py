@@ -185,9 +185,10 @@ class BucketQueue:
         if self._payload_type is not None:
             try:
                 payload = msgspec.to_builtins(payload, str_keys=True)
-                msgspec.convert(payload, self._payload_type)
+                msgspec.convert(payload, self._payload_type, str_keys=True)
             except (TypeError, ValueError) as error:
-                raise Invalid(f"the payload is no {self._payload_type.__name__}: {error}") from None
+                kind = getattr(self._payload_type, "__name__", self._payload_type)
+                raise Invalid(f"the payload is no {kind}: {error}") from None
         elif not isinstance(payload, dict):
             raise Invalid(
                 f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type="
@@ -292,7 +293,9 @@ class BucketQueue:
         )
 
     def _take(self, cell: Cell[EntryLease], seen: Seen[EntryLease] | None, candidate: Candidate) -> EntryClaim | None:
-        waits = waits_left(seen.value, modified=seen.modified, now=self._store.now()) if seen and seen.modified else {}
+        waits: dict[int, float] = {}
+        if seen is not None and seen.modified is not None and seen.value.waits:
+            waits = waits_left(seen.value, modified=seen.modified, now=self._pusher.exact_now())
         record = claimed(
             seen.value if seen else None,
             entry=candidate.entry,

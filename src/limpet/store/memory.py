@@ -73,6 +73,7 @@ class MemoryStore(BaseStore):
     def delete(self, key: Key) -> None:
         """See `Store.delete`."""
         with self._mutex:
+            self._written += 1
             self._objects.pop(check(key), None)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
@@ -95,8 +96,8 @@ class MemoryStore(BaseStore):
         return sorted({name for key in self._below(prefix) for name, slash, _ in [key[skip:].partition("/")] if slash})
 
     def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`."""
-        return str(len(self._below(prefix)))
+        """See `Store.hint`: how often anything was written."""
+        return str(self._written)
 
     def _below(self, prefix: str) -> Sequence[Key]:
         head = check_prefix(prefix) + "/" if prefix else ""

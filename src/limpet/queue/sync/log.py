@@ -88,7 +88,7 @@ class LogWriter:
 
     def _check_ours(self, found: bytes, key: Key) -> None:
         header, _ = read_log(found, what=key)
-        if header.owner not in self._state.record.owners:
+        if not self._state.is_ours(header.owner):
             raise Conflict(
                 f"another directory writes to the bucket as the node {self._state.node!r}",
                 hint=f"give this one another --node; if it was copied or restored, remove {keys.NODE} from it first",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from limpet.errors import LimpetError, Missing
 from limpet.queue.claim import EntryClaim
-from limpet.queue.pages import Pages
+from limpet.queue.pages import Candidate, Pages
 from limpet.queue.queue import BucketQueue
 from limpet.queue.storage import Content, Storage
 from limpet.queue.sync.journal import ClientLog, Outbox
@@ -35,16 +35,19 @@ class _Storage(Storage):
 
 
 class _Pages(Pages):
-    def _remote(self, found: Iterable[Stat]) -> set[str]:
+    def _candidates(self, found: Sequence[Stat]) -> list[Candidate]:
         journal = self._storage.journal
         assert isinstance(journal, Outbox | ClientLog)
-        return journal.foreign(found)
+        foreign = journal.foreign(found)
+        return [each for each in super()._candidates(found) if each.entry not in foreign]
 
 
 class NodeQueue(BucketQueue):
     """A queue of a supervised node (with an `Outbox`), or of a bucket beside such nodes (with a `ClientLog`)."""
 
-    def __init__(self, store: Store, name: str, runtime: Runtime, journal: Outbox | ClientLog, **options: Any) -> None:
+    def __init__(
+        self, store: Store, name: str, runtime: Runtime, *, journal: Outbox | ClientLog, **options: Any
+    ) -> None:
         super().__init__(store, name, runtime, journal=journal, **options)
         self._journal = journal
         self.storage.__class__ = _Storage

@@ -69,6 +69,13 @@ class NodeState:
         self._load_cursors()
         self._change(self._begun)
 
+    def is_ours(self, owner: str) -> bool:
+        """Whether a process of that name was a supervisor of this directory.   Cost: 1 GET here if it is not known."""
+        if owner not in self.record.owners:
+            found = self._cell.read()  # one that took over from us while we slept
+            self._record = found.value if found else self.record
+        return owner in self.record.owners
+
     def wrote(self, seq: int) -> None:
         """The log `seq` is in the bucket.   Cost: 1 PUT here."""
         self._change(lambda record: msgspec.structs.replace(record, last_log=seq))

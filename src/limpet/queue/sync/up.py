@@ -126,15 +126,11 @@ class Up:
 
     def _tell_leases(self, cycle: Cycle) -> None:
         """Publish what workers here hold, and let go of what they no longer hold."""
-        told: list[Line] = []
-        over: list[Key] = []
-        for key, note in self._held.items():
-            outcome = self._leases.tell(note, node=self._state.node)
-            told += [outcome.line] if outcome.line else []
-            over += [] if outcome.held else [key]
-            cycle.leases += outcome.held
-            cycle.collisions += [outcome.collision] if outcome.collision else []
-        cycle.logs += self._log.write(told)
+        outcomes = {note: self._leases.tell(note, node=self._state.node) for note in dict.fromkeys(self._held.values())}
+        cycle.leases += sum(outcome.held for outcome in outcomes.values())
+        cycle.collisions += [outcome.collision for outcome in outcomes.values() if outcome.collision]
+        cycle.logs += self._log.write([outcome.line for outcome in outcomes.values() if outcome.line])
+        over = [key for key, note in self._held.items() if not outcomes[note].held]
         self._local.delete_many(over)
         for key in over:
             del self._held[key]

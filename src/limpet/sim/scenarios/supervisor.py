@@ -239,7 +239,7 @@ class _User(Actor):
         self.books = cast.books
         self.place = place
         journal = ClientLog(store, runtime) if place == BUCKET else Outbox(store, runtime)
-        self.queue = NodeQueue(store, QUEUE, runtime, journal, policy=cast.policy)
+        self.queue = NodeQueue(store, QUEUE, runtime, journal=journal, policy=cast.policy)
 
     def turns(self) -> list[tuple[float, Callable[[], None]]]:
         """The things that users and workers do."""
