@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from uuid import uuid4
@@ -11,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from docs_blocks import PAGES, ROOT, blocks, plain, printed, program, run_python, run_shell, said, write_files
+from planted.bugs import BUGS
 from servers.moto import Moto
 from servers.process import Bucket, NotInstalled
 
@@ -26,7 +29,12 @@ def sqs() -> Iterator[Mapping[str, str]]:
         with Moto() as moto:
             env = moto.bucket.env
             endpoint = env["LIMPET_SQS_ENDPOINT"]
-            yield {**env, "AWS_ENDPOINT_URL_SQS": endpoint, "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+            yield {
+                **env,
+                "AWS_ENDPOINT_URL_SQS": endpoint,
+                "AWS_REGION": "us-east-1",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
     except NotInstalled as error:
         if os.environ.get("CI"):
             pytest.fail(str(error), pytrace=False)
@@ -86,3 +94,64 @@ def test_the_quickstart_is_short_and_works_in_a_bucket(seaweedfs: Bucket, tmp_pa
         assert text in plain(output)
     assert re.search(r"^one +1 .* held ", output, re.MULTILINE), "the worker died with a task in hand"
     assert "failed shout one attempt 2" in plain(output), "another one took it over"
+
+
+# ---- what pages name is there ----
+
+QUOTED = re.compile(r"`([^`\n]+)`")
+PLANTED = re.compile(r'planted ((?:"[^"]+"(?:, | and )?)+)')
+
+
+def _functions(folder: str) -> set[str]:
+    """The names of all functions below a folder of the tree."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / folder).rglob("*.py")]
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def _missing(page: Path, tests: set[str], invariants: set[str]) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for name in QUOTED.findall(text):
+        if re.fullmatch(r"test_\w+", name) and name not in tests:
+            yield f"no test {name}"
+        if re.fullmatch(r"_[a-z]\w+", name) and name not in invariants:
+            yield f"no invariant {name} in the simulation"
+        if re.fullmatch(r"(tests|tools|bench|docs)/[\w./-]*", name) and not (ROOT / name).exists():
+            yield f"no file {name}"
+        if re.fullmatch(r"(\w+/)+\w+\.py", name) and not any(
+            (ROOT / top / name).exists() for top in ("", "src/limpet")
+        ):
+            yield f"no module {name}"
+    for names in PLANTED.findall(text):
+        yield from (f"no planted bug {name!r}" for name in re.findall(r'"([^"]+)"', names) if name not in BUGS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert [*_missing(page, _functions("tests"), _functions("src/limpet/sim"))] == []
+
+
+def test_what_is_not_there_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        '`test_gone`, sim `_gone`, `tests/gone.py`, `queue/gone.py`; planted "gone", "a swap is a plain put"\n'
+    )
+    assert len([*_missing(page, set(), set())]) == 5
+
+
+def test_every_promise_names_a_proof() -> None:
+    text = (ROOT / "docs" / "GUARANTEES.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert len(rows) > 30
+    assert [row for row in rows if not re.search(r"test|[Ss]im|planted", row.split(" | ")[-1])] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_exactly_once_is_only_denied(page: Path) -> None:
+    said = [line for line in page.read_text().splitlines() if "exactly once" in line.lower()]
+    assert [line for line in said if not re.search(r"\b(never|not|no)\b", line, re.IGNORECASE)] == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "make_reference.py"))
+    for name, page in tool["PAGES"].items():
+        assert (tool["FOLDER"] / name).read_text() == page(), "run: .venv/bin/python tools/make_reference.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cli.harness import Here, limpet_command
 
 COMMANDS: list[tuple[str, ...]] = [
     (),
+    ("check",),
     ("demo",),
     ("doctor",),
     ("lock",),
@@ -20,8 +22,24 @@ COMMANDS: list[tuple[str, ...]] = [
     ("lock", "ls"),
     ("lock", "run"),
     ("lock", "show"),
+    ("queue",),
+    ("queue", "cancel"),
+    ("queue", "cost"),
+    ("queue", "ls"),
+    ("queue", "pause"),
+    ("queue", "peek"),
+    ("queue", "purge"),
+    ("queue", "push"),
+    ("queue", "resume"),
+    ("queue", "retry"),
+    ("queue", "show"),
+    ("queue", "stats"),
+    ("queue", "sweep"),
+    ("status",),
     ("upgrade",),
+    ("work",),
 ]
+GROUPS = [("lock",), ("queue",)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")
@@ -30,7 +48,7 @@ def test_help_has_an_example(here: Here, command: tuple[str, ...]) -> None:
     assert (done.code, done.err) == (0, "")
     assert "Example" in done.out
     assert f"$ limpet {' '.join(command)}".rstrip() in done.out
-    assert "Exit codes: " in done.out or command == ("lock",)
+    assert ("Exit codes: " in done.out) is (command not in GROUPS)
 
 
 def test_every_command_is_listed() -> None:
@@ -38,9 +56,20 @@ def test_every_command_is_listed() -> None:
 
     from limpet.cli import app
 
-    root: Any = get_command(app)
-    found = [(), *((name,) for name in root.commands), *(("lock", name) for name in root.commands["lock"].commands)]
-    assert sorted(found) == COMMANDS
+    def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        yield words
+        for name, each in getattr(command, "commands", {}).items():
+            yield from below(each, (*words, name))
+
+    assert sorted(below(get_command(app), ())) == COMMANDS
+
+
+@pytest.mark.parametrize("group", [(), *GROUPS], ids=lambda group: " ".join(group) or "limpet")
+def test_help_names_what_is_inside(here: Here, group: tuple[str, ...]) -> None:
+    said = here(*group, "--help").out
+    for command in COMMANDS:
+        if command[:-1] == group and command:
+            assert f" {command[-1]} " in said
 
 
 def test_version(here: Here) -> None:

@@ -274,6 +274,24 @@ def test_a_wait_that_is_over_is_over_for_the_next_holder_too(world: World) -> No
     assert world.process(max_attempts=9).drain() == ids
 
 
+def test_a_wait_that_is_over_is_over_for_a_process_that_starts_later(world: World) -> None:
+    """On a quiet bucket it has seen no time but that of the record itself. Free or held, it asks for the clock."""
+    process = world.process(max_attempts=9)
+    free = process.queue.push({}, id="free").id
+    process.start()[1].retry(after_s=3600)
+    ids = process.queue.push_many(rounds(2))
+    tasks = iter(process.take())
+    next(tasks).retry(after_s=3600)
+    next(tasks)
+    world.time.sleep(TTL_S / 2)
+    process.freeze()
+    assert world.lease(ids[0].rpartition(".")[0]).waits
+    world.time.sleep(7200)
+    late = world.process(max_attempts=9)
+    assert sorted(late.drain(idle_s=10 * TTL_S)) == sorted([free, *ids])
+    assert world.time.now_s < 1000 + 2 * 7200
+
+
 def test_a_wait_that_is_not_over_outlives_its_holder(world: World) -> None:
     process = world.process(max_attempts=9)
     ids = process.queue.push_many(rounds(2))

@@ -9,8 +9,10 @@ import pytest
 from kernel_helpers import ManualRuntime, lost_request, unavailable
 from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import State
+from limpet.queue import BucketQueue, Policy
 from limpet.queue.heart import TICK_PART, Heart
 from limpet.runtime import SystemRuntime
+from limpet.store import MemoryStore
 from queue_helpers import LATER_S, TTL_S, World, held, rounds
 
 
@@ -175,6 +177,22 @@ def test_a_claim_whose_beats_all_fail_is_lost_and_says_so(world: World) -> None:
     assert task.lost
     assert held(two.queue.claim(wait_s=LATER_S)).token == 2
     assert claim.lost
+
+
+def test_verdicts_and_beats_of_real_threads_do_not_lose_each_others_results() -> None:
+    """The heart writes down what is done while more is done: every result is there at the end."""
+    runtime = SystemRuntime()
+    queue = BucketQueue(MemoryStore(runtime), "q", runtime, policy=Policy(ttl_s=1.0, max_attempts=1))
+    ids = queue.push_many(rounds(60))
+    pause = threading.Event()
+    with queue.claim() as claim:
+        for task in claim:
+            pause.wait(0.02)
+            task.done([task.payload["n"], "y" * 2000] if task.payload["n"] % 2 else task.payload["n"])
+        record = queue.storage.lease(ids[0].rpartition(".")[0]).read()
+        assert record is None
+    values = [queue.result(id_).value for id_ in ids]
+    assert values == [[n, "y" * 2000] if n % 2 else n for n in range(60)]
 
 
 # ---- a task that hangs ----

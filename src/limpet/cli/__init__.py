@@ -1,4 +1,4 @@
-"""The command line: `limpet demo | lock | doctor | upgrade`.
+"""The command line: `limpet demo | work | queue | status | check | lock | doctor | upgrade`.
 
 One module for each command; `shared` holds exit codes, options and how errors are said. What a command needs is
 imported when it runs, so that `limpet --help` answers at once.
@@ -26,10 +26,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["--help", "-h"]},
-    help="Run a whole fleet from one bucket: locks with fencing in an object store or a plain directory.",
+    help="Run a whole fleet from one bucket: tasks, workers and locks in an object store or a plain directory.",
     epilog=lines(
         "Example: see it work, on a temporary folder, in half a minute",
         "$ limpet demo",
+        "Example: push a task, run what waits, look (app.py has a fleet and its tasks)",
+        """$ limpet queue push enrich '{"domain": "a.com"}' --url s3://acme/prod""",
+        "$ limpet work app:fleet -p 4 --url s3://acme/prod",
+        "$ limpet status --url s3://acme/prod",
         "Exit codes: 0 done; 1 refused, failed or unhealthy; 2 wrong usage; 70 the lease was lost while the command "
         "ran; 75 the lock is held; 130 interrupted. `lock run` passes the command's own code on.",
     ),

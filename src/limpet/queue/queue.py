@@ -294,8 +294,10 @@ class BucketQueue:
 
     def _take(self, cell: Cell[EntryLease], seen: Seen[EntryLease] | None, candidate: Candidate) -> EntryClaim | None:
         waits: dict[int, float] = {}
-        if seen is not None and seen.modified is not None and seen.value.waits:
-            waits = waits_left(seen.value, modified=seen.modified, now=self._pusher.exact_now())
+        if seen is not None and seen.modified is not None:
+            waits = waits_left(seen.value, modified=seen.modified, now=self._store.now())
+            if waits:
+                waits = waits_left(seen.value, modified=seen.modified, now=self._pusher.exact_now())
         record = claimed(
             seen.value if seen else None,
             entry=candidate.entry,
