@@ -115,11 +115,10 @@ def _missing(page: Path, tests: set[str], invariants: set[str]) -> Iterator[str]
             yield f"no test {name}"
         if re.fullmatch(r"_[a-z]\w+", name) and name not in invariants:
             yield f"no invariant {name} in the simulation"
-        if re.fullmatch(r"(tests|tools|bench|docs)/[\w./-]*", name) and not (ROOT / name).exists():
-            yield f"no file {name}"
-        if re.fullmatch(r"(\w+/)+\w+\.py", name) and not any(
-            (ROOT / top / name).exists() for top in ("", "src/limpet")
-        ):
+        if re.fullmatch(r"(tests|tools|bench|docs)/[\w./-]*", name):
+            if not (ROOT / name).exists():
+                yield f"no file {name}"
+        elif re.fullmatch(r"(\w+/)+\w+\.py", name) and not (ROOT / "src" / "limpet" / name).exists():
             yield f"no module {name}"
     for names in PLANTED.findall(text):
         yield from (f"no planted bug {name!r}" for name in re.findall(r'"([^"]+)"', names) if name not in BUGS)

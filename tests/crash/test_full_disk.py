@@ -92,3 +92,40 @@ def test_a_hold_on_a_full_disk_ends_as_if_by_a_crash(disk: Path) -> None:
     assert record is not None
     assert record.state.value == "held"
     ballast.unlink()
+
+
+def test_a_full_disk_stops_the_queue_and_loses_nothing(disk: Path) -> None:
+    queue = limpet.open(disk / "fleet").queue("work")
+    queue.push({"n": 3}, id="in hand")
+    in_hand = queue.claim()
+    kept = queue.push({"n": 1}, id="kept")
+    ids = queue.push_many([{"n": n} for n in range(5)])
+    ballast = stuff(disk)
+    for act in (
+        lambda: queue.push({"n": 2}, id="refused"),
+        lambda: queue.push_many([{"n": n} for n in range(500)]),
+        lambda: queue.push({"n": 2}, delay_s=5),
+        queue.claim,
+        queue.pause,
+    ):
+        with pytest.raises(Unavailable, match="the disk is full"):
+            act()
+    assert temps(disk) == []
+    [task] = in_hand
+    with pytest.raises(Unavailable, match="the disk is full"):
+        task.done({"took": "long"})
+    assert queue.result("refused").state == "unknown"
+
+    ballast.unlink()
+    with in_hand:
+        pass
+    done = {task.id}
+    while claim := queue.claim():
+        with claim:
+            for each in claim:
+                each.done()
+                done.add(each.id)
+    assert done == {kept.id, "in hand", *ids}
+    stats = queue.stats()
+    assert (stats.completed, stats.failed, stats.pending, stats.scheduled) == (7, 0, 0, 0)
+    assert queue.result("in hand").value == {"took": "long"}
