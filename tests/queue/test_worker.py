@@ -551,3 +551,20 @@ def test_a_worker_wants_a_job_and_sane_numbers(ground: Ground) -> None:
         ground.worker(ground.job("q"), threads=0)
     with pytest.raises(Invalid):
         ground.worker(ground.job("q"), max_tasks=0)
+
+
+def test_a_handler_writes_with_the_token_of_its_claim(ground: Ground) -> None:
+    def handle(payload: dict[str, Any]) -> None:
+        current = limpet.current_task()
+        assert current is not None
+        ground.fleet.cell("report").write(payload["n"], lease=current)
+
+    job = ground.job("q", handle)
+    pushed = job.queue.push({"n": 7})
+    ground.worker(job, burst=True).run()
+    seen = ground.fleet.cell("report").read()
+    assert seen is not None
+    assert seen.value == 7
+    assert seen.header.fence == limpet.Fence(f"queues/q/pending/{pushed.id}/lease.json", 1)
+    with pytest.raises(limpet.Invalid, match="is guarded by"):
+        ground.fleet.cell("report").write(8, lease=limpet.Fence("locks/user/other.lock", 9))

@@ -8,6 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
+from limpet.cell import Fence
 from limpet.errors import Invalid, Unsupported
 from limpet.lease.decide import check_ttl
 
@@ -163,6 +164,10 @@ class Task(Protocol):
     @property
     def lost(self) -> bool:
         """Whether the claim is known to be over. The work may go on, but somebody else may do it too."""
+
+    @property
+    def fence(self) -> Fence | None:
+        """The lock and the token of the claim, for `cell.write(value, lease=...)`; None where the provider has none."""
 
     def done(self, result: Any = None) -> None:
         """It succeeded. With a result, `queue.result(id)` tells it for as long as receipts are kept.

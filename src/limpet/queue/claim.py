@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import Holding
 from limpet.queue.api import Policy
@@ -55,6 +56,11 @@ class EntryTask:
     def lost(self) -> bool:
         """See `Task.lost`."""
         return self._claim.lost
+
+    @property
+    def fence(self) -> Fence | None:
+        """See `Task.fence`."""
+        return self._claim.fence
 
     def done(self, result: Any = None) -> None:
         """See `Task.done`.   Cost: nothing inside a batch; for its last task, or a single one, 1 PUT + 2 DELETEs."""
@@ -129,6 +135,11 @@ class EntryClaim:
     def token(self) -> int:
         """See `Claim.token`."""
         return self._holding.token
+
+    @property
+    def fence(self) -> Fence:
+        """The lock and the token of the entry."""
+        return Fence(self._holding.lock, self._holding.token)
 
     @property
     def lost(self) -> bool:

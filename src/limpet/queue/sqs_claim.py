@@ -102,6 +102,10 @@ class SqsTask:
         return self._held.message.count
 
     @property
+    def fence(self) -> None:
+        """See `Task.fence`. SQS gives no token that rises."""
+
+    @property
     def lost(self) -> bool:
         """See `Task.lost`."""
         return self._claim.is_lost(self._held)

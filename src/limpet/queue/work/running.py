@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from limpet.errors import LeaseLost
+from limpet.cell import Fence
+from limpet.errors import LeaseLost, Unsupported
 from limpet.queue.api import Task
 
 __all__ = ["AsCurrent", "RunningTask", "current_task"]
@@ -33,6 +34,24 @@ class RunningTask:
     def lost(self) -> bool:
         """Whether the claim is over, so that somebody else may run the task too."""
         return self._task.lost
+
+    @property
+    def lock(self) -> str:
+        """The lock of its entry: `cell.write(value, lease=limpet.current_task())` is refused once a newer claim wrote.
+
+        Raises: Unsupported where the queue has no fencing.
+        """
+        return self._fence().lock
+
+    @property
+    def token(self) -> int:
+        """The token of its claim, higher than that of every earlier one.   Raises: Unsupported."""
+        return self._fence().token
+
+    def _fence(self) -> Fence:
+        if self._task.fence is None:
+            raise Unsupported(f"queue {self.queue!r} has no fencing", hint="a bucket or a directory has it")
+        return self._task.fence
 
     def check(self) -> None:
         """Go on only while the task is ours, as far as this process can know.   Raises: LeaseLost."""
