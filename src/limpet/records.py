@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, TypeVar
 
 import msgspec
 
 from limpet.errors import Corrupt, Invalid
 
-__all__ = ["RECORD_BYTES_MAX", "decode", "encode", "parse_json", "plain", "to_fields"]
+__all__ = ["RECORD_BYTES_MAX", "decode", "encode", "parse_json", "plain", "plain_bytes", "to_fields"]
 
 T = TypeVar("T")
 
 RECORD_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _encoder = msgspec.json.Encoder()
 
@@ -64,12 +67,17 @@ def plain(value: Any, *, what: str) -> Any:
 
     Raises: Invalid, naming the place.
     """
+    plain_bytes(value, what=what)
+    return value
+
+
+def plain_bytes(value: Any, *, what: str) -> bytes:
+    """`value` as JSON, by the rule of `plain`.   Raises: Invalid, naming the place."""
     _check_plain(value, what, 0)
     try:
-        encode(value)
+        return encode(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"{what} cannot be written as JSON: {error}") from None
-    return value
 
 
 def _check_plain(value: Any, where: str, depth: int) -> None:
@@ -79,7 +87,7 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
         case None | bool() | int():
             return
         case str():
-            if any("\ud800" <= char <= "\udfff" for char in value):
+            if not value.isascii() and _SURROGATE.search(value):
                 raise Invalid(f"{where} is not valid Unicode")
         case float():
             if not math.isfinite(value):

@@ -67,6 +67,10 @@ class Holding(Generic[R]):
         """Whether the lease is known to be over, or has run out on this process's own clock."""
         return self._why_lost() is not None
 
+    def lost_at(self, at_s: float) -> bool:
+        """`lost`, for a caller who has just read the clock."""
+        return at_s >= self._valid_until_s or self._why_ended() is not None
+
     def check(self) -> None:
         """Go on only while the lease is ours as far as this process can know.
 

@@ -150,21 +150,26 @@ class EntryClaim:
         return True
 
     def __iter__(self) -> Iterator[EntryTask]:
-        record = self._holding.record
+        record, payloads, decode, elapsed_s = (
+            self._holding.record,
+            self.content.payloads,
+            self._decoder.decode,
+            self._runtime.elapsed_s,
+        )
         for n in self._tasks:
-            if self._settled or self._holding.lost or n not in self._open:
+            self._started_s = elapsed_s()
+            if self._settled or self._holding.lost_at(self._started_s) or n not in self._open:
                 continue
             if self._by_swap:
                 if not self._charge(n):
                     return
                 record = self._holding.record
             try:
-                payload = self._decoder.decode(self.content.payloads[n])
+                payload = decode(payloads[n])
             except msgspec.DecodeError as error:
                 self.fail(n, f"the payload does not fit: {error}")
                 continue
             self._started.append(n)
-            self._started_s = self._runtime.elapsed_s()
             yield EntryTask(self, n, payload, attempts_of(record, n))
 
     def __enter__(self) -> EntryClaim:

@@ -166,7 +166,7 @@ def new_task(
 
 def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
     """The payload as JSON.   Raises: Invalid for what JSON cannot hold, or more than 256 KiB (F32)."""
-    data = records.encode(records.plain(payload, what=what))
+    data = records.plain_bytes(payload, what=what)
     if len(data) > PAYLOAD_BYTES_MAX:
         raise Invalid(
             f"{what} takes {len(data)} bytes; a task holds {PAYLOAD_BYTES_MAX}",
@@ -177,7 +177,7 @@ def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
 
 def result_bytes(result: Any) -> bytes:
     """A task's result as JSON.   Raises: Invalid."""
-    data = records.encode(records.plain(result, what="the result"))
+    data = records.plain_bytes(result, what="the result")
     if len(data) > RESULT_BYTES_MAX:
         raise Invalid(
             f"the result takes {len(data)} bytes; a receipt holds {RESULT_BYTES_MAX}",

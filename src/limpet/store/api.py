@@ -71,6 +71,9 @@ class Store(Protocol):
     Every call may raise `Unavailable` (back off), `Denied`, or `Invalid` (a key no store can hold).
     """
 
+    at_once: int
+    """How many calls of a batch verb it is worth to have under way at a time."""
+
     def get(
         self,
         key: Key,

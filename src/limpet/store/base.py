@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from limpet.errors import LimpetError
 from limpet.keys import Key, clock_key
-from limpet.runtime import Runtime
+from limpet.runtime import FAN_OUT_MAX, Runtime
 from limpet.store.api import Always, Blob, Put, Stat, Version, When
 from limpet.store.clock import StoreClock
 
@@ -23,6 +23,9 @@ CLOCK_SLOTS = 16
 
 class BaseStore(ABC):
     """The verbs that follow from `get`, `head`, `put` and `delete`."""
+
+    at_once = FAN_OUT_MAX
+    """See `Store.at_once`: a bucket is far away."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -76,7 +79,7 @@ class BaseStore(ABC):
             except LimpetError as error:
                 return key_of(item), error
 
-        return dict(self._runtime.fan_out(one, items))
+        return dict(self._runtime.fan_out(one, items, at_once=self.at_once))
 
     def now(self, *, max_age_s: float | None = None) -> datetime:
         """See `Store.now`."""

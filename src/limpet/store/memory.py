@@ -26,6 +26,8 @@ class _Entry:
 class MemoryStore(BaseStore):
     """Objects in a dict. Threads may share it; it ends with the process."""
 
+    at_once = 1
+
     def __init__(self, runtime: Runtime | None = None) -> None:
         super().__init__(runtime or system())
         self._objects: dict[Key, _Entry] = {}

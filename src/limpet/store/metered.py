@@ -59,6 +59,7 @@ class MeteredStore(BaseStore):
     def __init__(self, store: Store, budget: int | None = None, *, runtime: Runtime | None = None) -> None:
         super().__init__(runtime or system())
         self.inner = store
+        self.at_once = store.at_once
         self.budget = budget
         self._mutex = self._runtime.mutex()
         self._spent = Cost()

@@ -28,6 +28,7 @@ class ScopedStore(BaseStore):
     ) -> None:
         super().__init__(runtime or system())
         self.inner = store
+        self.at_once = self.inner.at_once
         self.prefix = check_prefix(prefix)
         self.role = None if role is None else check_role(role)
 
