@@ -1,4 +1,7 @@
-"""Nodes with directories of their own around one bucket, on one hand-moved clock, each behind a scripted network."""
+"""Nodes with directories of their own around one bucket, on one hand-moved clock, each behind a scripted network.
+
+In the bucket all have the rights of their role, and no more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from limpet.queue import Policy, Result
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.sync import ClientLog, Collision, Cycle, Outbox, Supervisor
 from limpet.queue.sync.node import NodeQueue
-from limpet.store import MemoryStore
+from limpet.store import MemoryStore, ScopedStore
 from queue_helpers import NAME, ROOT, TTL_S, Network, QueueRuntime, held
 
 __all__ = ["DOWN_S", "UP_S", "Client", "Fleet", "Node", "ended", "names", "waiting"]
@@ -34,8 +37,9 @@ class Client:
 
     def open_queue(self, name: str = NAME) -> NodeQueue:
         """A queue that logs what it does in the bucket."""
-        journal = ClientLog(self.store, self.runtime)
-        return NodeQueue(self.store, name, self.runtime, journal=journal, policy=self.policy)
+        store = ScopedStore(self.store, role="worker", runtime=self.runtime)
+        journal = ClientLog(store, self.runtime)
+        return NodeQueue(store, name, self.runtime, journal=journal, policy=self.policy)
 
     def push(self, *ids: str) -> None:
         """Tasks with these ids."""
@@ -83,7 +87,8 @@ class Node(Client):
         self.disk = Network(self.boss, self.memory)
         self.network = Network(self.boss, self.fleet.memory)
         settings = {"node": self.name, "up_s": UP_S, "down_s": DOWN_S, **options}
-        self.supervisor = Supervisor(self.disk, self.network, self.boss, **settings)
+        bucket = ScopedStore(self.network, role="supervisor", runtime=self.boss)
+        self.supervisor = Supervisor(self.disk, bucket, self.boss, **settings)
         return self.supervisor
 
     def up(self) -> Cycle:

@@ -118,8 +118,8 @@ QUEUE_BUGS = [
         0,
         (
             "claim",
-            "        returned = {n for n in self._open if n not in self._progress.due_s}\n",
-            "        returned = {n for n in self._open if n not in self._progress.due_s}\n"
+            "    def _let_go(self) -> None:\n",
+            "    def _let_go(self) -> None:\n"
             "        key = self._storage.keys.tasks(self.entry, batch=self.batch)\n"
             "        blob = self._storage.store.get(key)\n"
             "        self._storage.store.delete(key)\n"
@@ -132,8 +132,8 @@ QUEUE_BUGS = [
         0,
         (
             "claim",
-            "        if limit_s is not None and self._runtime.elapsed_s() - self._started_s > limit_s:\n",
-            "        if limit_s is not None and limit_s < 0:\n",
+            "self._runtime.elapsed_s() - self._started_s <= limit_s:\n",
+            "limit_s:\n",
         ),
     ),
     _bug(

@@ -435,3 +435,23 @@ def test_a_batch_cut_off_by_cancel_keeps_what_was_done(world: World) -> None:
     assert states(world, ids) == ["completed", "completed", "completed", "cancelled"]
     assert values(world, ids)[:3] == ["written down", LARGE, "only in memory"]
     assert process.drain() == []
+
+
+@pytest.mark.parametrize("gone", ["handed back", "dead"])
+def test_a_batch_that_is_cancelled_while_nobody_has_it_keeps_what_was_done(world: World, gone: str) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(4))
+    claim = process.take()
+    tasks = iter(claim)
+    for result in ("small", LARGE, None):
+        next(tasks).done(result)
+    if gone == "dead":
+        world.time.sleep(TTL_S / 2)
+        process.freeze()
+    else:
+        claim.hand_back()
+    assert world.process().queue.cancel(entry_of(ids))
+    assert states(world, ids) == ["completed", "completed", "completed", "cancelled"]
+    assert values(world, ids) == ["small", LARGE, None, None]
+    world.process().queue.sweep()
+    assert states(world, ids) == ["completed", "completed", "completed", "cancelled"]

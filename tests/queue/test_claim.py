@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from kernel_helpers import EPOCH, lost_reply, lost_request, unavailable
+from limpet.cell import PLAIN, Cell
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import cell_key
 from limpet.lease import State
 from limpet.queue import Fail, Retry
 from queue_helpers import LATER_S, TTL_S, Crash, World, crash, held, raises
@@ -565,3 +567,19 @@ def test_losing_the_lease_inside_the_block_is_not_the_tasks_fault(world: World) 
         leave()
     assert world.facts("x") == (State.HELD, 2, two.runtime.owner)
     assert world.lease("x").attempts == {0: 2}
+
+
+def test_a_cell_that_was_written_with_a_claims_token_refuses_the_one_before(world: World) -> None:
+    """F12: the token is compared where the write lands, whatever a zombie thinks of its claim."""
+    world.process().queue.push({}, id="x")
+    zombie = world.killed()
+    two = world.process()
+    _, task = two.start()
+    cell = Cell(two.store, cell_key("report"), PLAIN, two.runtime)
+    cell.write("early", lease=zombie.fence)
+    cell.write("now", lease=task.fence)
+    with pytest.raises(LeaseLost, match="token 1 is too old"):
+        cell.write("late", lease=zombie.fence)
+    seen = cell.read()
+    assert seen is not None
+    assert seen.value == "now"

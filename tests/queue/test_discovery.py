@@ -180,8 +180,10 @@ def test_a_listing_that_shows_an_old_lease_takes_nothing_from_the_living(world: 
     one.queue.push({}, id="x")
     claim = one.take()
     stale.freeze()
+    world.time.sleep(TTL_S / 2)
     assert not two.queue.claim(wait_s=20 * TTL_S)
     assert not claim.lost
+    assert two.store.snapshot().refused == 0, "it did not even try"
 
 
 def test_a_listing_that_shows_a_free_lease_that_was_taken(world: World, stale: Stale) -> None:

@@ -14,7 +14,7 @@ from limpet.errors import Invalid, OutcomeUnknown, Unavailable
 from limpet.keys import Key, is_minted
 from limpet.queue import BucketQueue, Pushed
 from limpet.queue.records import BATCH_MAX, PAYLOAD_BYTES_MAX, Receipt
-from queue_helpers import NAME, Crash, Process, World, crash, raises, rounds
+from queue_helpers import NAME, Crash, Process, World, crash, held, raises, rounds
 
 EVER = [
     ("done", lambda process: process.drain()),
@@ -320,6 +320,12 @@ def test_a_delayed_push_waits_for_its_time(world: World) -> None:
     assert process.drain(idle_s=98) == []
     assert process.drain(idle_s=60) == ["x"]
     assert world.names() == ["completed/x.json"]
+
+
+def test_a_delayed_push_that_is_due_is_found_at_the_first_look(world: World) -> None:
+    world.process().queue.push({}, id="x", delay_s=5)
+    world.time.sleep(60)
+    assert held(world.process().queue.claim()).entry == "x"
 
 
 def test_delayed_pushes_come_in_the_order_of_their_time(world: World) -> None:

@@ -474,6 +474,7 @@ def test_stats_add_up_at_every_moment_of_a_mixed_batch(world: World) -> None:
 
     def look() -> tuple[int, int]:
         stats = process.queue.stats()
+        assert stats.completed is not None
         assert stats.completed >= 0
         assert stats.failed <= 2
         return stats.pending, stats.completed + stats.failed

@@ -209,11 +209,9 @@ class EntryClaim:
 
     def beat(self) -> None:
         """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
-        limit_s = self._policy.timeout_s
-        if limit_s is not None and self._runtime.elapsed_s() - self._started_s > limit_s:
-            return
+        limit_s = float("inf") if self._policy.timeout_s is None else self._policy.timeout_s
         with self._writing:
-            if not self._settled:
+            if not self._settled and self._runtime.elapsed_s() - self._started_s <= limit_s:
                 self._write_large()
                 self._holding.rewrite(self._progressed)
 

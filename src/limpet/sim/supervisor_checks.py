@@ -52,7 +52,6 @@ class Run:
     who: str
     id: str
     entry: str
-    moment: int
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class Books:
 
     def started(self, world: World, place: str, who: str, task: Task, claim: EntryClaim) -> None:
         """A handler starts."""
-        self.runs.append(Run(world.now_s, place, who, task.id, claim.entry, 0))
+        self.runs.append(Run(world.now_s, place, who, task.id, claim.entry))
 
     def finished(self, place: str, id_: str) -> None:
         """A task was acknowledged as done."""

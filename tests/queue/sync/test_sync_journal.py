@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -116,10 +117,10 @@ def test_a_client_logs_before_the_effect(fleet: Fleet) -> None:
     direct.push("x")
     direct.work()
     wrote = [line for line in direct.store.wrote("put") if "lease.json" not in line]
-    assert wrote == [
-        "put sync/client-c/0000000001.jsonl",
+    assert [re.sub("client-[0-9a-z]{26}", "client", line) for line in wrote] == [
+        "put sync/client/0000000001.jsonl",
         "put pending/x/task.json",
-        "put sync/client-c/0000000002.jsonl",
+        "put sync/client/0000000002.jsonl",
         "put completed/x.json",
     ]
 
@@ -165,7 +166,18 @@ def test_a_forked_client_is_another_one(fleet: Fleet) -> None:
     direct.push("x")
     direct.runtime.owner = "d"
     direct.push("y")
-    assert fleet.logs() == ["client-c/0000000001.jsonl", "client-d/0000000001.jsonl"]
+    assert [name.split("/")[1] for name in fleet.logs()] == ["0000000001.jsonl"] * 2
+
+
+def test_two_handles_of_one_process_do_not_meet(fleet: Fleet) -> None:
+    (a,) = fleet.nodes("a")
+    first, second = fleet.client("c"), fleet.client("c")
+    second.runtime = first.runtime
+    second.queue = second.open_queue()
+    first.push(*(f"x{n}" for n in range(6)))
+    second.push("y")
+    a.sync()
+    assert waiting(a) == [["x0", "x1", "x2", "x3", "x4", "x5", "y"]]
 
 
 # ---- large things ----

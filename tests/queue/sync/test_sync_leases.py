@@ -254,9 +254,25 @@ def test_an_unreadable_note_holds_up_nobody(fleet: Fleet) -> None:
     _taken(a)
     a.up()
     b.down()
-    b.memory.delete(at("pending/x/remote.json"))
     listed = [*b.memory.list("queues")]
+    b.memory.put(at("pending/x/remote.json"), b"rubbish")
+    assert Outbox(b.store, b.runtime).foreign([*b.memory.list("queues")]) == set()
+    b.memory.delete(at("pending/x/remote.json"))
     assert Outbox(b.store, b.runtime).foreign(listed) == set()
+    b.memory.put(at("pending/x/remote.json"), b"rubbish")
+    a.up()
+    b.down()
+    assert Outbox(b.store, b.runtime).foreign([*b.memory.list("queues")]) == {"x"}
+
+
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_an_unreadable_lease_is_left_to_the_next_claim(fleet: Fleet, place: str) -> None:
+    a, _ = _both(fleet)
+    _taken(a)
+    memory = a.memory if place == "here" else fleet.memory
+    memory.put(at("pending/x/lease.json"), b"rubbish")
+    assert a.up().leases == 0
+    assert memory.get(at("pending/x/lease.json")).data == b"rubbish"
 
 
 def test_orphans_are_swept(fleet: Fleet) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from limpet.errors import Corrupt
 from limpet.keys import Key, QueueKeys, queue_at, queue_place
+from limpet.queue.names import is_batch
 from limpet.queue.storage import Storage
 from limpet.queue.sync.journal import Outbox
-from limpet.queue.sync.objects import each, folders, is_batch
+from limpet.queue.sync.objects import each, folders
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Store
 

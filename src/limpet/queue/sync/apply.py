@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from limpet import records
-from limpet.cell import Lost, Replaced, Seen, Unclear, Won
+from limpet.cell import Lost, Replaced, Unclear, Won
 from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
 from limpet.queue.records import Part, Receipt, read_task
@@ -86,30 +86,36 @@ class Applier:
         for each part 1 GET + 1 PUT.
         """
         place = place_of(line)
+        try:
+            stands = self._put_receipt(line, receipt, parts_from, look_first=look_first)
+        except Corrupt:
+            stands = receipt  # nobody can read the one that stands there, but it ends its name
+        if stands is not None and line.batch and ends(line):
+            self._win_back(place, stands, receipt, parts_from)
+        if ends(line):
+            self.close(place.keys, line.entry, batch=line.batch, look_first=look_first)
+        twice = stands is not None and ran_twice(stands, receipt)
+        other = stands.label if stands is not None else ""
+        collision = self._collision("run", place, other) if twice else None
+        return Applied(new=stands is None, ended=True, collision=collision)
+
+    def _put_receipt(self, line: EndLine, receipt: Receipt, parts_from: Store, *, look_first: bool) -> Receipt | None:
+        """Put it if it is to stand there; the one that stands there instead."""
+        place = place_of(line)
         cell = self.storage(place.keys).receipt(Key(line.key))
         seen = cell.read() if look_first or receipt.state == "retried" else None
         if seen is None:
             self._copy_parts(place, receipt, parts_from)
-        new = False
         for _ in range(SENDS_MAX):
             value = merged(seen.value if seen else None, receipt)
             if value is None:
-                break
+                return seen.value if seen else None
             match cell.attempt(seen, value, write_id=line.write_id):
                 case Won() | Replaced():
-                    seen, new = None, True
-                    break
+                    return None
                 case Lost(now) | Unclear(now):
                     seen = now
-        else:
-            raise OutcomeUnknown(f"{line.key} is swapped all the time")
-        if seen is not None and line.batch and ends(line):
-            self._win_back(place, seen, receipt, parts_from)
-        if ends(line):
-            self.close(place.keys, line.entry, batch=line.batch, look_first=look_first)
-        twice = seen is not None and ran_twice(seen.value, receipt)
-        other = seen.value.label if seen is not None else ""
-        return Applied(new=new, ended=True, collision=self._collision("run", place, other) if twice else None)
+        raise OutcomeUnknown(f"{line.key} is swapped all the time")
 
     def close(self, queue: QueueKeys, entry: str, *, batch: bool, look_first: bool = False) -> None:
         """Remove an entry that has ended: the task, then the leases.
@@ -161,12 +167,11 @@ class Applier:
             except (Missing, Conflict):
                 continue  # too old to be kept, or already here: a part's name is used once
 
-    def _win_back(self, place: QueuePlace, stands: Seen[Receipt], ours: Receipt, source: Store) -> None:
+    def _win_back(self, place: QueuePlace, stands: Receipt, ours: Receipt, source: Store) -> None:
         storage = self.storage(place.keys)
-        lost = [n for n in stands.value.failed if n not in ours.failed]
-        if lost and ours.parts:
+        if ours.parts and any(n not in ours.failed for n in stands.failed):
             ours = msgspec.structs.replace(ours, results={**_parts(ours, source), **ours.results})
-        for name, receipt in won_back(place.name, stands.value, ours).items():
+        for name, receipt in won_back(place.name, stands, ours).items():
             storage.receipt(place.keys.completed_of(name)).attempt(None, receipt)
 
     def _collision(self, kind: CollisionKind, place: QueuePlace, other: str) -> Collision:

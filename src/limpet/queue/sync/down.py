@@ -26,7 +26,7 @@ from limpet.store.api import Stat, Store
 
 __all__ = ["Down"]
 
-AT_ONCE = 64
+AT_ONCE = 16
 
 
 class Down:

@@ -8,12 +8,12 @@ from limpet import keys
 from limpet.errors import Corrupt
 from limpet.keys import Key, QueueKeys, queue_at, queue_place
 from limpet.lease import State
-from limpet.queue.names import batch_of
+from limpet.queue.names import batch_of, is_batch, name_of_receipt
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import entry_of_line
 from limpet.queue.sync.lease_down import RemoteLeases
 from limpet.queue.sync.lease_up import OWNER
-from limpet.queue.sync.objects import each, folders, is_batch
+from limpet.queue.sync.objects import each, folders
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, read_line
 from limpet.queue.sync.report import Cycle
 from limpet.runtime import Runtime
@@ -40,7 +40,7 @@ class Fresh:
         self._here = Applier(local, runtime, remote=False)
         self._there = Applier(remote, runtime, remote=True)
         self._leases = RemoteLeases(local, runtime)
-        self._doubtful: dict[Entry, bool] = {}
+        self._doubtful: dict[Entry, list[Key]] = {}
 
     def run(self, cycle: Cycle, queues: Sequence[str] | None) -> None:
         """Bring every receipt, every waiting task and every held lease of the bucket here.
@@ -49,7 +49,8 @@ class Fresh:
         """
         wanted = self._queues(queues)
         for queue in wanted:
-            self._doubtful |= {(queue, entry): batch for entry, batch in _entries(self._local.list(queue.pending))}
+            for key, entry in _tasks([*self._local.list(queue.pending), *self._local.list(queue.scheduled)]):
+                self._doubtful.setdefault((queue, entry), []).append(key)
         self._keep_unsent(cycle)
         for queue in wanted:
             self._pull(queue, cycle)
@@ -66,8 +67,9 @@ class Fresh:
 
         Cost: 3 DELETEs an entry here.
         """
-        for (queue, entry), batch in self._doubtful.items():
-            self._here.close(queue, entry, batch=batch)
+        for (queue, entry), keys_ in self._doubtful.items():
+            self._local.delete_many(keys_)
+            self._here.close(queue, entry, batch=is_batch(entry))
             cycle.dropped += 1
 
     def _queues(self, queues: Sequence[str] | None) -> list[QueueKeys]:
@@ -86,8 +88,8 @@ class Fresh:
         """Waiting entries are listed before receipts: one that ends meanwhile is then in both, and counts as ended."""
         listed = [*self._remote.list(queue.pending), *self._remote.list(queue.scheduled)]
         ended = self._pull_receipts(queue, cycle)
-        waiting = [stat.key for stat in listed if (place := queue_place(stat.key)) and place.name not in ended]
-        for entry, _ in _entries(stat for stat in listed if stat.key in {*waiting}):
+        waiting = {key: entry for key, entry in _tasks(listed) if entry not in ended}
+        for entry in waiting.values():
             self._doubtful.pop((queue, entry), None)
         here = {stat.key for stat in [*self._local.list(queue.pending), *self._local.list(queue.scheduled)]}
         for key, blob in each(self._remote, [key for key in waiting if key not in here]):
@@ -105,14 +107,14 @@ class Fresh:
             ({stat.key for stat in self._remote.list(prefix)}, {stat.key for stat in self._local.list(prefix)})
             for prefix in (queue.failed, queue.completed)
         )
-        parts = [part for key in failed[1] if (part := batch_of(_receipt_name(key)))]
+        parts = [part for key in failed[1] if (part := batch_of(name_of_receipt(key)))]
         doubtful = {queue.completed_of(entry) for entry, _ in parts} & completed[0]
         for key, blob in each(self._remote, sorted(failed[0] - failed[1] | completed[0] - completed[1] | doubtful)):
             self._end(queue, key, blob, cycle)
-        return {_receipt_name(key) for key in failed[0] | completed[0]}
+        return {name_of_receipt(key) for key in failed[0] | completed[0]}
 
     def _end(self, queue: QueueKeys, key: Key, blob: Blob, cycle: Cycle) -> None:
-        name = _receipt_name(key)
+        name = name_of_receipt(key)
         try:
             seen = self._there.storage(queue).receipt(key).decode(blob)
         except Corrupt:
@@ -147,13 +149,9 @@ class Fresh:
             cycle.leases += 1
 
 
-def _entries(listing: Iterable[Stat]) -> Iterator[tuple[str, bool]]:
-    """The entries in a listing of what waits, and whether each is a batch."""
+def _tasks(listing: Iterable[Stat]) -> Iterator[tuple[Key, str]]:
+    """The tasks and batches in a listing of what waits or is scheduled, and the entry of each."""
     for stat in listing:
         place = queue_place(stat.key)
-        if place is not None and place.kind in ("single", "batch"):
-            yield place.name, place.kind == "batch"
-
-
-def _receipt_name(key: str) -> str:
-    return key.rsplit("/", 1)[1].removesuffix(".json")
+        if place is not None and place.kind in ("single", "batch", "scheduled"):
+            yield stat.key, place.name

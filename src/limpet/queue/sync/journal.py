@@ -70,6 +70,7 @@ class ClientLog:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._owner = ""
+        self._node = ""
         self._seq = 0
 
     def pushed(self, key: Key, data: bytes) -> None:
@@ -90,16 +91,15 @@ class ClientLog:
     def _append(self, line: Line) -> None:
         """Write the next log.   Raises: OutcomeUnknown, Unavailable: then nothing may take effect yet."""
         with self._mutex:
-            if self._owner != self._runtime.owner:
-                self._owner, self._seq = self._runtime.owner, 0  # a forked child is a client of its own
-            node = client_name(self._owner)
-            data = log_bytes([line], node=node, owner=self._owner, up_s=0.0)
+            if self._owner != self._runtime.owner:  # a forked child is a client of its own
+                self._owner, self._node, self._seq = self._runtime.owner, client_name(self._runtime.new_id()), 0
+            data = log_bytes([line], node=self._node, owner=self._owner, up_s=0.0)
             for sent in range(1, SENDS_MAX + 1):
-                if self._written(keys.log_key(node, self._seq + 1), data):
+                if self._written(keys.log_key(self._node, self._seq + 1), data):
                     self._seq += 1
                     return
                 self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
-        raise OutcomeUnknown(f"whether a log of {node} was written cannot be told", hint="do it again")
+        raise OutcomeUnknown(f"whether a log of {self._node} was written cannot be told", hint="do it again")
 
     def _written(self, key: Key, data: bytes) -> bool:
         """Whether our line stands there now. A line that we gave up and that landed late takes the number."""

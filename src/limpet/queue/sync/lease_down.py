@@ -7,9 +7,10 @@ only a newer log makes it last longer, so that one that is read again does not.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import LimpetError
+from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key, QueueKeys
 from limpet.queue.sync.decide import is_live, noted
 from limpet.queue.sync.records import LeaseLine, RemoteLease
@@ -36,7 +37,11 @@ class RemoteLeases:
         Returns the holder's label if another node's lease is live there, too.   Cost: 1 GET + at most 1 PUT.
         """
         cell = self._cell(QueueKeys(line.root).remote(line.entry))
-        seen = cell.read()
+        try:
+            seen = cell.read()
+        except Corrupt:
+            self._store.delete(cell.key)
+            seen = None
         value = noted(seen.value if seen else None, line, node=node, seq=seq, live_s=live_s)
         if value is None:
             return None
@@ -56,7 +61,8 @@ class RemoteLeases:
         unknown = [key for key, stat in notes.items() if (key, stat.version) not in self._known]
         for key, blob in self._store.get_many(unknown).items():
             if not isinstance(blob, LimpetError):
-                self._remember(key, blob.version, self._cell(key).decode(blob).value.live_s)
+                with suppress(Corrupt):  # what cannot be read holds up nobody
+                    self._remember(key, blob.version, self._cell(key).decode(blob).value.live_s)
         now = self._store.now()
         return {
             key.rsplit("/", 2)[1]

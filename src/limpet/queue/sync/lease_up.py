@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from limpet.cell import Lost, Replaced, Seen, Unclear, Won
-from limpet.errors import OutcomeUnknown
+from limpet.errors import Corrupt, OutcomeUnknown
 from limpet.keys import Key, QueueKeys
 from limpet.lease import Sightings, State
 from limpet.queue.records import EntryLease
@@ -58,14 +58,16 @@ class LeaseUp:
         Cost: 1 GET here; there 1 PUT for a renewal, else 1 GET + 1 PUT (+ 1 HEAD for the first lease of an entry).
         """
         queue = QueueKeys(note.root)
-        lease = self._here.storage(queue).lease(note.entry).read()
-        if lease is None or lease.value.state is not State.HELD or self._ran_out(lease):
-            return self._let_go(note, queue, node)
-        record = lease.value
-        foreign = self._publish(note, queue, record, node)
+        try:
+            lease = self._here.storage(queue).lease(note.entry).read()
+            if lease is None or lease.value.state is not State.HELD or self._ran_out(lease):
+                return self._let_go(note, queue, node)
+            foreign = self._publish(note, queue, lease.value, node)
+        except Corrupt:
+            return Told(held=False)  # whoever claims it next puts it into failed/
         if foreign is not None:
             return Told(held=True, collision=self._collision(queue, note.entry, foreign))
-        return Told(held=True, line=_line(note, record, held=True))
+        return Told(held=True, line=_line(note, lease.value, held=True))
 
     def _ran_out(self, lease: Seen[EntryLease]) -> bool:
         assert lease.modified is not None

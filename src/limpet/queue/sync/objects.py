@@ -1,4 +1,4 @@
-"""Small things that pulling and adopting share: reading many objects, and what names say."""
+"""Small things that pulling and adopting share: reading many objects and naming queues."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import islice
 
 from limpet import keys
 from limpet.errors import Missing
-from limpet.keys import Key, QueueKeys, is_minted, name_of
+from limpet.keys import Key, QueueKeys, name_of
 from limpet.store.api import Blob, Store
 
-__all__ = ["each", "folders", "is_batch", "queue_name"]
+__all__ = ["each", "folders", "queue_name"]
 
-AT_ONCE = 100
+AT_ONCE = 32
 
 
 def each(store: Store, wanted: Iterable[Key]) -> Iterator[tuple[Key, Blob]]:
@@ -34,8 +34,3 @@ def folders(store: Store) -> Sequence[str]:
 def queue_name(queue: QueueKeys) -> str:
     """The queue's name, as its users know it."""
     return name_of(queue.root.removeprefix(f"{keys.QUEUES}/"))
-
-
-def is_batch(entry: str) -> bool:
-    """Whether an entry is a batch: its minted name says how many tasks it has."""
-    return "-" in entry and "." not in entry and is_minted(entry)

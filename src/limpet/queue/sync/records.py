@@ -35,6 +35,7 @@ __all__ = [
     "place_of",
     "read_line",
     "read_log",
+    "read_whole",
 ]
 
 SCHEMA = 1
@@ -147,9 +148,9 @@ def check_node(node: str) -> str:
     return node
 
 
-def client_name(owner: str) -> str:
-    """The name in logs of a process that works on the bucket directly."""
-    return CLIENT + owner
+def client_name(id_: str) -> str:
+    """The name in logs of somebody who works on the bucket directly."""
+    return CLIENT + id_
 
 
 def is_client(node: str) -> bool:
@@ -177,6 +178,15 @@ def read_line(data: bytes, *, what: str) -> Line:
         _place(_keys_of(line).tasks(line.entry, batch=line.batch))
     else:
         place_of(line)
+    return line
+
+
+def read_whole(data: bytes, *, what: str) -> PushLine | EndLine | HeldLine:
+    """An outbox entry: a line that refers to nothing.   Raises: Corrupt."""
+    line = read_line(data, what=what)
+    match line:
+        case LeaseLine() | PushLine(data=None) | EndLine(receipt=None):
+            raise Corrupt(f"{what} is no outbox entry")
     return line
 
 

@@ -6,9 +6,8 @@ entry is the truth about what was asked for or done here, whatever became of its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from limpet import keys
 from limpet.errors import Corrupt, LimpetError
@@ -18,15 +17,16 @@ from limpet.queue.sync.decide import entry_of_line, superseded
 from limpet.queue.sync.lease_up import LeaseUp
 from limpet.queue.sync.log import LogWriter
 from limpet.queue.sync.objects import each
-from limpet.queue.sync.records import EndLine, HeldLine, LeaseLine, Line, PushLine, line_bytes, read_line
+from limpet.queue.sync.records import EndLine, HeldLine, LeaseLine, Line, PushLine, line_bytes, read_whole
 from limpet.queue.sync.report import Cycle
 from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
-from limpet.store.api import Store
+from limpet.store.api import Stat, Store
 
 __all__ = ["Up"]
 
 AT_ONCE = 256
+BYTES_AT_ONCE = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 256 * 1024
 
 
@@ -62,10 +62,9 @@ class Up:
         and 1 PUT for each log.   Crash: anywhere, the next cycle sends what is left again, which changes nothing.
         """
         cycle = Cycle("up")
-        found = [stat.key for stat in self._local.list(keys.OUTBOX)]
-        self._held = {key: line for key, line in self._held.items() if key in {*found}}
-        waiting = iter([key for key in found if key not in self._held])
-        while some := [*islice(waiting, AT_ONCE)]:
+        found = {stat.key: stat for stat in self._local.list(keys.OUTBOX)}
+        self._held = {key: line for key, line in self._held.items() if key in found}
+        for some in _packed([stat for key, stat in found.items() if key not in self._held]):
             self._send(some, cycle)
         self._tell_leases(cycle)
         return cycle
@@ -84,10 +83,10 @@ class Up:
                 raise one.error
 
     def _read(self, some: Sequence[Key], cycle: Cycle) -> dict[Key, Line]:
-        lines = {}
+        lines: dict[Key, Line] = {}
         for key, blob in each(self._local, some):
             try:
-                lines[key] = read_line(blob.data, what=key)
+                lines[key] = read_whole(blob.data, what=key)
             except Corrupt:
                 cycle.unreadable.append(key)
         return lines
@@ -134,6 +133,20 @@ class Up:
         self._local.delete_many(over)
         for key in over:
             del self._held[key]
+
+
+def _packed(waiting: Sequence[Stat]) -> Iterator[list[Key]]:
+    """Some entries at a time, as many as a small machine can hold."""
+    pack: list[Key] = []
+    size = 0
+    for stat in waiting:
+        if pack and (len(pack) == AT_ONCE or size + stat.size > BYTES_AT_ONCE):
+            yield pack
+            pack, size = [], 0
+        pack.append(stat.key)
+        size += stat.size
+    if pack:
+        yield pack
 
 
 def _short(line: Line) -> Line:

@@ -66,17 +66,18 @@ class _Fleet(Cast):
         self.bucket = Bucket(world, knobs)
         self.books = Books()
         chance = world.chance
+        self.duel = chance(56) < 0.15
+        """Few ids, and handlers that outlive their lease: two workers end one task, one well and one badly."""
         self.policy = Policy(
-            max_attempts=1 + int(chance(50) * 3),
+            max_attempts=2 if self.duel else 1 + int(chance(50) * 3),
             ttl_s=knobs.ttl_s,
-            timeout_s=2 * knobs.ttl_s if chance(51) < 0.5 else None,
+            timeout_s=knobs.ttl_s / 2 if self.duel else 2 * knobs.ttl_s if chance(51) < 0.5 else None,
             backoff_s=1.0,
             concurrency=2 if chance(52) < 0.15 else None,
         )
         self.operators = chance(53) < 0.5
         self.ids = 1 + int(chance(54) * 3)
         self.named = 0.16 if chance(55) < 0.7 else 0.4
-        self.duel = chance(56) < 0.15
 
     def act(self) -> None:
         """The faulty part, then the healed part in which everything drains; then every check."""
@@ -152,7 +153,7 @@ class _Actor(Actor):
         what = KINDS[int(self.chance() * len(KINDS))]
         slow = self.chance()
         if self.cast.duel:
-            what, slow = "sour", slow**0.2
+            what, slow = "sour", 2 * slow
         return {"what": what, "by": self.new_value(), "slow": round(slow, 2)}
 
     def push(self) -> None:

@@ -21,7 +21,7 @@ from limpet.sim.nemesis import Knobs, Nemesis, draw
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.supervisor_checks import Books, Place, check_nodes
 from limpet.sim.supervisor_store import LocalStore, RemoteStore
-from limpet.sim.world import Process, Violation, World
+from limpet.sim.world import Process, Violation, World, mix
 from limpet.store.api import Store
 
 __all__ = ["STEPS", "run"]
@@ -71,7 +71,7 @@ class _Fleet(Cast):
     def __init__(self, world: World, knobs: Knobs) -> None:
         self.nodes = 1 + int(world.chance(80) < 0.9) + int(world.chance(80) < 0.25)
         super().__init__(world, slots=2 * self.nodes + 1, turns=TURNS)
-        self.knobs = replace(knobs, ttl_s=4 + knobs.ttl_s / 3, nemesis_every_s=knobs.nemesis_every_s * 2)
+        self.knobs = replace(knobs, ttl_s=4 + knobs.ttl_s / 3, nemesis_every_s=knobs.nemesis_every_s)
         self.disks = [f"n{i}" for i in range(self.nodes)]
         self.buckets = {name: Bucket(world, self.knobs) for name in (BUCKET, *self.disks)}
         self.swept: dict[str, int] = {}
@@ -116,21 +116,30 @@ class _Fleet(Cast):
         self.world.later(5 * self.world.chance(31, dead.index), lambda: self.relaunch(dead))
 
     def cut_power(self) -> None:
-        """A whole node goes off now and then, for a while or for longer than logs are kept."""
+        """A whole node goes off now and then, in the middle of something, for a while or for longer than logs live."""
         cuts = 0
         while not self.world.healed:
             cuts += 1
-            self.world.pause(self.up_s * (1 + 8 * self.world.chance(85, cuts)))
-            node = int(self.world.chance(86, cuts) * self.nodes)
-            if self.world.strike(f"mains/{cuts}", "power_off"):
-                off_s = self.world.chance(87, cuts) ** 3 * 2 * self.retention_s
-                self.world.note("nemesis", "power_off", detail=f"n{node}", result=f"{off_s:.0f} s", fault="power_off")
-                for victim in [each for each in self.living if self.node_of(each) == node]:
-                    for flight in victim.in_flight.values():
-                        self.world.coverage["power_off", flight.step] += 1
-                    self.world.kill(victim)
-                    self.living.remove(victim)
-                    self.world.later(off_s, partial(self.relaunch, victim))
+            self.world.pause(self.up_s * (0.5 + 4 * self.world.chance(85, cuts)))
+            if self.world.chance(89, cuts) < 0.7:
+                step = STEPS[mix(self.world.seed, 90, cuts) % len(STEPS)]
+                self.world.ambush = (step, partial(self.cut, cuts))
+            elif self.living:
+                self.cut(cuts, self.living[mix(self.world.seed, 86, cuts) % len(self.living)])
+
+    def cut(self, number: int, struck: Process) -> None:
+        """The node of that process is off: none of its processes goes on."""
+        node = self.node_of(struck)
+        if node is None or struck not in self.living or not self.world.strike(f"mains/{number}", "power_off"):
+            return
+        off_s = self.world.chance(87, number) ** 3 * 2 * self.retention_s
+        self.world.note("nemesis", "power_off", detail=f"n{node}", result=f"{off_s:.0f} s", fault="power_off")
+        for victim in [each for each in self.living if self.node_of(each) == node]:
+            for flight in victim.in_flight.values():
+                self.world.coverage["power_off", flight.step] += 1
+            self.world.kill(victim)
+            self.living.remove(victim)
+            self.world.later(off_s, partial(self.relaunch, victim))
 
     def node_of(self, process: Process) -> int | None:
         """The node that a process runs on; None for the client."""
