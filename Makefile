@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: have-python ## see a lock survive kill -9, on a local directory (installs the small core only)
+demo: have-python ## see a fleet of workers survive kill -9, on a local directory (installs the small core only)
 	@$(PYTHON) tools/install.py core
 	@$(BIN)/limpet demo
 
@@ -27,9 +27,10 @@ test-full: have-python ## `test` plus the tests marked full: more servers, more 
 check: have-python ## lint and types only
 	@$(PYTHON) tools/budget.py check
 
-bench: have-python ## our store against the bare client and bare file calls, as ratios
-	@$(PYTHON) tools/install.py dev
+bench: have-python ## our store against bare calls, and our queue against its peers, as ratios
+	@$(PYTHON) tools/install.py bench
 	@$(BIN)/python bench/kernel.py
+	@$(BIN)/python bench/queue.py
 
 soak: have-python ## simulate new seeds for SECONDS=600
 	@$(PYTHON) tools/install.py dev

