@@ -36,7 +36,7 @@ class Package:
 
 
 PACKAGES: dict[str, tuple[Package, ...]] = {
-    "test": (),
+    "test": (Package("procps", "pgrep", "the README's quickstart"),),
     "test-full": (
         Package("radosgw", "radosgw", "conformance on Ceph RGW"),
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),

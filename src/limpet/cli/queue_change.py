@@ -111,7 +111,7 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
 def pause(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Let nobody claim anything until `resume`.
 
-    Workers notice within half a minute. What runs goes on, and tasks may still be pushed.
+    Workers notice within a few seconds. What runs goes on, and tasks may still be pushed.
     """
     _set_paused(queue, url, True, json=json)
 

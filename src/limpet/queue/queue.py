@@ -179,7 +179,7 @@ class BucketQueue:
         Workers do this by themselves, one of them once an hour. How many objects went.
         Cost: 1 LIST per 1,000 objects, 1 DELETE for each that goes.
         """
-        return self._sweeper.sweep()
+        return self._sweeper.sweep() + self._sweeper.retain()
 
     def _encoded(self, payload: Any) -> bytes:
         if self._payload_type is not None:

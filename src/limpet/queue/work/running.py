@@ -39,6 +39,7 @@ class RunningTask:
     def lock(self) -> str:
         """The lock of its entry: `cell.write(value, lease=limpet.current_task())` is refused once a newer claim wrote.
 
+        Give each task a cell of its own: a cell is guarded by one lock, and every entry has its own.
         Raises: Unsupported where the queue has no fencing.
         """
         return self._fence().lock
