@@ -168,5 +168,5 @@ class Pages:
             elif kind in (TASK, BATCH):
                 tasks.append((entry, kind, stat))
         entries = [Candidate(entry, kind == BATCH, stat.modified, leases.get(entry)) for entry, kind, stat in tasks]
-        entries.sort(key=lambda candidate: candidate.pushed, reverse=True)
+        entries.sort(key=lambda candidate: (candidate.pushed, candidate.entry), reverse=True)
         return entries
