@@ -142,8 +142,8 @@ QUEUE_BUGS = [
         0,
         (
             "claim",
-            "                self._holding.rewrite(lambda record: charged(self._progressed(record), n))\n",
-            "                self._holding.rewrite(self._progressed)\n",
+            "                self._holding.rewrite(lambda record: charged(self._written(record), n))\n",
+            "                self._holding.rewrite(self._written)\n",
         ),
     ),
     _bug(
@@ -223,7 +223,7 @@ QUEUE_BUGS = [
         "a done single task is finished without a receipt",
         "found by the simulation",
         0,
-        ("claim", "            if record.done:\n", "            if self._progress.done:\n"),
+        ("claim", "            if self._progress.done or record.done:\n", "            if self._progress.done:\n"),
     ),
     _bug(
         "a claim that could not be settled is renewed for ever",

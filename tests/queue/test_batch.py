@@ -455,3 +455,19 @@ def test_a_batch_that_is_cancelled_while_nobody_has_it_keeps_what_was_done(world
     assert values(world, ids) == ["small", LARGE, None, None]
     world.process().queue.sweep()
     assert states(world, ids) == ["completed", "completed", "completed", "cancelled"]
+
+
+def test_a_result_that_comes_while_a_beat_is_under_way_is_not_counted_without_its_part(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    claim = process.take()
+    task = next(iter(claim))
+    process.store.puts.append(lost_reply)
+    process.store.before("get", "lease.json", raises(Unavailable("away")))
+    with pytest.raises(OutcomeUnknown):
+        claim.beat()
+    process.store.before("get", "lease.json", lambda: task.done("x" * 3_000))
+    claim.beat()
+    process.freeze()
+    world.process().drain(lambda task: task.done("x" * 3_000))
+    assert [world.process().queue.result(id_).value for id_ in ids] == ["x" * 3_000] * 2

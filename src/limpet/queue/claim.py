@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -150,12 +151,8 @@ class EntryClaim:
         return True
 
     def __iter__(self) -> Iterator[EntryTask]:
-        record, payloads, decode, elapsed_s = (
-            self._holding.record,
-            self.content.payloads,
-            self._decoder.decode,
-            self._runtime.elapsed_s,
-        )
+        record, payloads = self._holding.record, self.content.payloads
+        decode, elapsed_s = self._decoder.decode, self._runtime.elapsed_s
         for n in self._tasks:
             self._started_s = elapsed_s()
             if self._settled or self._holding.lost_at(self._started_s) or n not in self._open:
@@ -213,7 +210,7 @@ class EntryClaim:
         with self._writing:
             if not self._settled and self._runtime.elapsed_s() - self._started_s <= limit_s:
                 self._write_large()
-                self._holding.rewrite(self._progressed)
+                self._holding.rewrite(self._written)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
@@ -280,7 +277,7 @@ class EntryClaim:
         try:
             with self._writing:
                 self._write_large()
-                self._holding.rewrite(lambda record: charged(self._progressed(record), n))
+                self._holding.rewrite(lambda record: charged(self._written(record), n))
         except (LeaseLost, OutcomeUnknown, Unavailable):
             return False
         with self._mutex:
@@ -291,9 +288,11 @@ class EntryClaim:
         """Large results come before the swap that counts their tasks as done."""
         self._progress.parts.extend(self._results.write_large())
 
-    def _progressed(self, record: EntryLease) -> EntryLease:
+    def _written(self, record: EntryLease) -> EntryLease:
+        """The record with what may be written down by now: a task whose large result still lies here is not done."""
         with self._mutex:
-            return progressed(record, self._progress, self._runtime.elapsed_s())
+            done = [n for n in self._progress.done if n not in self._results.large]
+            return progressed(record, replace(self._progress, done=done), self._runtime.elapsed_s())
 
     def _still_ours(self) -> bool:
         """Whether nobody took the entry, as far as can be known. Asks only if our own clock says it ran out."""
@@ -301,7 +300,7 @@ class EntryClaim:
             return True
         try:
             self._write_large()
-            self._holding.rewrite(self._progressed)
+            self._holding.rewrite(self._written)
         except LimpetError:
             return False
         return True
@@ -318,8 +317,8 @@ class EntryClaim:
         if self.batch:
             self._finish_batch()
         else:
-            record = self._progressed(self._holding.record)
-            if record.done:
+            record = self._holding.record
+            if self._progress.done or record.done:
                 result = self._results.all.get(0) or record.results.get(0)
                 receipt = self._receipt(0, "completed", result=result, parts=[] if result else record.parts)
                 key = self._storage.keys.completed_of(self.entry)
@@ -332,7 +331,7 @@ class EntryClaim:
             self._complete_late(self._progress.done)
             return
         self._write_large()
-        record = self._progressed(self._holding.record)
+        record = self._written(self._holding.record)
         receipt = batch_receipt(record, self.content, wall=self._runtime.wall())
         key = self._storage.keys.completed_of(self.entry)
         stands = self._storage.write_receipt(self.entry, key, receipt, batch=True)
@@ -380,7 +379,7 @@ class EntryClaim:
             self._holding.free(
                 lambda record: freed(
                     handed_back(
-                        self._progressed(record),
+                        self._written(record),
                         returned,
                         by_swap=self._by_swap,
                         started=self._started,

@@ -317,7 +317,8 @@ def _only_abandoned_entries_are_taken(bucket: Bucket, keys: QueueKeys, knobs: Kn
             raise Violation(f"{applied.key}: token {record.token} follows {before.token}")
         rested_s = applied.at_s - at_s
         wanted_s = before.ttl_s if before.state is State.HELD else before.wait_s - 1
-        if record.token > before.token and rested_s < wanted_s and knobs.sane_clocks:
+        early = record.token > before.token and rested_s < wanted_s and knobs.sane_clocks
+        if early and not _ended_before(bucket, keys, _entry(applied.key), applied.at_s):
             raise Violation(
                 f"{applied.key}: {record.worker_id} took it {rested_s:.2f} s after {before.worker_id} wrote "
                 f"{before.state.value}, not {wanted_s:g} s"
