@@ -11,10 +11,9 @@ from typing import Any
 
 from kernel_helpers import Time
 from limpet.keys import Key
-from limpet.queue import Policy, Result
+from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.sync import ClientLog, Collision, Cycle, Outbox, Supervisor
-from limpet.queue.sync.node import NodeQueue
 from limpet.store import MemoryStore, ScopedStore
 from queue_helpers import NAME, ROOT, TTL_S, Network, QueueRuntime, held
 
@@ -35,11 +34,11 @@ class Client:
         self.policy = Policy(**{"ttl_s": TTL_S, "backoff_s": 0.0, **policy})
         self.queue = self.open_queue()
 
-    def open_queue(self, name: str = NAME) -> NodeQueue:
+    def open_queue(self, name: str = NAME) -> BucketQueue:
         """A queue that logs what it does in the bucket."""
         store = ScopedStore(self.store, role="worker", runtime=self.runtime)
         journal = ClientLog(store, self.runtime)
-        return NodeQueue(store, name, self.runtime, journal=journal, policy=self.policy)
+        return BucketQueue(store, name, self.runtime, journal=journal, policy=self.policy)
 
     def push(self, *ids: str) -> None:
         """Tasks with these ids."""
@@ -76,10 +75,10 @@ class Node(Client):
         super().__init__(fleet, f"{name}.w", MemoryStore(QueueRuntime(fleet.time, f"disk of {name}")), **policy)
         self.restart()
 
-    def open_queue(self, name: str = NAME) -> NodeQueue:
+    def open_queue(self, name: str = NAME) -> BucketQueue:
         """A queue that notes what it does in the outbox."""
         journal = Outbox(self.store, self.runtime)
-        return NodeQueue(self.store, name, self.runtime, journal=journal, policy=self.policy)
+        return BucketQueue(self.store, name, self.runtime, journal=journal, policy=self.policy)
 
     def restart(self, **options: Any) -> Supervisor:
         """The supervisor's next process."""

@@ -36,6 +36,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queue", "stats"),
     ("queue", "sweep"),
     ("status",),
+    ("supervise",),
     ("upgrade",),
     ("work",),
 ]

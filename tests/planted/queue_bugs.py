@@ -82,13 +82,13 @@ QUEUE_BUGS = [
         "a claim of a user's id does not look for receipts",
         "H5",
         0,
-        ("queue", "(holding.token > 1 or not content.minted) and", "holding.token > 1 and"),
+        ("queue", "holding.token > 1 or not content.minted or", "holding.token > 1 or"),
     ),
     _bug(
         "a takeover does not look for receipts",
         "H5",
         0,
-        ("queue", "(holding.token > 1 or not content.minted) and", "not content.minted and"),
+        ("queue", "holding.token > 1 or not content.minted or", "not content.minted or"),
     ),
     _bug(
         "completed is looked up before failed",
@@ -110,7 +110,7 @@ QUEUE_BUGS = [
             "        if not is_minted(entry) and self._storage.ended(entry):\n            return False\n"
             "        return self._settle(key, data, write_id=task.write_id)\n",
         ),
-        ("queue", "(holding.token > 1 or not content.minted) and", "holding.token > 1 and"),
+        ("queue", "holding.token > 1 or not content.minted or", "holding.token > 1 or"),
     ),
     _bug(
         "a nack moves the payload",

@@ -14,6 +14,7 @@ from limpet.errors import Invalid, OutcomeUnknown, Unavailable
 from limpet.keys import Key, is_minted
 from limpet.queue import BucketQueue, Pushed
 from limpet.queue.records import BATCH_MAX, PAYLOAD_BYTES_MAX, Receipt
+from limpet.queue.storage import NoJournal
 from queue_helpers import NAME, Crash, Process, World, crash, held, raises, rounds
 
 EVER = [
@@ -420,7 +421,7 @@ def test_a_lost_reply_to_a_delayed_push(world: World) -> None:
 # ---- the journal of a supervised node ----
 
 
-class Journal:
+class Journal(NoJournal):
     """Notes what it is told, and what stood in the store when it was told."""
 
     def __init__(self, world: World) -> None:

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from limpet import keys
-from limpet.app.formats import FleetRecord, check, fresh, may_write, upgraded
-from limpet.app.queues import NoStore, open_queue, policy_of
+from limpet.app.formats import FleetRecord, check, enabled, fresh, may_write, upgraded
+from limpet.app.queues import NoStore, journal_of, open_queue, policy_of
 from limpet.app.tasks import PolicyFields, TaskFunction, Tasks
 from limpet.app.urls import Durability, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
@@ -93,6 +93,7 @@ class Fleet:
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._runtime = runtime
         self._sightings = Sightings(runtime)
+        self._journal = journal_of(record, self.store, runtime)
         self.tasks = Tasks(self.queue)
         """The task functions that were defined with `task`."""
 
@@ -140,7 +141,7 @@ class Fleet:
             self._sightings,
             policy=policy_of({**policy}),
             payload_type=payload_type,
-            journal=None,
+            journal=self._journal,
         )
 
     def task(
@@ -153,13 +154,23 @@ class Fleet:
         """
         return self.tasks.define(name, cron=cron, **policy)
 
+    def enable(self, *features: str) -> bool:
+        """Switch optional features on, for good: processes that open the fleet from now on heed them.
+
+        Returns whether anything changed.   Cost: 1 GET + at most 1 PUT.
+        """
+        return self._change(lambda record: enabled(record, features))
+
     def upgrade(self) -> bool:
         """Raise the recorded formats to this version's. Older versions of Limpet refuse the fleet from then on.
 
         Returns whether anything changed.   Cost: 1 GET + at most 1 PUT.
         """
+        return self._change(upgraded)
+
+    def _change(self, change: Callable[[FleetRecord], FleetRecord | None]) -> bool:
         before = self.record
-        seen = _record_cell(self.store, self._runtime).update(lambda record: upgraded(record) if record else None)
+        seen = _record_cell(self.store, self._runtime).update(lambda record: change(record) if record else None)
         if seen is None:
             raise Missing(f"there is no fleet at {self.url}")
         self.record = seen.value

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from limpet.errors import Unsupported
+from limpet.errors import Invalid, Unsupported
 from limpet.store.probe import Findings
 
-__all__ = ["CURRENT", "LEVEL", "FleetRecord", "check", "fresh", "may_write", "upgraded"]
+__all__ = [
+    "CURRENT",
+    "LEVEL",
+    "NODE",
+    "SUPERVISED",
+    "FleetRecord",
+    "check",
+    "enabled",
+    "fresh",
+    "may_write",
+    "upgraded",
+]
 
 LEVEL = 1
 """What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""
@@ -15,8 +28,11 @@ LEVEL = 1
 CURRENT = {"queue": 1, "index": 1, "catalog": 1}
 """The newest format of each room that this version writes."""
 
-FEATURES: frozenset[str] = frozenset()
-"""The optional features that this version knows."""
+SUPERVISED = "supervised"
+NODE = "node"
+FEATURES = frozenset({SUPERVISED, NODE})
+"""The optional features that this version knows. `supervised`: queues here are joined with those of other places, by
+journals and logs. `node`: this is one node's own directory among them."""
 
 
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +66,16 @@ def check(record: FleetRecord, *, where: str) -> None:
 def may_write(record: FleetRecord) -> bool:
     """Whether this version of Limpet may write to the fleet."""
     return record.min_writer <= LEVEL
+
+
+def enabled(record: FleetRecord, features: Sequence[str]) -> FleetRecord | None:
+    """The record with these features; None when it has them already.   Raises: Invalid for one that there is not."""
+    for name in features:
+        if name not in FEATURES:
+            raise Invalid(f"there is no feature {name!r}", hint=f"there are {', '.join(sorted(FEATURES))}")
+    if {*features} <= {*record.features}:
+        return None
+    return msgspec.structs.replace(record, features=sorted({*record.features, *features}))
 
 
 def upgraded(record: FleetRecord) -> FleetRecord | None:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from limpet.app.formats import NODE, SUPERVISED, FleetRecord
 from limpet.errors import Invalid, Unsupported
 from limpet.keys import Key
 from limpet.lease import Sightings
@@ -17,7 +18,7 @@ from limpet.runtime import Runtime
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
 
-__all__ = ["NoStore", "open_queue", "policy_of", "provider_of"]
+__all__ = ["NoStore", "journal_of", "open_queue", "policy_of", "provider_of"]
 
 SQS = "sqs"
 PROVIDERS = ("filesystem", "bucket", SQS)
@@ -40,6 +41,15 @@ def provider_of(url: str) -> str:
     if asked == SQS:
         return SQS
     raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is a {own}", hint="unset it, or open another URL")
+
+
+def journal_of(record: FleetRecord, store: Store, runtime: Runtime) -> Journal | None:
+    """Where the queues of a fleet note what they do, if it is joined with other places; else None."""
+    if SUPERVISED not in record.features:
+        return None
+    from limpet.queue.sync import ClientLog, Outbox
+
+    return Outbox(store, runtime) if NODE in record.features else ClientLog(store, runtime)
 
 
 def policy_of(settings: dict[str, Any]) -> Policy:

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from limpet import __version__
-from limpet.cli import check, demo, doctor, lock, queue, status, upgrade, work
+from limpet.cli import check, demo, doctor, lock, queue, status, supervise, upgrade, work
 from limpet.cli.shared import EXIT_INTERRUPTED, complain, lines
 from limpet.errors import LimpetError
 
@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 app.command(epilog=demo.EPILOG)(demo.demo)
 app.command(epilog=work.EPILOG)(work.work)
+app.command(epilog=supervise.EPILOG)(supervise.supervise)
 app.add_typer(queue.app)
 app.command(epilog=status.EPILOG)(status.status)
 app.command(epilog=check.EPILOG)(check.check)

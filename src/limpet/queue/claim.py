@@ -114,7 +114,7 @@ class EntryClaim:
         self._spent: set[int] = set()
         self._started_s = at_s
         self._results = Results(storage, holding.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
-        self._settled = False
+        self._settled = self._told = False
         self._after: Callable[[], None] | None = None
         heart.add(self)
 
@@ -211,6 +211,9 @@ class EntryClaim:
             if not self._settled and self._runtime.elapsed_s() - self._started_s <= limit_s:
                 self._write_large()
                 self._holding.rewrite(self._written)
+                if not self._told:
+                    self._told = True
+                    self._storage.journal.held(self._storage.keys, self.entry, self.batch)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""

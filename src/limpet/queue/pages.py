@@ -168,5 +168,8 @@ class Pages:
             elif kind in (TASK, BATCH):
                 tasks.append((entry, kind, stat))
         entries = [Candidate(entry, kind == BATCH, stat.modified, leases.get(entry)) for entry, kind, stat in tasks]
+        foreign = self._storage.journal.foreign(found)
+        if foreign:
+            entries = [candidate for candidate in entries if candidate.entry not in foreign]
         entries.sort(key=lambda candidate: (candidate.pushed, candidate.entry), reverse=True)
         return entries

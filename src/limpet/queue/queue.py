@@ -330,7 +330,8 @@ class BucketQueue:
         except Unsupported:
             holding.free(self._left_to_newer)
             return None
-        if (holding.token > 1 or not content.minted) and self.storage.ended(entry):
+        doubtful = holding.token > 1 or not content.minted or self.storage.journal.travels
+        if doubtful and self.storage.ended(entry):
             self.storage.close(entry, batch=batch)  # H5: it ended; only its end was not finished
             return None
         claim = EntryClaim(self.storage, self.policy, self._decoder, self._heart, holding, content, batch=batch)

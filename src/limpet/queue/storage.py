@@ -6,7 +6,7 @@ late, can hit a newer object of the same name (F18).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +24,7 @@ from limpet.queue.records import (
     read_task,
 )
 from limpet.runtime import Runtime
-from limpet.store.api import Blob, Store
+from limpet.store.api import Blob, Stat, Store
 
 __all__ = ["Content", "Journal", "NoJournal", "Storage", "read_content", "task_name"]
 
@@ -48,7 +48,13 @@ class Content:
 
 
 class Journal(Protocol):
-    """Where a supervised node notes each push and each end before it takes effect (H8)."""
+    """Where a supervised node notes each push and each end before it takes effect (H8).
+
+    `travels`: what is pushed and ended here comes from, and goes to, other places too. Then a name may come back after
+    it ended, so that every claim looks for a receipt.
+    """
+
+    travels: bool
 
     def pushed(self, key: Key, data: bytes) -> None:
         """A task or batch will be put there."""
@@ -56,15 +62,30 @@ class Journal(Protocol):
     def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
         """A receipt of the entry, or of one of its tasks, will be put there."""
 
+    def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
+        """A claim of the entry lasts: others may want to know."""
+
+    def foreign(self, found: Iterable[Stat]) -> Collection[str]:
+        """The entries among those found that somebody elsewhere works on, as far as is known."""
+
 
 class NoJournal:
     """Nobody listens."""
+
+    travels = False
 
     def pushed(self, key: Key, data: bytes) -> None:
         """See `Journal.pushed`."""
 
     def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
         """See `Journal.ended`."""
+
+    def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
+        """See `Journal.held`."""
+
+    def foreign(self, found: Iterable[Stat]) -> Collection[str]:
+        """See `Journal.foreign`."""
+        return ()
 
 
 def task_name(entry: str, n: int, *, batch: bool) -> str:
@@ -79,7 +100,7 @@ class Storage:
         self.store = store
         self.keys = keys
         self.runtime = runtime
-        self.journal = journal or NoJournal()
+        self.journal: Journal = journal or NoJournal()
 
     def lease(self, entry: str) -> Cell[EntryLease]:
         """The lease of an entry."""
@@ -120,11 +141,13 @@ class Storage:
     def close(self, entry: str, *, batch: bool) -> None:
         """Remove an entry that a receipt ends: the task, then the lease, so that a lease is never missed in between.
 
-        A delete that fails leaves the rest to the next claim or sweep.   Cost: 2 DELETEs.
+        A delete that fails leaves the rest to the next claim or sweep.   Cost: 2 DELETEs (3 on a supervised node).
         """
         with suppress(LimpetError):
             self.store.delete(self.keys.tasks(entry, batch=batch))
             self.drop_lease(entry)
+            if self.journal.travels:
+                self.store.delete(self.keys.remote(entry))
 
     def drop_lease(self, entry: str) -> None:
         """Remove the lease of an entry that has no task any more.   Cost: 1 DELETE."""

@@ -14,7 +14,7 @@ from limpet.cell import Cell, Seen, struct_codec
 from limpet.errors import Corrupt, LimpetError, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import Policy
-from limpet.queue.names import LEASE, batch_of, name_of_receipt, parts_of_entry
+from limpet.queue.names import LEASE, REMOTE, batch_of, name_of_receipt, parts_of_entry
 from limpet.queue.records import Receipt, SweepRecord
 from limpet.queue.storage import Storage
 from limpet.store.api import Stat
@@ -121,8 +121,9 @@ class Sweeper:
                 if not any(self._store.delete_many(tasks).values()):
                     self._storage.drop_lease(entry)
             for entry, found in entries.items():
-                if entry not in over and found.keys() == {LEASE} and found[LEASE].modified <= before:
-                    gone += self._drop_orphan(found[LEASE].key, entry)
+                young = any(stat.modified > before for stat in found.values())
+                if entry not in over and found.keys() <= {LEASE, REMOTE} and not young:
+                    gone += self._drop_orphans([stat.key for stat in found.values()])
         return gone
 
     def _entries(self) -> Iterator[dict[str, dict[str, Stat]]]:
@@ -146,12 +147,12 @@ class Sweeper:
         except (Corrupt, Unsupported):
             return None
 
-    def _drop_orphan(self, lease: Key, entry: str) -> int:
-        """A lease whose task the listing did not show: look again, a page may have ended between the two."""
-        if any(self._store.list(lease.rsplit("/", 1)[0], after=lease)):
+    def _drop_orphans(self, keys: list[Key]) -> int:
+        """Leases whose task the listing did not show: look again, for a listing is a hint (F22)."""
+        if any(stat.key not in keys for stat in self._store.list(keys[0].rsplit("/", 1)[0])):
             return 0
-        self._storage.drop_lease(entry)
-        return 1
+        self._store.delete_many(keys)
+        return len(keys)
 
     def _receipts(self, prefix: str, names: Iterable[str]) -> set[str]:
         """Which of the names have a receipt below `prefix`.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from limpet.queue import BucketQueue
 from limpet.queue.sync import Cycle, Outbox, Supervisor
-from limpet.queue.sync.node import NodeQueue
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MeteredStore
 from queue_helpers import Network
@@ -145,7 +145,7 @@ def test_files_on_a_real_disk(tmp_path: Path) -> None:
         MeteredStore(DirectoryStore(tmp_path / name, durability="os", runtime=runtime)) for name in ("n", "r")
     )
     supervisor = Supervisor(disk, bucket, runtime, node="n")
-    queue = NodeQueue(disk, "q", runtime, journal=Outbox(disk, runtime))
+    queue = BucketQueue(disk, "q", runtime, journal=Outbox(disk, runtime))
     for n in range(50):
         queue.push({}, id=f"t{n}")
     supervisor.up()

@@ -1,8 +1,13 @@
 """The worlds that `python -m limpet.sim` can run, by name."""
 
-from limpet.sim.scenarios import directory, kernel, queue
+from limpet.sim.scenarios import directory, kernel, queue, supervisor
 from limpet.sim.shrink import Run
 
 __all__ = ["SCENARIOS"]
 
-SCENARIOS: dict[str, Run] = {"kernel": kernel.run, "directory": directory.run, "queue": queue.run}
+SCENARIOS: dict[str, Run] = {
+    "kernel": kernel.run,
+    "directory": directory.run,
+    "queue": queue.run,
+    "supervisor": supervisor.run,
+}

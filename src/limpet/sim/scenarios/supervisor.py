@@ -9,12 +9,11 @@ from functools import partial
 
 from limpet.errors import Conflict, Missing
 from limpet.keys import QueueKeys, QueuePlace, queue_place
-from limpet.queue import Policy, Task
+from limpet.queue import BucketQueue, Policy, Task
 from limpet.queue.claim import EntryClaim
 from limpet.queue.storage import Storage
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync import ClientLog, Outbox, Supervisor
-from limpet.queue.sync.node import NodeQueue
 from limpet.sim.bucket import Bucket
 from limpet.sim.cast import Actor, Cast, perform
 from limpet.sim.nemesis import Knobs, Nemesis, draw
@@ -248,7 +247,7 @@ class _User(Actor):
         self.books = cast.books
         self.place = place
         journal = ClientLog(store, runtime) if place == BUCKET else Outbox(store, runtime)
-        self.queue = NodeQueue(store, QUEUE, runtime, journal=journal, policy=cast.policy)
+        self.queue = BucketQueue(store, QUEUE, runtime, journal=journal, policy=cast.policy)
 
     def turns(self) -> list[tuple[float, Callable[[], None]]]:
         """The things that users and workers do."""
