@@ -215,8 +215,9 @@ QUEUE_BUGS = [
         0,
         (
             "push",
-            "                if isinstance(answers[put.key], LimpetError):\n",
-            "                if isinstance(answers[put.key], KeyError):\n",
+            "                if isinstance(answer, Conflict | OutcomeUnknown):\n",
+            "                if isinstance(answer, OutcomeUnknown):\n                    pass\n"
+            "                elif isinstance(answer, Conflict):\n",
         ),
     ),
     _bug(

@@ -78,7 +78,10 @@ class Pusher:
                 self._storage.journal.pushed(put.key, put.data)
             answers = self._store.put_many(entries)
             for put, payloads_ in zip(entries, some, strict=True):
-                if isinstance(answers[put.key], LimpetError):
+                answer = answers[put.key]
+                if isinstance(answer, Conflict | OutcomeUnknown):
+                    self._settle(put.key, put.data, unclear=answer)
+                elif isinstance(answer, LimpetError):
                     self._settle(put.key, put.data)
                 entry = put.key.rsplit("/", 2)[1]
                 ids.extend(f"{entry}.{n}" for n in range(len(payloads_)))
@@ -153,16 +156,19 @@ class Pusher:
         data = batch_bytes(payloads, pushed_at=self._runtime.wall(), write_id=write_id)
         return Put(self._keys.tasks(f"{write_id}-{len(payloads)}", batch=True), data, Absent())
 
-    def _settle(self, key: Key, data: bytes, *, write_id: str | None = None) -> bool:
+    def _settle(
+        self, key: Key, data: bytes, *, write_id: str | None = None, unclear: LimpetError | None = None
+    ) -> bool:
         """Put a task that is not there; whether ours is what stands there, or stood there and was finished.
 
-        The name may have been used up while we did not hear: sending the same task again at worst runs it again.
+        `unclear`: it was sent already, and this was the answer. The name may have been used up while we did not hear:
+        sending the same task again at worst runs it again.
         """
-        unclear: LimpetError | None = None
         for sent in range(1, SENDS_MAX + 1):
             try:
-                self._store.put(key, data, when=Absent())
-                return True
+                if sent > 1 or unclear is None:
+                    self._store.put(key, data, when=Absent())
+                    return True
             except (Conflict, OutcomeUnknown) as error:
                 unclear = error
             except LimpetError:

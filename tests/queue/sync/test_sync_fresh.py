@@ -228,6 +228,19 @@ def test_a_client_that_died_after_its_log_is_finished_by_a_node(fleet: Fleet) ->
     assert ended(fleet, a) == [["completed/x.json"]] * 2
 
 
+def test_a_fresh_pull_finds_the_completions_of_a_batch_that_failed_here(fleet: Fleet) -> None:
+    a, b = fleet.nodes("a", "b")
+    ids = a.queue.push_many([{"n": 0}, {"n": 1}])
+    a.sync()
+    b.sync()
+    a.work(lambda task: task.fail("not here") if task.payload["n"] else task.done())
+    b.work(lambda task: task.done("there"))
+    b.up()
+    a.down(fresh=True)
+    assert [a.result(id_).state for id_ in ids] == ["completed", "completed"]
+    assert a.result(ids[1]).value == "there"
+
+
 def test_a_fresh_pull_that_died_is_done_again(fleet: Fleet) -> None:
     (a,) = fleet.nodes("a")
     a.push("x", "y")
