@@ -17,7 +17,7 @@ QUEUE_BUGS = [
     _bug(
         "retry swaps the receipt first",
         "H1",
-        0,
+        766,
         (
             "admin",
             '        self._pusher.place(f"{entry}{RETRY_MARK}{life}", task)\n',
@@ -39,7 +39,7 @@ QUEUE_BUGS = [
     _bug(
         "every claim charges every task",
         "H3, attempts per entry",
-        0,
+        1,
         (
             "decide",
             "            waits=waits or {},\n",
@@ -49,7 +49,7 @@ QUEUE_BUGS = [
     _bug(
         "the first claim charges the only attempt",
         "H3",
-        0,
+        1,
         ("decide", "        charged=0 if policy.max_attempts == 1 else 1,\n", "        charged=1,\n"),
         (
             "decide",
@@ -60,7 +60,7 @@ QUEUE_BUGS = [
     _bug(
         "finished work is dropped on a lost lease",
         "H4",
-        0,
+        6,
         (
             "claim",
             "        data = None if result is None else msgspec.Raw(result_bytes(result))\n",
@@ -71,7 +71,7 @@ QUEUE_BUGS = [
     _bug(
         "a batch's finished tasks are dropped on a lost lease",
         "H4",
-        0,
+        192,
         (
             "claim",
             "        for n in tasks:\n            data = result",
@@ -87,7 +87,7 @@ QUEUE_BUGS = [
     _bug(
         "a takeover does not look for receipts",
         "H5",
-        0,
+        2,
         ("queue", "holding.token > 1 or not content.minted or", "not content.minted or"),
     ),
     _bug(
@@ -103,7 +103,7 @@ QUEUE_BUGS = [
     _bug(
         "receipts are checked before the put",
         "H5, receipts checked before the put",
-        0,
+        18,
         (
             "push",
             "        if not self._settle(key, data, write_id=task.write_id):\n            return False\n",
@@ -129,7 +129,7 @@ QUEUE_BUGS = [
     _bug(
         "a hung worker is renewed for ever",
         "F16",
-        0,
+        8,
         (
             "claim",
             "self._runtime.elapsed_s() - self._started_s <= limit_s:\n",
@@ -149,7 +149,7 @@ QUEUE_BUGS = [
     _bug(
         "a failed delete is taken for a success",
         "F20",
-        0,
+        10,
         (
             "storage",
             "            self.store.delete(self.keys.tasks(entry, batch=batch))\n",
@@ -170,7 +170,7 @@ QUEUE_BUGS = [
     _bug(
         "a lease is taken without looking at its age",
         "F24",
-        0,
+        2,
         (
             "decide",
             "    return Ready(take=isinstance(step, Take), finish=False",
@@ -201,7 +201,7 @@ QUEUE_BUGS = [
     _bug(
         "a delayed push is removed before it is pending",
         "the order of a promotion",
-        0,
+        1,
         (
             "push",
             "        data = self._store.get(key).data\n        try:\n            task = read_task",
@@ -212,7 +212,7 @@ QUEUE_BUGS = [
     _bug(
         "a batch whose push was not answered counts as pushed",
         "F3",
-        0,
+        1,
         (
             "push",
             "                if isinstance(answer, Conflict | OutcomeUnknown):\n",
@@ -229,7 +229,7 @@ QUEUE_BUGS = [
     _bug(
         "a claim that could not be settled is renewed for ever",
         "found by the simulation",
-        0,
+        54,
         (
             "claim",
             "            self._settle()\n        finally:\n            self._end()\n",
@@ -239,19 +239,19 @@ QUEUE_BUGS = [
     _bug(
         "a failure that could not be written down is forgotten",
         "found by the simulation",
-        644,
+        384,
         ("claim", " and n not in self._spent}", "}"),
     ),
     _bug(
         "hand-back keeps the attempt",
         "hand-back restores the attempt",
-        0,
+        1,
         ("decide", "attempts_of(record, n) - 1 for n in charged_here", "attempts_of(record, n) for n in charged_here"),
     ),
     _bug(
         "a later finisher overwrites the receipt",
         "first finisher wins",
-        0,
+        87,
         (
             "storage",
             "        match self.receipt(key).attempt(None, receipt):\n",
@@ -261,7 +261,7 @@ QUEUE_BUGS = [
     _bug(
         "rest is counted from the claim, not from the nack",
         "waits restart",
-        0,
+        115,
         ("decide", "        at = modified + timedelta(seconds=record.wait_s)\n", "        at = modified\n"),
     ),
 ]

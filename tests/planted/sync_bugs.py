@@ -20,20 +20,18 @@ SYNC_BUGS = [
         44,
         (
             "push",
-            "        if note:\n"
-            "            self._storage.journal.pushed(key, data)\n"
+            "        self._storage.journal.pushed(key, data)\n"
             "        if not self._settle(key, data, write_id=task.write_id):\n"
             "            return False\n",
             "        if not self._settle(key, data, write_id=task.write_id):\n"
             "            return False\n"
-            "        if note:\n"
-            "            self._storage.journal.pushed(key, data)\n",
+            "        self._storage.journal.pushed(key, data)\n",
         ),
     ),
     _bug(
         "an end is journaled after its effect",
         "H8",
-        270,
+        806,
         (
             "storage",
             "        self.journal.ended(entry, batch, key, receipt)\n"
@@ -59,7 +57,7 @@ SYNC_BUGS = [
     _bug(
         "what is here and not there is sent",
         "H8, local minus remote",
-        72,
+        134,
         (
             "sync.up",
             '        cycle = Cycle("up")\n',

@@ -13,10 +13,12 @@ from limpet.sim.many import Sum, coverage_table, run_seeds
 from limpet.sim.nemesis import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.scenarios import SCENARIOS
 from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
+from limpet.sim.scenarios.supervisor import STEPS as SUPERVISOR_STEPS
 
 KERNEL_SEEDS = 5_000
 DIRECTORY_SEEDS = 2_000
 QUEUE_SEEDS = 1_000
+SUPERVISOR_SEEDS = 1_000
 JOBS = 2
 
 VERBS = {"read": "get", "settle": "get", "head": "head", "delete": "delete", "list": "list"}
@@ -59,6 +61,23 @@ def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     missed = [(kind, step) for kind, step in _missed(total, QUEUE_STEPS) if kind != "store_clock_step"]
     assert not missed, f"no seed struck {missed}"
     assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
+
+
+@pytest.mark.timeout(600)
+def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("supervisor", 0, SUPERVISOR_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\nsupervisor: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+        print(coverage_table(total.coverage))
+    assert not total.broken, _told("supervisor", total)
+    assert total.runs == SUPERVISOR_SEEDS
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    for step in SUPERVISOR_STEPS:
+        assert total.coverage["crash", step], f"no crash during {step}"
+    assert total.by_kind["power_off"] > 100
 
 
 def _missed(total: Sum, steps: Sequence[str]) -> list[tuple[str, str]]:
