@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted.bug import Bug, Change
 from planted.queue_bugs import QUEUE_BUGS
+from planted.sync_bugs import SYNC_BUGS
 
 __all__ = ["BUGS", "Bug"]
 
@@ -235,5 +236,5 @@ _ALL = [
     ),
 ]
 
-BUGS = {bug.name: bug for bug in [*_ALL, *QUEUE_BUGS]}
+BUGS = {bug.name: bug for bug in [*_ALL, *QUEUE_BUGS, *SYNC_BUGS]}
 """By name."""

@@ -209,28 +209,34 @@ class Admin:
         self._storage.control().update(change)
 
     def purge(self) -> int:
-        """See `Queue.purge`. A user's id gets a receipt, so that it stays used; minted names are never used again."""
+        """See `Queue.purge`. A user's id gets a receipt, so that it stays used; minted names are never used again.
+
+        On a supervised node all get one: nothing else would tell the others.
+        """
         gone = 0
         for stat in [*self._store.list(self._keys.pending)]:
             entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
             if kind not in (TASK, BATCH):
                 continue
-            if is_minted(entry):
+            if is_minted(entry) and not self._storage.journal.travels:
                 self._store.delete(stat.key)
                 self._storage.drop_lease(entry)
                 gone += count_of(entry)
             else:
-                gone += self._purge_named(entry)
+                gone += self._purge_named(entry, batch=kind == BATCH)
         for stat in [*self._store.list(self._keys.scheduled)]:
+            if self._storage.journal.travels:
+                self._cancel_scheduled(stat.key.rsplit("/", 1)[1].rpartition("@")[0], [stat.key])
             self._store.delete(stat.key)
             gone += 1
         return gone
 
-    def _purge_named(self, entry: str) -> int:
+    def _purge_named(self, entry: str, *, batch: bool) -> int:
         try:
-            return int(self._swap_to_cancelled(entry) and self.finish_cancelled(entry, batch=False))
+            ended = self._swap_to_cancelled(entry) and self.finish_cancelled(entry, batch=batch)
+            return count_of(entry) if ended else 0
         except Corrupt as error:
-            reject_entry(self._storage, entry, str(error), batch=False)
+            reject_entry(self._storage, entry, str(error), batch=batch)
             return 1
 
 

@@ -70,13 +70,17 @@ def test_failures_and_retries_and_cancels_travel(fleet: Fleet) -> None:
 def test_purged_tasks_do_not_come_back(fleet: Fleet) -> None:
     a, b = fleet.nodes("a", "b")
     a.push("x")
+    a.queue.push({})
+    a.queue.push_many([{}, {}])
+    a.queue.push({}, delay_s=60)
     a.sync()
     b.sync()
-    assert a.queue.purge() == 1
-    a.sync()
-    b.sync()
-    a.sync()
+    assert a.queue.purge() == 5
+    for node in (a, b, a):
+        node.sync()
     assert waiting(fleet, a, b) == [[], [], []]
+    fleet.pass_by(120)
+    assert b.work() == []
 
 
 def test_what_was_pulled_is_not_sent_again(fleet: Fleet) -> None:
