@@ -18,7 +18,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug, where it comes from, and the seed that catches it."""
+    """A planted bug, where it comes from, and the seed that catches it. `scenario` may also be one test of tests/."""
 
     name: str
     row: str

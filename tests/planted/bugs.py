@@ -81,7 +81,11 @@ _ALL = [
         "release deletes the lock",
         "F9",
         0,
-        ("lease.lease", "now = self._swap(freed)", "now = self._cell._store.delete(self._cell.key)"),
+        (
+            "lease.lease",
+            "now = self._swap(change)\n            freed",
+            "now = self._cell._store.delete(self._cell.key)\n            freed",
+        ),
     ),
     _bug(
         "a freed lock starts its tokens again",
@@ -148,8 +152,8 @@ _ALL = [
         4272,
         (
             "lease.lease",
-            "            self._valid_until_s = sent_at_s + self.ttl_s\n",
-            "            self._valid_until_s = self._runtime.elapsed_s() + self.ttl_s\n",
+            "        self._valid_until_s = sent_at_s + self.ttl_s\n",
+            "        self._valid_until_s = self._runtime.elapsed_s() + self.ttl_s\n",
         ),
     ),
     _bug(

@@ -60,6 +60,12 @@ def main() -> int:
     bug = BUGS[arguments.name]
     sys.meta_path.insert(0, _Finder(bug))
 
+    if "::" in bug.scenario:
+        import pytest
+
+        code = pytest.main(["-q", "-x", "-p", "no:xdist", str(Path(__file__).parent.parent / bug.scenario)])
+        return 0 if code is pytest.ExitCode.TESTS_FAILED else 1
+
     from limpet.sim.scenarios import SCENARIOS
     from limpet.sim.story import tell
 

@@ -15,17 +15,19 @@ HERE = Path(__file__).parent
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(BUGS) >= 14
-    rows = " ".join(bug.row for bug in BUGS.values())
-    for row in ("F1", "F2", "F3", "F5", "F8", "F9", "F10", "F12", "F13", "F14", "F15", "F16", "F17", "F25"):
-        assert row in rows
+    assert len(BUGS) >= 14 + 12 + 12
+    rows = {row.strip() for bug in BUGS.values() for row in bug.row.split(",")}
+    failures = (1, 2, 3, 5, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 24, 25)
+    assert {f"F{n}" for n in failures} <= rows
+    assert {f"H{n}" for n in (1, 2, 3, 4, 5, 6, 8)} <= rows, "H7 is a sentence in the docs"
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)
 def test_caught(bug: Bug) -> None:
-    world, violation = SCENARIOS[bug.scenario](bug.seed)
-    assert violation is None, f"seed {bug.seed} fails without the bug: {violation}"
-    assert world.calls > 0
+    if bug.scenario in SCENARIOS:  # a test is run without the bug where it stands
+        world, violation = SCENARIOS[bug.scenario](bug.seed)
+        assert violation is None, f"seed {bug.seed} fails without the bug: {violation}"
+        assert world.calls > 0
     done = subprocess.run(
         [sys.executable, str(HERE / "plant.py"), bug.name], capture_output=True, text=True, timeout=60, check=False
     )
