@@ -68,7 +68,9 @@ def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     total = run_seeds("supervisor", 0, SUPERVISOR_SEEDS, jobs=JOBS)
     with capsys.disabled():
         rate = total.runs / total.busy_s * 60
-        print(f"\nsupervisor: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+        print(
+            f"\nsupervisor: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours"
+        )
         print(coverage_table(total.coverage))
     assert not total.broken, _told("supervisor", total)
     assert total.runs == SUPERVISOR_SEEDS
