@@ -157,7 +157,7 @@ def test_what_a_handler_prints_and_starts() -> None:
     _queue("shout").push({"text": "to stderr"})
     done = _run("app:fleet", "--burst", "--json")
     assert json.loads(done.stdout)["done"] == 1
-    assert "to stderr\n" in done.stderr
+    assert "to stderr" in done.stderr
 
 
 def test_quiet_says_only_what_went_wrong() -> None:
