@@ -15,7 +15,6 @@ from limpet.lease.decide import check_ttl
 __all__ = [
     "FEATURES",
     "Claim",
-    "Control",
     "Feature",
     "Outcome",
     "Peeked",
@@ -137,13 +136,6 @@ class Stats:
     oldest_s: float | None
     """The age of the task that waits longest, by the store's clock."""
     paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """What an operator has set for the whole queue."""
-
-    paused: bool = False
 
 
 class Task(Protocol):

@@ -69,6 +69,11 @@ class Cast(ABC):
         slot, life = dead.name.split("#")
         self.launch(slot, int(life) + 1)
 
+    def restart(self, dead: Process) -> None:
+        """After a crash the slot's next process starts, a little later."""
+        self.living.remove(dead)
+        self.world.later(5 * self.world.chance(31, dead.index), lambda: self.relaunch(dead))
+
     def fail_on_error(self) -> None:
         """An error that no caller should ever see is a violation."""
         if isinstance(self.world.failure, Violation):

@@ -53,11 +53,6 @@ class _Fleet(Cast):
             process.clock_rate = 0.9 + 0.2 * self.world.chance(30, process.index)
         return _Actor(self, process)
 
-    def restart(self, dead: Process) -> None:
-        """After a crash the slot's next process starts, a little later."""
-        self.living.remove(dead)
-        self.world.later(5 * self.world.chance(31, dead.index), lambda: self.relaunch(dead))
-
     def heal(self) -> None:
         """Faults stop. Whatever happened before, a newcomer gets every lock and writes with it."""
         self.world.healed = True
