@@ -102,11 +102,11 @@ class Sweeper:
             beaten = self._receipts(self._keys.completed, names)
             parts = {name: part for name in names if name not in beaten and (part := batch_of(name))}
             whole = self._receipts(self._keys.completed, {entry for entry, _ in parts.values()})
-            for entry in whole:
+            for entry in sorted(whole):
                 seen = self._readable(self._keys.completed_of(entry))
                 listed = seen.value.failed if seen else ()
                 beaten |= {name for name, (of, n) in parts.items() if of == entry and seen and n not in listed}
-            self._store.delete_many([names[name] for name in beaten])
+            self._store.delete_many([names[name] for name in sorted(beaten)])
             gone += len(beaten)
         return gone
 
