@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from limpet import keys
 from limpet.app.formats import FleetRecord, check, enabled, fresh, may_write, upgraded
+from limpet.app.indexes import open_index
 from limpet.app.queues import NoStore, journal_of, open_queue, policy_of
 from limpet.app.tasks import PolicyFields, TaskFunction, Tasks
 from limpet.app.urls import Durability, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet.index import Index
 from limpet.lease import LeaseRecord, Lock, Sightings
 from limpet.queue import Queue
 from limpet.runtime import Runtime, system
@@ -24,6 +26,7 @@ __all__ = ["Fleet", "open"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 AT_ONCE = 100
 
@@ -142,6 +145,38 @@ class Fleet:
             policy=policy_of({**policy}),
             payload_type=payload_type,
             journal=self._journal,
+        )
+
+    @overload
+    def index(self, name: str, kind: type[T], *, key: str | None = None, depth: int | None = None) -> Index[T]: ...
+
+    @overload
+    def index(
+        self,
+        name: str,
+        kind: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        key: str | None = None,
+        depth: int | None = None,
+    ) -> Index[dict[str, Any]]: ...
+
+    def index(self, name: str, kind: Any = None, *, key: str | None = None, depth: int | None = None) -> Index[Any]:
+        """The index `name`, of records of `kind`: a dataclass, a msgspec Struct, or a data package (dict or path).
+
+        Without a `kind` its stored schema counts, and records are dicts. `key` names the field that identifies a
+        record; `depth` (2 to 4 hex digits, for a new index) how many shards there are.
+        Raises: Invalid for a type that no columns can hold.   Cost: nothing yet; the first use reads or creates it.
+        """
+        return open_index(
+            self.store,
+            self.url,
+            name,
+            self._runtime,
+            self._sightings,
+            open,
+            kind=kind,
+            key=key,
+            depth=depth,
         )
 
     def task(

@@ -1,0 +1,171 @@
+"""The stochastic compiler: many of them, anywhere, fold what waits into the shards.
+
+The swap of the shard decides; the lock only saves work. Whatever is deleted was read by this very compiler and is
+durable further on: in the shard that it just put, or in the pack that it just put. A compiler that dies, stalls for a
+day or loses its lock changes nothing that another one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+
+from limpet.errors import Conflict, Corrupt, Held, LimpetError, OutcomeUnknown
+from limpet.index.decide import Step, Waiting, merge, newest, next_step, packed
+from limpet.index.manifest import Count, Manifest
+from limpet.index.quarantine import quarantine
+from limpet.index.schema import checked
+from limpet.index.storage import Storage, Work
+from limpet.index.text import lines_of
+from limpet.keys import Key
+from limpet.lease import Lease, Lock, Sightings
+from limpet.store.api import Match, Stat
+
+__all__ = ["CompileReport", "Compiler"]
+
+LOCK_TTL_S = 300.0
+
+
+@dataclass(slots=True)
+class CompileReport:
+    """What a run did. `held` shards were another compiler's; `conflicts` were written by another one meanwhile."""
+
+    folded: int = 0
+    packed: int = 0
+    rested: int = 0
+    held: int = 0
+    conflicts: int = 0
+    objects: int = 0
+    records: int = 0
+    written_bytes: int = 0
+    quarantined: int = 0
+    counts: dict[str, Count] = field(default_factory=dict, repr=False)
+
+    def add(self, other: CompileReport) -> None:
+        """Take in what another run, or another shard's, did."""
+        for each in fields(self):
+            if each.name != "counts":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.counts.update(other.counts)
+
+
+class Compiler:
+    """Compiles shards of one index, as its manifest was when the run began."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, sightings: Sightings) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self._schema = manifest.schema
+        self._sightings = sightings
+
+    def compile(self, shard: str, work: Work, *, full: bool = False) -> CompileReport:
+        """Do with one shard what is due: fold it, pack its singles, or leave it.
+
+        Corrupt objects go to quarantine and the rest goes on. A lost race is no error: the winner's shard stands, and
+        what this compiler read is still there.
+        Raises: Corrupt for a shard that must not be built upon; whatever a read met.
+        Cost: 1 LIST of the singles and 1 of the packs, if `work` shows any; a fold then 1 GET an object, the lock
+        (2 or 3 requests), 1 GET and 1 PUT of the shard, 1 DELETE an object; packing 1 GET and 1 DELETE a single and
+        1 PUT.   Crash: at any point, nothing is lost and nothing needs to be cleaned up but a lock that runs out.
+        """
+        singles = self._storage.singles(shard) if shard in work.singles else []
+        packs = self._storage.packs(shard) if shard in work.packs else []
+        match next_step(self._waiting(singles, packs), self._base_size(shard), full=full):
+            case Step.FOLD:
+                return self._fold(shard, [stat.key for stat in (*singles, *packs)])
+            case Step.PACK:
+                return self._pack(shard, [stat.key for stat in singles])
+            case Step.REST:
+                return CompileReport(rested=1)
+
+    def _waiting(self, singles: Sequence[Stat], packs: Sequence[Stat]) -> Waiting:
+        everything = (*singles, *packs)
+        oldest = min((stat.modified for stat in everything), default=None)
+        age = self._storage.store.now() - oldest if oldest else timedelta()
+        return Waiting(len(singles), len(packs), sum(stat.size for stat in everything), age)
+
+    def _base_size(self, shard: str) -> int:
+        count = self._manifest.count(shard)
+        return count.size if count else self._storage.store.head(self._storage.keys.shard(shard)).size
+
+    def _fold(self, shard: str, keys: Sequence[Key]) -> CompileReport:
+        lease = self._lock(shard).try_acquire()
+        if isinstance(lease, Held):
+            return CompileReport(held=1)
+        try:
+            return self._merge(shard, keys)
+        finally:
+            _release(lease)
+
+    def _merge(self, shard: str, keys: Sequence[Key]) -> CompileReport:
+        read, lines, bad = self._read(shard, keys)
+        report = CompileReport(quarantined=bad)
+        if not read:
+            return report
+        what = self._storage.keys.shard(shard)
+        blob = self._storage.shard(shard)
+        base = lines_of(blob.data, what=what)
+        known = self._manifest.count(shard)
+        if known is not None and len(base) < known.records:
+            raise Corrupt(
+                f"{what} has {len(base)} records, and had {known.records} before: some are lost",
+                hint="restore it from a backup; nothing was compiled into it",
+            )
+        shape = self._schema.shape
+        merged = merge(base, newest(lines, shape), shape, what=what)
+        try:
+            # F25: even if nothing changes, so that what is deleted next is durable in a shard that we wrote ourselves
+            self._storage.store.put(what, merged.data, when=Match(blob.version))
+        except (Conflict, OutcomeUnknown):
+            report.conflicts = 1
+            return report
+        self._storage.remove(read)
+        report.folded = 1
+        report.objects = len(read)
+        report.records = merged.won
+        report.written_bytes = len(merged.data)
+        report.counts[shard] = Count(merged.records, len(merged.data))
+        return report
+
+    def _pack(self, shard: str, keys: Sequence[Key]) -> CompileReport:
+        read, lines, bad = self._read(shard, keys)
+        report = CompileReport(quarantined=bad)
+        if not read:
+            return report
+        data = packed(newest(lines, self._schema.shape), self._schema.shape)
+        try:
+            self._storage.add(self._storage.keys.pack(shard, self._storage.runtime.new_id()), data)
+        except OutcomeUnknown:
+            report.conflicts = 1
+            return report
+        self._storage.remove(read)
+        report.packed = 1
+        report.objects = len(read)
+        report.written_bytes = len(data)
+        return report
+
+    def _read(self, shard: str, keys: Sequence[Key]) -> tuple[list[Key], list[bytes], int]:
+        """The objects that are still there and good, their lines, and how many bad ones went to quarantine."""
+        good: list[Key] = []
+        lines: list[bytes] = []
+        bad: dict[Key, tuple[bytes, str]] = {}
+        for key, data in self._storage.read(keys).items():
+            try:
+                lines += checked(self._schema, self._manifest.depth, shard, data, what=key)
+            except Corrupt as error:
+                bad[key] = (data, str(error))
+            else:
+                good.append(key)
+        quarantine(self._storage, shard, bad)
+        return good, lines, len(bad)
+
+    def _lock(self, shard: str) -> Lock:
+        key = self._storage.keys.lock(shard)
+        return Lock(self._storage.store, key, key, LOCK_TTL_S, self._storage.runtime, self._sightings, look_first=True)
+
+
+def _release(lease: Lease) -> None:
+    with suppress(LimpetError):  # it runs out by itself; the shard does not depend on it
+        lease.release()

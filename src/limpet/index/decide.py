@@ -1,0 +1,201 @@
+"""What the index decides, as pure functions: where a record lives, which of two wins, what a compiler does next.
+
+A line is a record's bytes without the LF. Of two lines of one key the later `updated_at` wins, then the tombstone, then
+the greater bytes: the same winner wherever and in whatever order they meet. A shard therefore only rises, and merging
+anything twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from itertools import pairwise
+
+from limpet.errors import Corrupt
+from limpet.index.text import END, NULL, SEPARATOR, unescape
+
+__all__ = [
+    "DEPTHS",
+    "Merged",
+    "Shape",
+    "Step",
+    "Waiting",
+    "digest",
+    "fractions",
+    "key_of",
+    "keys_of",
+    "merge",
+    "newest",
+    "next_step",
+    "packed",
+    "rank",
+    "shard_id",
+    "shard_ids",
+    "shard_of",
+]
+
+DEPTHS = (2, 3, 4)
+FOLD_SHARE = 0.1
+FOLD_BELOW_BYTES = 256 << 10
+FOLD_PACKS = 8
+FOLD_AGE = timedelta(hours=1)
+PACK_SINGLES = 8
+
+_NULLS = SEPARATOR + NULL
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where a line has what Limpet needs to know of it. `width` is how many fields it has; older lines have fewer."""
+
+    key_at: int
+    stamp_at: int
+    gone_at: int
+    width: int
+
+
+def digest(key: bytes) -> bytes:
+    """The place of a key in the order of shards and packs."""
+    return hashlib.sha256(key).digest()
+
+
+def shard_id(key: str, depth: int = 2) -> str:
+    """The shard of a key: the first hex digits of its SHA-256 (seed 001's `get_shard_id`)."""
+    return shard_of(digest(key.encode()), depth)
+
+
+def shard_of(place: bytes, depth: int) -> str:
+    """The shard of a digest."""
+    return place[:2].hex()[:depth]
+
+
+def shard_ids(depth: int) -> list[str]:
+    """Every shard of an index."""
+    return [f"{number:0{depth}x}" for number in range(16**depth)]
+
+
+def fractions(place: bytes, depth: int) -> float:
+    """How far into its shard a digest lies, from 0 to 1."""
+    return ((int.from_bytes(place[:8], "big") << (4 * depth)) & ((1 << 64) - 1)) / (1 << 64)
+
+
+def key_of(line: bytes, shape: Shape) -> bytes:
+    """The key of a line, as UTF-8.   Raises: Corrupt for a line with too few fields."""
+    fields = line.split(SEPARATOR, shape.key_at + 1)
+    if len(fields) <= shape.key_at:
+        raise Corrupt(f"the line {line[:60]!r} has too few fields")
+    return unescape(fields[shape.key_at])
+
+
+def keys_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
+    """The key of each line.   Raises: Corrupt for a line with too few fields."""
+    try:
+        if shape.key_at == 0:
+            fields = [line.partition(SEPARATOR)[0] for line in lines]
+        else:
+            fields = [line.split(SEPARATOR, shape.key_at + 1)[shape.key_at] for line in lines]
+    except IndexError:
+        raise Corrupt("a line has too few fields") from None
+    return [unescape(field) if b"\\" in field else field for field in fields]
+
+
+def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
+    """What decides between two lines of one key; the greater wins. Nulls at the end do not count: a column may be new.
+
+    Raises: Corrupt for a line with too few fields.
+    """
+    fields = line.split(SEPARATOR)
+    try:
+        stamp, gone = fields[shape.stamp_at], fields[shape.gone_at]
+    except IndexError:
+        raise Corrupt(f"the line {line[:60]!r} has too few fields") from None
+    while line.endswith(_NULLS):
+        line = line[: -len(_NULLS)]
+    return stamp, gone, line
+
+
+def newest(lines: Iterable[bytes], shape: Shape) -> dict[bytes, bytes]:
+    """The winning line of each key."""
+    winners: dict[bytes, bytes] = {}
+    lines = [*lines]
+    for key, line in zip(keys_of(lines, shape), lines, strict=True):
+        other = winners.get(key)
+        if other is None or rank(line, shape) > rank(other, shape):
+            winners[key] = line
+    return winners
+
+
+def packed(winners: dict[bytes, bytes], shape: Shape) -> bytes:
+    """The lines in the order of shards and packs, as one object's bytes."""
+    ordered = sorted((digest(key), line) for key, line in winners.items())
+    return b"".join([_wide(line, shape.width) + END for _, line in ordered])
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A shard after a merge: its bytes, how many records it has, and how many of the incoming ones won."""
+
+    data: bytes
+    records: int
+    won: int
+
+
+def merge(base: Sequence[bytes], incoming: dict[bytes, bytes], shape: Shape, *, what: str) -> Merged:
+    """The base with every incoming line that wins.   Raises: Corrupt for a base that is out of order (F23)."""
+    places = [digest(key) for key in keys_of(base, shape)]
+    if any(place >= following for place, following in pairwise(places)):
+        raise Corrupt(f"{what} is out of order", hint="`limpet index verify --repair` puts it in order")
+    lines = dict(zip(places, base, strict=True))
+    won = 0
+    for key, line in incoming.items():
+        place = digest(key)
+        standing = lines.get(place)
+        if standing is None or rank(line, shape) > rank(standing, shape):
+            lines[place] = line
+            won += 1
+    if len(lines) > len(base):
+        places = sorted(lines)
+    data = b"".join([_wide(lines[place], shape.width) + END for place in places])
+    return Merged(data, len(lines), won)
+
+
+def _wide(line: bytes, width: int) -> bytes:
+    """The line with a null for each column that it does not know yet."""
+    missing = width - 1 - line.count(SEPARATOR)
+    return line + _NULLS * missing if missing > 0 else line
+
+
+class Step(Enum):
+    """What a compiler does with a shard."""
+
+    FOLD = "merge what waits into the shard"
+    PACK = "put the waiting singles into one pack"
+    REST = "nothing yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a listing shows of a shard's inbox and packs. `age` is that of the oldest object."""
+
+    singles: int
+    packs: int
+    size: int
+    age: timedelta
+
+
+def next_step(waiting: Waiting, base_size: int, *, full: bool = False) -> Step:
+    """Fold when that is cheap for what it brings, or overdue; below that, gather many singles into one pack."""
+    if not waiting.singles and not waiting.packs:
+        return Step.REST
+    if (
+        full
+        or base_size <= FOLD_BELOW_BYTES
+        or waiting.size >= FOLD_SHARE * base_size
+        or waiting.packs >= FOLD_PACKS
+        or waiting.age >= FOLD_AGE
+    ):
+        return Step.FOLD
+    return Step.PACK if waiting.singles >= PACK_SINGLES else Step.REST

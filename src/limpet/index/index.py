@@ -1,0 +1,319 @@
+"""`Index`: records by key, in one bucket, for any number of writers, compilers and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from limpet.cell import Cell, struct_codec
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
+from limpet.index import describe
+from limpet.index.compiler import Compiler, CompileReport
+from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.manifest import Manifest, counted, fresh
+from limpet.index.reader import Reader
+from limpet.index.schema import extended, with_own
+from limpet.index.stamps import Stamps
+from limpet.index.storage import Storage, Work
+from limpet.index.typed import Typed
+from limpet.index.writer import Writer
+from limpet.keys import IndexKeys
+from limpet.lease import Sightings
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Put, Store
+
+__all__ = ["Index", "Job"]
+
+R = TypeVar("R")
+
+DEPTH = 2
+PART = 8
+AT_ONCE = 8
+
+Job = Callable[[Sequence[str], bool], CompileReport]
+"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened(Generic[R]):
+    """What follows from one look at the manifest."""
+
+    manifest: Manifest
+    reader: Reader
+    writer: Writer[R]
+
+
+class Index(Generic[R]):
+    """Records of one type under one name. Cheap to make; the first use reads the manifest, or creates the index.
+
+    A put is seen by every later get, scan, sql and compile, on any machine, unless an equal or later `updated_at`
+    exists. Of several records with one key the same one wins everywhere. A handle may be shared between threads.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        runtime: Runtime,
+        typed: Typed[R],
+        stamps: Stamps,
+        sightings: Sightings,
+        *,
+        depth: int | None = None,
+        job: Job | None = None,
+    ) -> None:
+        self.name = name
+        self._runtime = runtime
+        self._typed = typed
+        self._stamps = stamps
+        self._sightings = sightings
+        self._depth = depth
+        self._job = job
+        self._storage = Storage(store, IndexKeys.of(name), runtime)
+        self._cell = Cell(store, self._storage.keys.manifest, struct_codec(Manifest), runtime)
+        self._opened: _Opened[R] | None = None
+        if depth is not None and depth not in DEPTHS:
+            raise Invalid(f"an index has a depth of {DEPTHS[0]} to {DEPTHS[-1]}, not {depth}")
+
+    def __repr__(self) -> str:
+        return f"Index({self.name!r})"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The index as it was when this handle first looked.   Cost: 0; at first 1 GET, or what `create` costs."""
+        return self._open().manifest
+
+    def put(self, record: R | Mapping[str, Any]) -> None:
+        """Write one record, replacing the one with the same key. `updated_at`, unless given, is the store's time.
+
+        Raises: Invalid, naming field and value; OutcomeUnknown (put it again).   Cost: 1 PUT; 1 PUT + 1 HEAD more once
+        in ten minutes, for the clock.   Crash: written or not, whole.
+        """
+        self._open().writer.put(record)
+
+    def put_many(self, records: Iterable[R | Mapping[str, Any]]) -> int:
+        """Write many records, none unless all are good; of two with one key the last counts. Returns how many.
+
+        Raises: Invalid, naming record, field and value; OutcomeUnknown, Unavailable (put them again).
+        Cost: at most 1 PUT for each shard touched.   Crash: some shards' records may be there and others not.
+        """
+        return self._open().writer.put_many(records)
+
+    def delete(self, key: str | int) -> None:
+        """Delete the record of `key`; one that is not there is fine.   Raises: Invalid.   Cost: 1 PUT."""
+        self._open().writer.delete(key)
+
+    def get(self, key: str | int) -> R | None:
+        """The record of `key`, or None.
+
+        A put of the key by this process after this counts as later than what was seen here.
+        Raises: Corrupt, Unavailable: a read error is never an empty result.
+        Cost: 2 LISTs + 1 to 3 range GETs, at most 192 KiB together while no record exceeds 4 KiB; 1 GET for what waits
+        under this key, and 1 to 3 for each pack that waits in its shard.
+        """
+        opened = self._open()
+        text = opened.manifest.schema.key_text(key)
+        return self._record(opened, text, opened.reader.find(text))
+
+    def get_many(self, keys: Iterable[str | int]) -> dict[str | int, R]:
+        """The records of those keys that have one.
+
+        Cost: 2 LISTs; for each shard touched 1 GET, or what `get` costs for each key if that is less to read; where
+        something waits, up to 2 LISTs and its objects more.
+        """
+        opened = self._open()
+        texts = {opened.manifest.schema.key_text(key): key for key in keys}
+        found: dict[str | int, R] = {}
+        for text, line in opened.reader.find_many(texts).items():
+            record = self._record(opened, text, line)
+            if record is not None:
+                found[texts[text]] = record
+        return found
+
+    def scan(self) -> Iterator[R]:
+        """Every record, each as of some moment after the scan began. Memory is bounded by the largest shard.
+
+        Cost: 2 LISTs + 1 GET a shard; where something waits, up to 2 LISTs and its objects more.
+        """
+        opened = self._open()
+        schema = opened.manifest.schema
+        for lines in opened.reader.scan():
+            for line in lines:
+                yield self._typed.record(schema.values(line))
+
+    def compile(self, executor: Executor | None = None, *, full: bool = False) -> CompileReport:
+        """Fold what waits into the shards where that pays or is overdue; gather the rest into packs. `full`: fold all.
+
+        Any number may run at once, anywhere, and be killed at any moment. With an `executor` (threads, processes, Dask,
+        Ray) the shards are spread over its workers, which open the fleet themselves.
+        Raises: Corrupt for a shard that must not be built upon, after all the others were compiled.
+        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, then 1 swap of the manifest.
+        """
+        opened = self._open(again=True)
+        work = self._storage.work()
+        shards = sorted(work.shards)
+        self._runtime.rng.shuffle(shards)
+        report = CompileReport()
+        failed: LimpetError | None = None
+        for part in self._spread(opened.manifest, shards, work, executor, full):
+            if isinstance(part, LimpetError):
+                failed = failed or part
+            else:
+                report.add(part)
+        self._note(opened.manifest, report)
+        if failed is not None:
+            raise failed
+        return report
+
+    def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> CompileReport:
+        """Compile those shards, and do not note it in the manifest: a part of a run that is spread out.
+
+        Raises: the first error, after all the others were compiled.
+        """
+        everywhere = frozenset(shards)
+        report = CompileReport()
+        failed: LimpetError | None = None
+        for part in self._here(self._open(again=True).manifest, shards, Work(everywhere, everywhere), full):
+            if isinstance(part, LimpetError):
+                failed = failed or part
+            else:
+                report.add(part)
+        if failed is not None:
+            raise failed
+        return report
+
+    def _spread(
+        self, manifest: Manifest, shards: Sequence[str], work: Work, executor: Executor | None, full: bool
+    ) -> Iterator[CompileReport | LimpetError]:
+        if executor is None:
+            yield from self._here(manifest, shards, work, full)
+            return
+        if self._job is None:
+            raise Invalid("this index was not opened by limpet.open, so no other process can open it")
+        parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
+        for future in [executor.submit(self._job, part, full) for part in parts]:
+            try:
+                yield future.result()
+            except LimpetError as error:
+                yield error
+
+    def _here(
+        self, manifest: Manifest, shards: Sequence[str], work: Work, full: bool
+    ) -> Sequence[CompileReport | LimpetError]:
+        compiler = Compiler(self._storage, manifest, self._sightings)
+
+        def one(shard: str) -> CompileReport | LimpetError:
+            try:
+                return compiler.compile(shard, work, full=full)
+            except LimpetError as error:
+                return error
+
+        known = [shard for shard in shards if len(shard) == manifest.depth]
+        at_once = min(AT_ONCE, self._storage.store.at_once)
+        return self._runtime.fan_out(one, known, at_once=at_once)
+
+    def _note(self, manifest: Manifest, report: CompileReport) -> None:
+        """Write down what a run counted, and describe a schema that is not described yet."""
+        if manifest.described != manifest.schema_version:
+            self.describe(manifest)
+        elif not report.counts:
+            return
+
+        def change(now: Manifest | None) -> Manifest | None:
+            if now is None or now.generation != manifest.generation:
+                return None
+            described = max(now.described, manifest.schema_version)
+            return msgspec.structs.replace(counted(now, report.counts), described=described)
+
+        self._cell.update(change)
+
+    def describe(self, manifest: Manifest) -> None:
+        """Write the descriptions for other tools anew.   Cost: 2 PUTs."""
+        keys = self._storage.keys
+        self._storage.add(keys.package, describe.package(self.name, manifest))
+        self._storage.add(keys.json_schema, describe.json_schema(self.name, manifest))
+
+    def _record(self, opened: _Opened[R], key: str, line: bytes | None) -> R | None:
+        if line is None:
+            return None
+        schema = opened.manifest.schema
+        self._stamps.saw(self._storage.keys.root, key, schema.stamp_of(line))
+        return None if schema.is_gone(line) else self._typed.record(schema.values(line))
+
+    def _open(self, *, again: bool = False) -> _Opened[R]:
+        opened = self._opened
+        if opened is None or again:
+            manifest = self._load()
+            if opened is not None and opened.manifest == manifest:
+                return opened
+            opened = self._opened = _Opened(
+                manifest,
+                Reader(self._storage, manifest),
+                Writer(self._storage, manifest, self._typed, self._stamps),
+            )
+        return opened
+
+    def _load(self) -> Manifest:
+        seen = self._cell.read()
+        if seen is None:
+            return self._create()
+        manifest = seen.value
+        if self._depth is not None and manifest.depth != self._depth:
+            raise Invalid(
+                f"the index {self.name!r} has depth {manifest.depth}, not {self._depth}",
+                hint="leave depth out, or `limpet index reshard`",
+            )
+        return self._evolved(manifest)
+
+    def _evolved(self, manifest: Manifest) -> Manifest:
+        if self._typed.fields is None:
+            return manifest
+        fields, key = self._typed.fields, self._typed.key or manifest.key
+        if extended(manifest.schema, fields, key) is None:
+            return manifest
+
+        def change(now: Manifest | None) -> Manifest | None:
+            schema = extended(now.schema, fields, key) if now else None
+            if now is None or schema is None:
+                return None
+            return msgspec.structs.replace(now, fields=schema.fields, schema_version=now.schema_version + 1)
+
+        seen = self._cell.update(change)
+        if seen is None:
+            raise self._missing()
+        self.describe(seen.value)
+        return seen.value
+
+    def _create(self) -> Manifest:
+        """Lay out a new index: all shards empty, then the manifest, then the descriptions.
+
+        Cost: 1 PUT a shard + 3.   Crash: without a manifest there is no index, and creating it again completes it.
+        """
+        if self._typed.fields is None:
+            raise self._missing()
+        if self._typed.key is None:
+            raise Invalid(f"the index {self.name!r} is new: say which field is its key", hint="key=...")
+        manifest = fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
+        puts = [Put(self._storage.keys.shard(shard), b"", Absent()) for shard in shard_ids(manifest.depth)]
+        for outcome in self._storage.store.put_many(puts).values():
+            if isinstance(outcome, LimpetError) and not isinstance(outcome, Conflict):
+                raise outcome
+        try:
+            self._cell.create(manifest)
+        except Conflict:
+            seen = self._cell.read()
+            if seen is None:
+                raise Corrupt(f"{self._cell.key} was removed while it was created") from None
+            return self._evolved(seen.value)
+        self.describe(manifest)
+        return manifest
+
+    def _missing(self) -> Missing:
+        return Missing(
+            f"there is no index {self.name!r}",
+            hint='create it with a type: fleet.index(name, Type, key="...") or `limpet index create`',
+        )

@@ -1,0 +1,211 @@
+"""Reading records: one, some, or all. Singles first, then packs, then the shard; each step after the last has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
+from limpet.index.decide import digest, merge, newest, shard_ids, shard_of
+from limpet.index.manifest import Manifest
+from limpet.index.schema import Schema
+from limpet.index.seek import LINE_GUESS, Absent, Search
+from limpet.index.storage import NO_WORK, Storage, Work
+from limpet.index.text import lines_of
+from limpet.keys import Key, single_stamp
+from limpet.store.api import Blob, Stat, Version
+
+__all__ = ["Reader"]
+
+TRIES_MAX = 20
+SHARE_FOR_WHOLE = 16 << 10
+
+
+class Reader:
+    """Finds lines. Remembers how large shards are, nothing else."""
+
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self._schema: Schema = manifest.schema
+        self._sizes: dict[str, int] = {}
+
+    def find(self, key: str) -> bytes | None:
+        """The winning line of a key, a tombstone too; None if it was never put.
+
+        Raises: Corrupt; Unavailable.   Cost: 2 LISTs; 1 GET if singles of the key wait; 1 to 3 range GETs of each
+        pack of its shard, and of the shard; at most 1 HEAD, once for a shard that was empty when the index was opened.
+        """
+        shard = shard_of(digest(key.encode()), self._manifest.depth)
+        lines = self._newest_of(self._storage.singles_of(shard, key))
+        for stat in self._storage.packs(shard):
+            lines += self._in_pack(key, stat)
+        lines += self._in_shard(key, shard)
+        return newest(lines, self._schema.shape).get(key.encode())
+
+    def find_many(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """The winning lines of those keys that were ever put.
+
+        Cost: 2 LISTs; for each shard touched, if something waits there, up to 2 LISTs per 1,000 objects, 1 GET for each
+        key with singles, and of each pack as of the shard: 1 GET of all of it, or what `find` costs for each key,
+        whichever is less to read.
+        """
+        by_shard: dict[str, list[str]] = {}
+        for key in dict.fromkeys(keys):
+            by_shard.setdefault(shard_of(digest(key.encode()), self._manifest.depth), []).append(key)
+        work = self._storage.work() if by_shard else NO_WORK
+
+        def some(item: tuple[str, list[str]]) -> dict[str, bytes] | LimpetError:
+            try:
+                return self._some(*item, work)
+            except LimpetError as error:
+                return error
+
+        found: dict[str, bytes] = {}
+        runtime, at_once = self._storage.runtime, self._storage.store.at_once
+        for lines in runtime.fan_out(some, by_shard.items(), at_once=at_once):
+            if isinstance(lines, LimpetError):
+                raise lines
+            found.update(lines)
+        return found
+
+    def _some(self, shard: str, keys: Sequence[str], work: Work) -> dict[str, bytes]:
+        lines: list[bytes] = []
+        if shard in work.singles:
+            folders = {self._storage.keys.inbox_of(shard, key) for key in keys}
+            by_folder: dict[str, list[Stat]] = {}
+            for stat in self._storage.singles(shard):
+                by_folder.setdefault(stat.key.rpartition("/")[0], []).append(stat)
+            for folder in folders & by_folder.keys():
+                lines += self._newest_of(by_folder[folder])
+        if shard in work.shards:
+            for stat in self._storage.packs(shard):
+                lines += self._some_in(keys, stat.size, partial(self._in_pack, stat=stat), partial(self._pack, stat))
+        lines += self._some_in(
+            keys, self._size(shard), partial(self._in_shard, shard=shard), partial(self._shard_lines, shard)
+        )
+        winners = newest(lines, self._schema.shape)
+        return {key: winners[key.encode()] for key in keys if key.encode() in winners}
+
+    def _some_in(
+        self,
+        keys: Sequence[str],
+        size: int,
+        one: Callable[[str], list[bytes]],
+        everything: Callable[[], list[bytes]],
+    ) -> list[bytes]:
+        if size <= len(keys) * SHARE_FOR_WHOLE:
+            return everything()
+        return [line for key in keys for line in one(key)]
+
+    def _pack(self, stat: Stat) -> list[bytes]:
+        return [line for data in self._storage.read([stat.key]).values() for line in lines_of(data, what=stat.key)]
+
+    def _shard_lines(self, shard: str) -> list[bytes]:
+        return lines_of(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
+
+    def scan(self, shards: Sequence[str] | None = None) -> Iterator[list[bytes]]:
+        """The live lines of each shard, in the order of their digests. Memory is bounded by the largest shard.
+
+        Each record is as of some moment after the scan began.
+        Cost: 2 LISTs; for each shard 1 GET, and for one with work up to 2 LISTs and 1 GET an object.
+        """
+        work = self._storage.work()
+        for shard in shard_ids(self._manifest.depth) if shards is None else shards:
+            waiting: list[bytes] = []
+            for data in self._storage.overlay(shard, work):
+                waiting += lines_of(data, what=f"an object that waits for shard {shard}")
+            what = self._storage.keys.shard(shard)
+            base = self._shard_lines(shard)
+            yield merged_lines(base, waiting, self._schema, what=what)
+
+    def _newest_of(self, listed: Sequence[Stat]) -> list[bytes]:
+        """The newest of one record's singles; older ones cannot win."""
+        newest_stamp = max((single_stamp(stat.key) for stat in listed), default="")
+        wanted = [stat.key for stat in listed if single_stamp(stat.key) == newest_stamp]
+        return [line for at, data in self._storage.read(wanted).items() for line in lines_of(data, what=at)]
+
+    def _in_pack(self, key: str, stat: Stat) -> list[bytes]:
+        try:
+            return self._seek(key, stat.key, stat.size)
+        except Missing:
+            return []
+
+    def _in_shard(self, key: str, shard: str) -> list[bytes]:
+        size = self._size(shard)
+        if size == 0:
+            return []
+        at = self._storage.keys.shard(shard)
+        try:
+            return self._seek(key, at, size, shard=shard)
+        except Missing:
+            raise self._storage.no_shard(shard) from None
+
+    def _size(self, shard: str) -> int:
+        """About how large a shard is: as last seen, as the manifest says, or as the store says."""
+        size = self._sizes.get(shard)
+        if size is None:
+            count = self._manifest.count(shard)
+            size = count.size if count else 0
+        return size or self._ask_size(shard)
+
+    def _ask_size(self, shard: str) -> int:
+        try:
+            self._sizes[shard] = self._storage.store.head(self._storage.keys.shard(shard)).size
+        except Missing:
+            raise self._storage.no_shard(shard) from None
+        return self._sizes[shard]
+
+    def _seek(self, key: str, at: Key, size: int, *, shard: str | None = None) -> list[bytes]:
+        """The line of a key in an ordered object, if it has one.
+
+        Raises: Missing; Corrupt; Unavailable if the object changes so often that it cannot be read.
+        """
+        for _ in range(TRIES_MAX):
+            try:
+                return self._seek_once(key, at, size, shard)
+            except Conflict:
+                continue
+            except Invalid:
+                if shard is None or self._ask_size(shard) == size:
+                    raise
+                size = self._sizes[shard]
+                if size == 0:
+                    return []
+        raise Unavailable(f"{at} was written {TRIES_MAX} times while it was read")
+
+    def _seek_once(self, key: str, at: Key, size: int, shard: str | None) -> list[bytes]:
+        search = self._search(key, size, shard)
+        version: Version | None = None
+        while True:
+            start, stop = search.window()
+            blob = self._storage.store.get(at, range=(start, stop), if_match=version)
+            if version is None and blob.size != size:
+                size = blob.size
+                search = self._search(key, size, shard)
+                if not size:
+                    return []
+            version = blob.version
+            if shard is not None:
+                self._sizes[shard] = blob.size
+            outcome = self._learn(search, start, blob, at)
+            if outcome is not None:
+                return [] if isinstance(outcome, Absent) else [outcome]
+
+    def _learn(self, search: Search, start: int, blob: Blob, at: Key) -> bytes | Absent | None:
+        try:
+            return search.learn(start, blob.data)
+        except Corrupt as error:
+            raise Corrupt(f"{at}: {error}") from None
+
+    def _search(self, key: str, size: int, shard: str | None) -> Search:
+        count = self._manifest.count(shard) if shard is not None else None
+        line_size = count.size / count.records if count and count.records else LINE_GUESS
+        return Search(key.encode(), self._schema.shape, self._manifest.depth, size, line_size=line_size)
+
+
+def merged_lines(base: Sequence[bytes], waiting: Sequence[bytes], schema: Schema, *, what: str) -> list[bytes]:
+    """The live lines of a shard with what waits for it, in order.   Raises: Corrupt."""
+    if waiting:
+        base = lines_of(merge(base, newest(waiting, schema.shape), schema.shape, what=what).data, what=what)
+    return [line for line in base if not schema.is_gone(line)]

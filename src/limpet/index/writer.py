@@ -1,0 +1,106 @@
+"""Writing records: each put is an object of its own, each `put_many` at most one object a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from limpet.index.decide import digest, packed, shard_of
+from limpet.index.manifest import Manifest
+from limpet.index.schema import stamp_in
+from limpet.index.stamps import Stamps
+from limpet.index.storage import Storage
+from limpet.index.text import END
+from limpet.index.typed import Typed
+from limpet.store.api import Put
+
+__all__ = ["Writer"]
+
+R = TypeVar("R")
+
+
+class Writer(Generic[R]):
+    """Turns records into objects that wait for a compiler. Every check is made before anything is written."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, typed: Typed[R], stamps: Stamps) -> None:
+        self._storage = storage
+        self._depth = manifest.depth
+        self._schema = manifest.schema
+        self._typed = typed
+        self._stamps = stamps
+        self._scope = storage.keys.root
+
+    def put(self, record: R | Mapping[str, Any]) -> None:
+        """Write one record.   Raises: Invalid; OutcomeUnknown.   Cost: 1 PUT.   Crash: written or not, whole."""
+        values = self._typed.values(record, where="the record")
+        key = self._key(values, "the record")
+        where = f"the record {key!r}"
+        at = stamp_in(values, where=where)
+        stamp = self._stamps.given(at, where=where) if at else self._stamps.next(self._scope, key)
+        self._single(key, stamp, self._schema.line(values, stamp, where=where))
+        if at:
+            self._stamps.saw(self._scope, key, stamp)
+
+    def delete(self, key: Any) -> None:
+        """Write a tombstone, which hides every record of the key that is not later.   Cost: 1 PUT."""
+        text = self._schema.key_text(key)
+        stamp = self._stamps.next(self._scope, text)
+        self._single(text, stamp, self._schema.tombstone(text, stamp))
+
+    def put_many(self, records: Iterable[R | Mapping[str, Any]]) -> int:
+        """Write many; of two records with one key the last one counts. Returns how many keys there were.
+
+        Nothing is written unless every record is good. Raises: Invalid; OutcomeUnknown or Unavailable, when some may
+        have been written: put them again, the same or all.
+        Cost: at most 1 PUT for each shard touched.   Crash: whole objects are there or not; a prefix is not promised.
+        """
+        common: str | None = None
+        lines: dict[str, bytes] = {}
+        own: dict[str, str] = {}
+        for number, record in enumerate(records, 1):
+            values = self._typed.values(record, where=f"record {number}")
+            key = self._key(values, f"record {number}")
+            where = f"record {number} ({key!r})"
+            at = stamp_in(values, where=where)
+            if at:
+                stamp = own[key] = self._stamps.given(at, where=where)
+            else:
+                stamp = common = common or self._stamps.next(self._scope, None)
+                own.pop(key, None)
+            lines[key] = self._schema.line(values, stamp, where=where)
+        self._write(lines)
+        for key, stamp in own.items():
+            self._stamps.saw(self._scope, key, stamp)
+        return len(lines)
+
+    def put_lines(self, lines: Mapping[str, bytes]) -> None:
+        """Write lines that are good already, by key.   Cost and crash: as `put_many`."""
+        self._write(lines)
+
+    def _key(self, values: Mapping[str, Any], where: str) -> str:
+        value = values.get(self._schema.key)
+        if value is None:
+            # the same words as for any other field that must be there
+            self._schema.line({self._schema.key: None}, "", where=where)
+        return self._schema.key_text(value)
+
+    def _single(self, key: str, stamp: str, line: bytes) -> None:
+        shard = shard_of(digest(key.encode()), self._depth)
+        at = self._storage.keys.single(shard, key, stamp, self._storage.runtime.new_id())
+        self._storage.add(at, line + END)
+
+    def _write(self, lines: Mapping[str, bytes]) -> None:
+        by_shard: dict[str, dict[str, bytes]] = {}
+        for key, line in lines.items():
+            by_shard.setdefault(shard_of(digest(key.encode()), self._depth), {})[key] = line
+        puts: list[Put] = []
+        for shard, some in by_shard.items():
+            id_ = self._storage.runtime.new_id()
+            if len(some) == 1:
+                ((key, line),) = some.items()
+                at = self._storage.keys.single(shard, key, self._schema.stamp_of(line), id_)
+                puts.append(Put(at, line + END))
+            else:
+                data = packed({key.encode(): line for key, line in some.items()}, self._schema.shape)
+                puts.append(Put(self._storage.keys.pack(shard, id_), data))
+        self._storage.add_many(puts)
