@@ -88,7 +88,7 @@ class Compiler:
 
     def _base_size(self, shard: str) -> int:
         count = self._manifest.count(shard)
-        return count.size if count else self._storage.store.head(self._storage.keys.shard(shard)).size
+        return count.size if count else self._storage.shard_size(shard)
 
     def _fold(self, shard: str, keys: Sequence[Key]) -> CompileReport:
         lease = self._lock(shard).try_acquire()

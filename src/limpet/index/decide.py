@@ -8,7 +8,7 @@ anything twice changes nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -40,8 +40,8 @@ __all__ = [
 DEPTHS = (2, 3, 4)
 FOLD_SHARE = 0.1
 FOLD_BELOW_BYTES = 256 << 10
-FOLD_PACKS = 8
-FOLD_AGE = timedelta(hours=1)
+FOLD_PACKS = 16
+FOLD_AGE = timedelta(days=1)
 PACK_SINGLES = 8
 
 _NULLS = SEPARATOR + NULL
@@ -117,21 +117,20 @@ def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
     return stamp, gone, line
 
 
-def newest(lines: Iterable[bytes], shape: Shape) -> dict[bytes, bytes]:
-    """The winning line of each key."""
+def newest(lines: Sequence[bytes], shape: Shape) -> dict[bytes, bytes]:
+    """The winning line of each key, by the key's digest.   Raises: Corrupt for a line with too few fields."""
     winners: dict[bytes, bytes] = {}
-    lines = [*lines]
     for key, line in zip(keys_of(lines, shape), lines, strict=True):
-        other = winners.get(key)
+        place = digest(key)
+        other = winners.get(place)
         if other is None or rank(line, shape) > rank(other, shape):
-            winners[key] = line
+            winners[place] = line
     return winners
 
 
-def packed(winners: dict[bytes, bytes], shape: Shape) -> bytes:
-    """The lines in the order of shards and packs, as one object's bytes."""
-    ordered = sorted((digest(key), line) for key, line in winners.items())
-    return b"".join([_wide(line, shape.width) + END for _, line in ordered])
+def packed(winners: Mapping[bytes, bytes], shape: Shape) -> bytes:
+    """Lines by digest as one object's bytes, in the order of shards and packs."""
+    return b"".join([_wide(winners[place], shape.width) + END for place in sorted(winners)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +142,14 @@ class Merged:
     won: int
 
 
-def merge(base: Sequence[bytes], incoming: dict[bytes, bytes], shape: Shape, *, what: str) -> Merged:
-    """The base with every incoming line that wins.   Raises: Corrupt for a base that is out of order (F23)."""
+def merge(base: Sequence[bytes], incoming: Mapping[bytes, bytes], shape: Shape, *, what: str) -> Merged:
+    """The base with every incoming line, by digest, that wins.   Raises: Corrupt for a base out of order (F23)."""
     places = [digest(key) for key in keys_of(base, shape)]
     if any(place >= following for place, following in pairwise(places)):
         raise Corrupt(f"{what} is out of order", hint="`limpet index verify --repair` puts it in order")
     lines = dict(zip(places, base, strict=True))
     won = 0
-    for key, line in incoming.items():
-        place = digest(key)
+    for place, line in incoming.items():
         standing = lines.get(place)
         if standing is None or rank(line, shape) > rank(standing, shape):
             lines[place] = line
@@ -187,7 +185,10 @@ class Waiting:
 
 
 def next_step(waiting: Waiting, base_size: int, *, full: bool = False) -> Step:
-    """Fold when that is cheap for what it brings, or overdue; below that, gather many singles into one pack."""
+    """Fold when that is cheap for what it brings, or overdue; below that, gather many singles into one pack.
+
+    Each pack takes twice as many singles as the one before: a lookup opens every pack of its shard, so there are few.
+    """
     if not waiting.singles and not waiting.packs:
         return Step.REST
     if (
@@ -198,4 +199,4 @@ def next_step(waiting: Waiting, base_size: int, *, full: bool = False) -> Step:
         or waiting.age >= FOLD_AGE
     ):
         return Step.FOLD
-    return Step.PACK if waiting.singles >= PACK_SINGLES else Step.REST
+    return Step.PACK if waiting.singles >= PACK_SINGLES << waiting.packs else Step.REST

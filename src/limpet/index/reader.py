@@ -36,12 +36,13 @@ class Reader:
         Raises: Corrupt; Unavailable.   Cost: 2 LISTs; 1 GET if singles of the key wait; 1 to 3 range GETs of each
         pack of its shard, and of the shard; at most 1 HEAD, once for a shard that was empty when the index was opened.
         """
-        shard = shard_of(digest(key.encode()), self._manifest.depth)
+        place = digest(key.encode())
+        shard = shard_of(place, self._manifest.depth)
         lines = self._newest_of(self._storage.singles_of(shard, key))
         for stat in self._storage.packs(shard):
             lines += self._in_pack(key, stat)
         lines += self._in_shard(key, shard)
-        return newest(lines, self._schema.shape).get(key.encode())
+        return newest(lines, self._schema.shape).get(place)
 
     def find_many(self, keys: Iterable[str]) -> dict[str, bytes]:
         """The winning lines of those keys that were ever put.
@@ -85,7 +86,8 @@ class Reader:
             keys, self._size(shard), partial(self._in_shard, shard=shard), partial(self._shard_lines, shard)
         )
         winners = newest(lines, self._schema.shape)
-        return {key: winners[key.encode()] for key in keys if key.encode() in winners}
+        places = {key: digest(key.encode()) for key in keys}
+        return {key: winners[place] for key, place in places.items() if place in winners}
 
     def _some_in(
         self,
@@ -150,10 +152,7 @@ class Reader:
         return size or self._ask_size(shard)
 
     def _ask_size(self, shard: str) -> int:
-        try:
-            self._sizes[shard] = self._storage.store.head(self._storage.keys.shard(shard)).size
-        except Missing:
-            raise self._storage.no_shard(shard) from None
+        self._sizes[shard] = self._storage.shard_size(shard)
         return self._sizes[shard]
 
     def _seek(self, key: str, at: Key, size: int, *, shard: str | None = None) -> list[bytes]:

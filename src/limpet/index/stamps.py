@@ -16,7 +16,7 @@ __all__ = ["Stamps", "stamps_of"]
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
 TICK = timedelta(microseconds=1)
-SEEN_MAX = 10_000
+AHEAD_KEPT = 100_000
 
 
 class Stamps:
@@ -30,24 +30,35 @@ class Stamps:
         self._store = store
         self._runtime = runtime
         self._mutex = runtime.mutex()
-        self._last: datetime | None = None
+        self._floor: datetime | None = None
         self._read_at_s: float | None = None
-        self._seen: dict[tuple[str, str], str] = {}
+        self._ahead: dict[tuple[str, str], datetime] = {}
+        """What was seen under a key, if it is later than the store's time was then."""
 
-    def next(self, index: str, key: str | None) -> str:
+    def next(self, index: str, key: str) -> str:
         """A stamp later than every one before it, and than what was seen under `key`.
 
         Cost: 0; 1 PUT + 1 HEAD once in ten minutes.
         """
+        return self.after(index, key, self.common())
+
+    def common(self) -> str:
+        """A stamp later than every one before it, for many records at once.   Cost: as `next`."""
         now = self._now()
         with self._mutex:
-            if self._last is not None and now <= self._last:
-                now = self._last + TICK
-            seen = self._seen.get((index, key)) if key is not None else None
-            if seen is not None and stamp_text(now) <= seen:
-                now = stamp_time(seen) + TICK
-            self._last = now
+            if self._floor is not None and now <= self._floor:
+                now = self._floor + TICK
+            self._floor = now
         return stamp_text(now)
+
+    def after(self, index: str, key: str, stamp: str) -> str:
+        """`stamp`, or a later one if something later was seen under `key`."""
+        with self._mutex:
+            seen = self._ahead.get((index, key))
+            if seen is None or stamp_text(seen) < stamp:
+                return stamp
+            self._ahead[index, key] = seen + TICK
+            return stamp_text(seen + TICK)
 
     def given(self, at: datetime, *, where: str) -> str:
         """The stamp of a record that brings its own time.   Raises: Invalid for one more than a day ahead."""
@@ -59,12 +70,15 @@ class Stamps:
         return stamp_text(at)
 
     def saw(self, index: str, key: str, stamp: str) -> None:
-        """A reader of this process was shown that stamp: a later put of the key must count as later."""
+        """A stamp was shown to this process, or given by it: a later put of the key must count as later."""
+        at, now = stamp_time(stamp), self._store.now()
         with self._mutex:
-            self._seen.pop((index, key), None)
-            self._seen[index, key] = stamp
-            if len(self._seen) > SEEN_MAX:
-                del self._seen[next(iter(self._seen))]
+            self._floor = now if self._floor is None else max(self._floor, now)
+            if at > self._floor:
+                kept = self._ahead.pop((index, key), at)
+                self._ahead[index, key] = max(kept, at)
+                if len(self._ahead) > AHEAD_KEPT:
+                    del self._ahead[next(iter(self._ahead))]
 
     def _now(self) -> datetime:
         at_s = self._runtime.elapsed_s()

@@ -98,6 +98,13 @@ class Storage:
         except Missing:
             raise self.no_shard(shard) from None
 
+    def shard_size(self, shard: str) -> int:
+        """How many bytes the shard has now.   Raises: Corrupt if it is not there.   Cost: 1 HEAD."""
+        try:
+            return self.store.head(self.keys.shard(shard)).size
+        except Missing:
+            raise self.no_shard(shard) from None
+
     def no_shard(self, shard: str) -> Corrupt:
         """The error for a shard that is not there (F23)."""
         return Corrupt(

@@ -65,7 +65,8 @@ class Writer(Generic[R]):
             if at:
                 stamp = own[key] = self._stamps.given(at, where=where)
             else:
-                stamp = common = common or self._stamps.next(self._scope, None)
+                common = common or self._stamps.common()
+                stamp = self._stamps.after(self._scope, key, common)
                 own.pop(key, None)
             lines[key] = self._schema.line(values, stamp, where=where)
         self._write(lines)
@@ -90,17 +91,18 @@ class Writer(Generic[R]):
         self._storage.add(at, line + END)
 
     def _write(self, lines: Mapping[str, bytes]) -> None:
-        by_shard: dict[str, dict[str, bytes]] = {}
+        by_shard: dict[str, dict[bytes, bytes]] = {}
+        keys: dict[bytes, str] = {}
         for key, line in lines.items():
-            by_shard.setdefault(shard_of(digest(key.encode()), self._depth), {})[key] = line
-        puts: list[Put] = []
-        for shard, some in by_shard.items():
-            id_ = self._storage.runtime.new_id()
-            if len(some) == 1:
-                ((key, line),) = some.items()
-                at = self._storage.keys.single(shard, key, self._schema.stamp_of(line), id_)
-                puts.append(Put(at, line + END))
-            else:
-                data = packed({key.encode(): line for key, line in some.items()}, self._schema.shape)
-                puts.append(Put(self._storage.keys.pack(shard, id_), data))
-        self._storage.add_many(puts)
+            place = digest(key.encode())
+            keys[place] = key
+            by_shard.setdefault(shard_of(place, self._depth), {})[place] = line
+        self._storage.add_many([self._object(shard, some, keys) for shard, some in by_shard.items()])
+
+    def _object(self, shard: str, lines: Mapping[bytes, bytes], keys: Mapping[bytes, str]) -> Put:
+        """A pack; or for one line a single, which readers of other records need not open."""
+        id_ = self._storage.runtime.new_id()
+        if len(lines) > 1:
+            return Put(self._storage.keys.pack(shard, id_), packed(lines, self._schema.shape))
+        ((place, line),) = lines.items()
+        return Put(self._storage.keys.single(shard, keys[place], self._schema.stamp_of(line), id_), line + END)
