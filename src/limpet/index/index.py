@@ -212,7 +212,8 @@ class Index(Generic[R]):
             except LimpetError as error:
                 return error
 
-        known = [shard for shard in shards if len(shard) == manifest.depth]
+        every = {*shard_ids(manifest.depth)}
+        known = [shard for shard in shards if shard in every]
         at_once = min(AT_ONCE, self._storage.store.at_once)
         return self._runtime.fan_out(one, known, at_once=at_once)
 

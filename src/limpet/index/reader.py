@@ -129,7 +129,7 @@ class Reader:
 
     def _in_pack(self, key: str, stat: Stat) -> list[bytes]:
         try:
-            return self._seek(key, stat.key, stat.size)
+            return self._seek(key, stat.key, stat.size) if stat.size else []
         except Missing:
             return []
 

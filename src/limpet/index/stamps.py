@@ -11,7 +11,7 @@ from limpet.index.values import stamp_text, stamp_time
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["Stamps", "stamps_of"]
+__all__ = ["Floor", "Stamps", "stamps_of"]
 
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
@@ -19,21 +19,28 @@ TICK = timedelta(microseconds=1)
 AHEAD_KEPT = 100_000
 
 
+class Floor:
+    """What the stamps of one process in one fleet must exceed, whichever handle gives them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.mutex = runtime.mutex()
+        self.at: datetime | None = None
+        self.ahead: dict[tuple[str, str], datetime] = {}
+        """What was seen under a key, if it is later than the store's time was then."""
+
+
 class Stamps:
-    """The stamps that one process gives to its puts in one fleet.
+    """The stamps of puts through one store.
 
     The store's clock is read once in ten minutes and goes on by the process's own. It is a lower bound: of two puts by
     two machines within about a second, either may count as the later. A put after a get of its key is always later.
     """
 
-    def __init__(self, store: Store, runtime: Runtime) -> None:
+    def __init__(self, store: Store, runtime: Runtime, floor: Floor) -> None:
         self._store = store
         self._runtime = runtime
-        self._mutex = runtime.mutex()
-        self._floor: datetime | None = None
+        self._floor = floor
         self._read_at_s: float | None = None
-        self._ahead: dict[tuple[str, str], datetime] = {}
-        """What was seen under a key, if it is later than the store's time was then."""
 
     def next(self, index: str, key: str) -> str:
         """A stamp later than every one before it, and than what was seen under `key`.
@@ -45,19 +52,19 @@ class Stamps:
     def common(self) -> str:
         """A stamp later than every one before it, for many records at once.   Cost: as `next`."""
         now = self._now()
-        with self._mutex:
-            if self._floor is not None and now <= self._floor:
-                now = self._floor + TICK
-            self._floor = now
+        with self._floor.mutex:
+            if self._floor.at is not None and now <= self._floor.at:
+                now = self._floor.at + TICK
+            self._floor.at = now
         return stamp_text(now)
 
     def after(self, index: str, key: str, stamp: str) -> str:
         """`stamp`, or a later one if something later was seen under `key`."""
-        with self._mutex:
-            seen = self._ahead.get((index, key))
+        with self._floor.mutex:
+            seen = self._floor.ahead.get((index, key))
             if seen is None or stamp_text(seen) < stamp:
                 return stamp
-            self._ahead[index, key] = seen + TICK
+            self._floor.ahead[index, key] = seen + TICK
             return stamp_text(seen + TICK)
 
     def given(self, at: datetime, *, where: str) -> str:
@@ -72,13 +79,14 @@ class Stamps:
     def saw(self, index: str, key: str, stamp: str) -> None:
         """A stamp was shown to this process, or given by it: a later put of the key must count as later."""
         at, now = stamp_time(stamp), self._store.now()
-        with self._mutex:
-            self._floor = now if self._floor is None else max(self._floor, now)
-            if at > self._floor:
-                kept = self._ahead.pop((index, key), at)
-                self._ahead[index, key] = max(kept, at)
-                if len(self._ahead) > AHEAD_KEPT:
-                    del self._ahead[next(iter(self._ahead))]
+        floor = self._floor
+        with floor.mutex:
+            floor.at = now if floor.at is None else max(floor.at, now)
+            if at > floor.at:
+                kept = floor.ahead.pop((index, key), at)
+                floor.ahead[index, key] = max(kept, at)
+                if len(floor.ahead) > AHEAD_KEPT:
+                    del floor.ahead[next(iter(floor.ahead))]
 
     def _now(self) -> datetime:
         at_s = self._runtime.elapsed_s()
@@ -89,9 +97,10 @@ class Stamps:
         return now
 
 
-_all: MutableMapping[Runtime, dict[str, Stamps]] = WeakKeyDictionary()
+_floors: MutableMapping[Runtime, dict[tuple[str, str], Floor]] = WeakKeyDictionary()
 
 
 def stamps_of(store: Store, runtime: Runtime, fleet: str) -> Stamps:
-    """The stamps of this process in that fleet: the same for every handle, so that none overtakes another."""
-    return _all.setdefault(runtime, {}).setdefault(fleet, Stamps(store, runtime))
+    """The stamps of puts through `store`. All handles of a process on one fleet share a floor, so none overtakes."""
+    floors = _floors.setdefault(runtime, {})  # F17: a forked child has a new owner, and locks of its own
+    return Stamps(store, runtime, floors.setdefault((runtime.owner, fleet), Floor(runtime)))
