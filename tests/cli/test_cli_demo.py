@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import limpet
 from cli.harness import Here, Spawn, alive, poll
+from limpet.cli.demo_index import by_worker, find_records, read_records
 from limpet.cli.demo_report import Ended, find, read_back, runs_in
-from limpet.cli.demo_tasks import expected, payload, square
+from limpet.cli.demo_tasks import INDEX, KEY, Result, expected, payload, square
 from servers.process import Bucket
 
 REPORT = (
-    r"^ +\d+\.\d s  (\w+)  killed \(pid \d+\), holding batch \d+ with token 1$",
-    r"^ +\d+\.\d s  (\w+)  stopped, holding batch \d+ with token 1$",
+    r"^ +\d+\.\d s  \w+  killed \(pid \d+\), holding batch \d+ with token 1$",
+    r"^ +\d+\.\d s  \w+  stopped, holding batch \d+ with token 1$",
+    r"^ +\d+\.\d s  (?:eve|fay)  killed \(pid \d+\), while it folded results into shards$",
     r"^ +\d+\.\d s       batch \d+ was already written with token 2; token 1 is too old$",
     r"^  ok    lost       0 tasks; 0 objects still pending$",
     r"^  ok    results    [\d,]+ read back, 0 wrong$",
+    r"^  ok    index      ([\d,]+) records = \1 completed, 0 wrong, 0 missing$",
+    r"^  ok    compiled   at least [\d,]+ objects merged by [\d,]+ folds; 0 still wait$",
     r"^  ok    taken over batch \d+ after \d+\.\d s and batch \d+ after \d+\.\d s$",
     r"^  ok    fencing    1 late write refused$",
-    r"^        requests   [\d,]+: [\d,]+ PUT, ",
-    r"^        price      \$0\.\d{5} on S3, and \$0\.\d{5} to read it all back",
+    r"^        requests   [\d,]+ for tasks: [\d,]+ PUT, ",
+    r"^                   [\d,]+ for the index: [\d,]+ PUT, ",
+    r"^        price      \$0\.\d{5} for tasks, \$0\.\d{5} for the index, on S3 ",
+    r"^                   \$0\.\d{5} to read it all back$",
     r"^All as promised, in \d+ s\.",
 )
 AGAIN = r"^        run twice  (\d+) tasks: (\d+) by Retry, (\d+) whose worker died or slept$"
 
 
-def _pids(out: str) -> list[int]:
-    [line] = re.findall(r"pids: (.*)", out)
-    return [int(each.split()[1]) for each in line.split(", ")]
+def _pids(out: str, do: str = "(?:work|compile)") -> list[int]:
+    return [int(pid) for line in re.findall(rf"pids: (.*) {do}$", out, re.M) for pid in re.findall(r"\d+", line)]
 
 
 def _check_report(out: str) -> None:
@@ -46,7 +55,11 @@ def _check_report(out: str) -> None:
     [(ran, asked, died)] = re.findall(AGAIN, out, re.M)
     assert int(ran) == int(asked) + int(died)
     assert int(ran) >= 2
+    assert len(_pids(out)) == 6
     assert not [pid for pid in _pids(out) if alive(pid)]
+    table = [line.split() for line in re.findall(r"^ {15}(\S.*)$", out, re.M)]
+    assert table[0] == ["worker", "records", "total", "latest"]
+    assert [row[0] for row in table[1:5]] == ["ada", "ben", "cyd", "dot"]
 
 
 def _heard(demo: subprocess.Popen[str], said: str) -> str:
@@ -75,12 +88,16 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     assert (demo.returncode, err) == (0, ""), out
     _check_report(out)
     assert re.search(r"^  ok    tasks      5,000 pushed = 4,992 completed \+ 8 failed$", out, re.M)
-    assert re.search(r"^        on SQS     \$0\.00600 one by one, \$0\.00060 in tens: ", out, re.M)
+    assert re.search(r"^        on SQS     tasks only: \$0\.00600, in tens \$0\.00060; ", out, re.M)
     [home] = temp.iterdir()
     assert f"limpet status --url {home}/fleet\n" in out
     stats = limpet.open(home / "fleet").queue("demo").stats()
     assert (stats.pending, stats.completed, stats.failed) == (0, 4992, 8)
     assert sum(runs_in(home).values()) >= 5000
+    records = [*limpet.open(home / "fleet").index(INDEX, Result).scan()]
+    assert len(records) == 4992
+    assert all(each.square == each.number**2 for each in records)
+    assert f"limpet index stats {INDEX} --url {home}/fleet\n" in out
 
 
 def test_demo_in_a_bucket(spawn: Spawn, seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,16 +110,68 @@ def test_demo_in_a_bucket(spawn: Spawn, seaweedfs: Bucket, monkeypatch: pytest.M
     assert re.search(r"^  ok    tasks      2,000 pushed = 1,997 completed \+ 3 failed$", out, re.M)
 
 
-def test_demo_fails_when_a_task_is_lost(spawn: Spawn) -> None:
-    """A hand from outside removes a batch that waits."""
+def _stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return True
+
+
+def _at_rest(root: Path) -> list[str]:
+    """The shards that no compiler works on: what waits for one of them was not read by any."""
+    locks = {path.stem: json.loads(path.read_bytes())["state"] for path in (root / "shards").glob("*.lock")}
+    return [path.stem for path in (root / "shards").glob("*.usv") if locks.get(path.stem, "free") == "free"]
+
+
+def _compiled(root: Path) -> list[Path]:
+    return [path for path in (root / "shards").glob("*.usv") if path.stat().st_size]
+
+
+def _waiting(root: Path) -> list[Path]:
+    return [
+        path for shard in _at_rest(root) for at in ("inbox", "packs") for path in (root / at / shard).rglob("*.usv")
+    ]
+
+
+def _remove_records(root: Path, compilers: list[int]) -> int:
+    """Remove records that wait, and one that does not, while no compiler can be in the middle of reading them."""
+    poll("some shards have records", lambda: len(_compiled(root)) > 20)
+    for pid in compilers:
+        with suppress(ProcessLookupError):  # one of them may have been killed by now
+            os.kill(pid, signal.SIGSTOP)
+    poll("the compilers stand still", lambda: all(map(_stopped, compilers)))
+    poll("something waits", lambda: _waiting(root))
+    removed = 1
+    for path in _waiting(root):
+        removed += path.read_bytes().count(b"\n")
+        path.unlink()
+    shard = next(path for path in _compiled(root) if path.stem in _at_rest(root))
+    fresh = shard.with_suffix(".new")
+    fresh.write_bytes(b"".join(shard.read_bytes().splitlines(keepends=True)[1:]))
+    fresh.replace(shard)
+    for pid in compilers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    return removed
+
+
+def test_demo_fails_when_something_is_lost(spawn: Spawn) -> None:
+    """A hand from outside removes a batch that waits, and then records."""
     demo = spawn("demo", "--tasks", "2000", "--url", "place")
     out = _heard(demo, "is killed with -9")
-    waiting = [path for path in Path("place").rglob("tasks.jsonl") if not (path.parent / "lease.json").exists()]
+    pending = Path("place").glob("*/queues/*/pending/*/tasks.jsonl")
+    waiting = [path for path in pending if not (path.parent / "lease.json").exists()]
     waiting[-1].unlink()
+    out += _heard(demo, "is stopped, like a laptop")
+    [root] = Path("place").glob(f"*/indexes/{INDEX}")
+    removed = _remove_records(root, _pids(out, "compile"))
     more, err = demo.communicate()
     assert (demo.returncode, err) == (1, "")
     assert re.search(r"^  FAIL  lost       100 tasks; 0 objects still pending$", more, re.M), out + more
     assert re.search(r"^  FAIL  tasks      2,000 pushed = ", more, re.M)
+    missing = re.search(r"^  FAIL  index      [\d,]+ records = [\d,]+ completed, 0 wrong, (\d+) missing$", more, re.M)
+    assert missing is not None, out + more
+    assert 1 <= int(missing[1]) <= removed  # a batch that is run again puts its records again
     assert "All as promised" not in more
     assert "Something did not go as promised" in more
 
@@ -120,9 +189,9 @@ def test_an_interrupt_ends_every_process_and_says_where_things_are(spawn: Spawn,
 
 def test_workers_end_when_the_demo_is_killed(spawn: Spawn) -> None:
     demo = spawn("demo", "--tasks", "2000", "--url", "place")
-    pids = _pids(_heard(demo, "pids: "))
+    pids = _pids(_heard(demo, " compile\n"))
     demo.kill()
-    poll("the workers have ended", lambda: not any(map(alive, pids)))
+    poll("all processes have ended", lambda: not any(map(alive, pids)))
 
 
 def test_demo_needs_a_store_that_processes_share(here: Here) -> None:
@@ -194,3 +263,54 @@ def test_receipts_are_read_back_with_their_results() -> None:
     assert ended.failed == {ids[312]: "312 is poison"}
     assert find(ids, ended, {}).sound
     assert ended.pending == 0
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+STORED: list[dict[str, Any]] = [
+    {KEY: n, "square": n**2, "worker": "ada" if n % 2 else "ben", "updated_at": AT.replace(second=n % 60)}
+    for n in range(1300)
+    if expected(n) is not None
+]
+
+
+def test_the_records_of_a_sound_run() -> None:
+    found = find_records(IDS, GOOD, STORED)
+    assert (found.sound, found.records, found.wrong, found.missing) == (True, 1298, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("records", "wrong", "missing"),
+    [
+        (STORED[1:], 0, 1),
+        ([*STORED, STORED[0]], 1, 0),
+        ([*STORED, {**STORED[0], KEY: 312}], 1, 0),
+        ([*STORED, {**STORED[0], KEY: 1300}], 1, 0),
+        ([{**STORED[0], "square": 1}, *STORED[1:]], 1, 0),
+        ([], 0, 1298),
+    ],
+    ids=["missing", "twice", "of a failed task", "of no task", "wrong", "none at all"],
+)
+def test_the_records_of_an_unsound_run(records: list[dict[str, Any]], wrong: int, missing: int) -> None:
+    found = find_records(IDS, GOOD, records)
+    assert not found.sound
+    assert (found.records, found.wrong, found.missing) == (len(records), wrong, missing)
+
+
+def test_the_index_is_read_back_with_what_waits() -> None:
+    fleet = limpet.open("memory://")
+    index = fleet.index(INDEX, Result, key=KEY)
+    index.put_many(Result(n, n**2, "ada") for n in range(10))
+    index.compile(full=True)
+    assert read_records(fleet).waiting == 0
+    index.put(Result(3, 9, "ben"))
+    indexed = read_records(fleet)
+    assert indexed.waiting == 1
+    assert find_records(IDS[:10], GOOD, indexed.records).sound
+    assert [row[:3] for row in by_worker(indexed.records)] == [("ada", 9, 276), ("ben", 1, 9)]
+
+
+def test_the_latest_of_each_worker() -> None:
+    assert by_worker(STORED[:4]) == [
+        ("ada", 2, 10, AT.replace(second=3)),
+        ("ben", 2, 4, AT.replace(second=2)),
+    ]

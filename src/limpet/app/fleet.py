@@ -16,6 +16,7 @@ from limpet.app.urls import Durability, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.index import Index
+from limpet.index.stamps import stamps_of
 from limpet.lease import LeaseRecord, Lock, Sightings
 from limpet.queue import Queue
 from limpet.runtime import Runtime, system
@@ -96,6 +97,7 @@ class Fleet:
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._runtime = runtime
         self._sightings = Sightings(runtime)
+        self._stamps = stamps_of(self.store, runtime, url)
         self._journal = journal_of(record, self.store, runtime)
         self.tasks = Tasks(self.queue)
         """The task functions that were defined with `task`."""
@@ -172,6 +174,7 @@ class Fleet:
             self.url,
             name,
             self._runtime,
+            self._stamps,
             self._sightings,
             open,
             kind=kind,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from limpet.index import CompileReport, Index
-from limpet.index.stamps import stamps_of
+from limpet.index.stamps import Stamps
 from limpet.index.typed import typed
 from limpet.lease import Sightings
 from limpet.runtime import Runtime
 from limpet.store import Store
 
-__all__ = ["CompileJob", "open_index"]
+if TYPE_CHECKING:
+    from limpet.index.formats import Chunk
+    from limpet.index.importing import Order, Taken
+
+__all__ = ["CompileJob", "ImportJob", "open_index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,28 @@ class CompileJob:
         return index.compile_shards(shards, full=full)
 
 
+@dataclass(frozen=True, slots=True)
+class ImportJob:
+    """Takes a chunk of a file into an index, in whatever process it is called, like `CompileJob`."""
+
+    open: Callable[[str], Any]
+    url: str
+    index: str
+
+    def __call__(self, chunk: Chunk, order: Order) -> Taken:
+        """Take it.   Raises: as `take`."""
+        from limpet.index.importing import take
+
+        index: Index[Any] = self.open(self.url).index(self.index)
+        return take(index, chunk, order)
+
+
 def open_index(
     store: Store,
     url: str,
     name: str,
     runtime: Runtime,
+    stamps: Stamps,
     sightings: Sightings,
     opener: Callable[[str], Any],
     *,
@@ -51,7 +72,7 @@ def open_index(
         name,
         runtime,
         typed(kind, key),
-        stamps_of(store, runtime, url),
+        stamps,
         sightings,
         depth=depth,
         job=CompileJob(opener, url, name),

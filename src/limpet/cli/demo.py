@@ -1,11 +1,10 @@
-"""`limpet demo`: a fleet at work, one worker killed, one asleep, and what the store says at the end."""
+"""`limpet demo`: a fleet at work, two of it killed, one asleep, and what the store says at the end."""
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,11 +27,13 @@ EPILOG = lines(
     "Exit codes: 0 all went as promised; 1 something did not; 2 wrong usage.",
 )
 
-CREW = {"ada": "cyan", "ben": "magenta", "cyd": "yellow", "dot": "blue"}
+WORKERS = {"ada": "cyan", "ben": "magenta", "cyd": "yellow", "dot": "blue"}
+COMPILERS = {"eve": "bright_cyan", "fay": "bright_magenta"}
 TASKS = 5000
 TASKS_MIN = 2000
 KILL_AT = 0.15
 PAUSE_AT = 0.3
+MOMENT_S = 0.1
 DRAIN_LOOK_S = 0.7
 
 
@@ -51,8 +52,9 @@ def demo(
     """Watch four workers survive kill -9 and a long sleep, in twenty seconds. Nothing to set up.
 
     5,000 tasks wait in a queue that is a plain folder. One worker is killed while it holds a batch, another is stopped
-    until the others have taken its batch over; its late write is refused. Then everything is read back. It is a check
-    too: the exit code tells. What it wrote stays there to be looked at.
+    until the others have taken its batch over; its late write is refused. Results land in an index, which two compilers
+    fold; one of them is killed too. Then everything is read back, in SQL too. It is a check: the exit code tells. What
+    it wrote stays there to be looked at.
     """
     from limpet.runtime import system
 
@@ -85,14 +87,16 @@ def _places(url: str | None, runtime: Runtime) -> tuple[str, Path]:
 
 
 class _Show:
-    """The story in five acts. What the workers tell is only shown; the report is read back from the store."""
+    """The story, act by act. What the processes tell is only shown; the report is read back from the store."""
 
     def __init__(self, place: str, logs: Path, tasks: int, runtime: Runtime) -> None:
         from limpet.cli.demo_crew import Crew
         from limpet.cli.demo_screen import Board, Member, Screen
 
         self.crew = Crew(place, logs, runtime)
-        self.board = Board(tasks, {name: Member(name, colour) for name, colour in CREW.items()})
+        workers = {name: Member(name, colour, "tasks") for name, colour in WORKERS.items()}
+        compilers = {name: Member(name, colour, "objects merged") for name, colour in COMPILERS.items()}
+        self.board = Board(tasks, workers | compilers)
         self.screen = Screen(console(), self.board)
         self.kept_promises = False
         self._place = place
@@ -111,8 +115,9 @@ class _Show:
         from limpet.cli.queue_options import clean, in_store
 
         self._fleet = limpet.open(self._place)
+        self._indexed = limpet.open(self._place)  # the same, but its requests are counted apart
         self._queue = in_store(self._fleet.queue(QUEUE), "run the demo")
-        self.screen.say(f"[bold]Limpet demo[/bold]: {self.board.total:,} tasks, four workers, one kill -9")
+        self.screen.say(f"[bold]Limpet demo[/bold]: {self.board.total:,} tasks, four workers, an index, two kill -9")
         self.screen.say(
             f"[dim]Everything lies in {clean(self._place)}.\nNo server runs; a bucket works just the same.[/dim]"
         )
@@ -120,39 +125,48 @@ class _Show:
         self._begin()
         killed, killed_at_s = self._kill_one()
         paused, paused_at_s, sleeper = self._pause_one()
+        self._kill_compiler()
         self._take_over(killed, killed_at_s)
         self._take_over(paused, paused_at_s)
         self._wake(sleeper, paused)
         self._drain()
+        self._fold_all()
         self._report(paused)
 
     def _push(self) -> None:
-        from limpet.cli.demo_tasks import BATCH, payload
+        from limpet.cli.demo_tasks import BATCH, INDEX, KEY, Result, payload
 
-        self._act(1, f"Push {self.board.total:,} tasks, {BATCH} to an object. A few are poison, some fail at first.")
+        self._act(f"Push {self.board.total:,} tasks, {BATCH} to an object. A few are poison, some fail at first.")
         before = self._fleet.meter.snapshot()
         self._ids = self._queue.push_many(map(payload, range(self.board.total)), batch=BATCH)
         for id_ in self._ids:
             self._batches.setdefault(id_.rpartition(".")[0], len(self._batches) + 1)
         spent = (self._fleet.meter.snapshot() - before).total()
         self._note(f"{len(self._ids):,} tasks in {len(self._batches)} objects, with {spent} requests")
+        shards = 16 ** self._indexed.index(INDEX, Result, key=KEY).manifest.depth
+        spent = self._indexed.meter.snapshot().total()
+        self._note(f"an index for their results: {shards} empty shards, with {spent} requests")
 
     def _begin(self) -> None:
-        self._act(2, "Four processes share the work. All they have in common is the store.")
-        for name in CREW:
-            self.crew.start(name)
-            self.board.crew[name].pid = self.crew.pid(name)
+        self._act("Four processes work, two compile the index. All that they share is the store.")
+        for name in WORKERS:
+            self.crew.start_worker(name)
+        for name in COMPILERS:
+            self.crew.start_compiler(name)
+        for name, member in self.board.crew.items():
+            member.pid = self.crew.pid(name)
         self.screen.open()
         self._wait_for(lambda: all(each.state == "ready" for each in self.board.crew.values()))
-        self._note("pids: " + ", ".join(f"{name} {self.crew.pid(name)}" for name in CREW))
-        for name in CREW:
+        for names, do in ((WORKERS, "work"), (COMPILERS, "compile")):
+            self._note("pids: " + ", ".join(f"{name} {self.crew.pid(name)}" for name in names) + f" {do}")
+        for name in self.board.crew:
             self.crew.order(name, "begin")
 
     def _kill_one(self) -> tuple[str, float]:
         """Kill a worker in the middle of a batch; the batch, and when."""
         event = self._lingering(KILL_AT)
         member = self.board.crew[event.who]
-        self._act(3, f"{event.who} is killed with -9 halfway through a batch. Nobody tells the others.")
+        self._act(f"{event.who} is killed with -9 halfway through a batch. Nobody tells the others.")
         self.crew.kill(event.who)
         member.state = "killed"
         self._line(event.who, f"[bold red]killed[/bold red] (pid {member.pid}), {self._holding(event)}")
@@ -163,12 +177,24 @@ class _Show:
         from limpet.cli.demo_tasks import TTL_S
 
         event = self._lingering(PAUSE_AT)
-        self._act(4, f"{event.who} is stopped, like a laptop that is closed, and will wake up too late.")
+        self._act(f"{event.who} is stopped, like a laptop that is closed, and will wake up too late.")
         self.crew.pause(event.who)
         self.board.crew[event.who].state = "paused"
         self._line(event.who, f"[bold red]stopped[/bold red], {self._holding(event)}")
         self._note(f"their leases must run out first: {TTL_S:g} s without a heartbeat")
         return event.fields["entry"], self.crew.elapsed_s(), event.who
+
+    def _kill_compiler(self) -> None:
+        """Kill a compiler in the middle of a run."""
+        event = self._until("folds")
+        self._wait_for(lambda: self.crew.elapsed_s() >= event.at_s + MOMENT_S)
+        self.crew.order(event.who, "tell")  # so that its requests are in the bill
+        self._until("tells")
+        member = self.board.crew[event.who]
+        self._act(f"{event.who}, a compiler, is killed with -9 too, in the middle of a run.")
+        self.crew.kill(event.who)
+        member.state = "killed"
+        self._line(event.who, f"[bold red]killed[/bold red] (pid {member.pid}), while it folded results into shards")
 
     def _holding(self, event: Event) -> str:
         batch = self._batches[event.fields["entry"]]
@@ -194,7 +220,7 @@ class _Show:
 
     def _wake(self, sleeper: str, entry: str) -> None:
         """Wake the one that slept, which goes on as if nothing had happened."""
-        self._act(5, f"{sleeper} wakes up, believes that it still holds its batch, and writes.")
+        self._act(f"{sleeper} wakes up, believes that it still holds its batch, and writes.")
         self.board.crew[sleeper].state = "awake"
         self.crew.wake(sleeper)
         self.crew.order(sleeper, "go")
@@ -206,8 +232,23 @@ class _Show:
     def _drain(self) -> None:
         """Wait until the store says that nothing is left."""
         self._wait_for(lambda: self._queue.stats().pending == 0, every_s=DRAIN_LOOK_S)
-        self.crew.end()
+        self._dismiss(WORKERS)
+
+    def _fold_all(self) -> None:
+        """Have the compiler that is left fold all that still waits."""
+        [name] = [name for name in COMPILERS if self.board.crew[name].state != "killed"]
+        self._act(f"The work is done. {name} folds what still waits, the dead one's shards too.")
+        before = self.board.crew[name].count
+        self._dismiss(COMPILERS)
         self.screen.close()
+        self._line(name, f"[green]folded[/green] the last {self.board.crew[name].count - before:,} objects")
+
+    def _dismiss(self, names: Iterable[str]) -> None:
+        """Have them finish and end."""
+        left = [self.board.crew[name] for name in names if self.board.crew[name].state != "killed"]
+        for member in left:
+            self.crew.dismiss(member.name)
+        self._wait_for(lambda: all(member.state == "ended" for member in left))
 
     def _wait_for(self, holds: Callable[[], bool], *, every_s: float = 0.0) -> None:
         """Hear events until it holds."""
@@ -234,6 +275,8 @@ class _Show:
         return event
 
     def _take_in(self, event: Event) -> None:
+        from limpet.cli.queue_options import clean
+
         member = self.board.crew[event.who]
         member.heard_s = event.at_s
         match event.what:
@@ -242,9 +285,18 @@ class _Show:
             case "took":
                 member.state, member.batch = "works", self._batches[event.fields["entry"]]
             case "ran":
+                member.state = "ran"
                 self.board.done.update(event.fields.get("done", ()))
                 self.board.failed.update(event.fields.get("failed", ()))
-                member.tasks += sum(map(len, event.fields.values()))
+                member.count += sum(map(len, event.fields.values()))
+            case "folds":
+                member.state = "folds"
+            case "folded":
+                member.state = "rests"
+                member.count += event.fields["objects"]
+                self.board.folds += event.fields["shards"]
+            case "trouble":
+                self._line(event.who, f"[red]trouble[/red]: {clean(event.fields['message'])}")
             case "signed":
                 self._signed[event.fields["entry"]] = event
             case "refused":
@@ -255,69 +307,33 @@ class _Show:
     def _report(self, paused: str) -> None:
         """Hold what was pushed against what the store has, read by a fleet of its own that may only read."""
         import limpet
-        from limpet.cli.demo_report import find, read_back, runs_in
+        from limpet.cli.demo_end import Seen, ask, farewell, prices, report
 
-        self._act(6, "What the store holds, read back afresh.")
+        signed = self._signed[paused]
+        seen = Seen(
+            ids=self._ids,
+            takeovers=self._takeovers,
+            refused=len(self._refused),
+            fenced=paused,
+            signed={"worker": signed.who, "token": signed.fields["token"]},
+            folds=self.board.folds,
+            merged=sum(self.board.crew[name].count for name in COMPILERS),
+        )
         fleet = limpet.open(self._place, read_only=True)
-        ended = read_back(fleet)
-        found = find(self._ids, ended, runs_in(self._logs))
-        signed, cell = self._signed[paused], fleet.cell(paused).read()
-        kept = cell is not None and cell.value == {"worker": signed.who, "token": signed.fields["token"]}
-        sums = f"{found.pushed:,} pushed = {found.completed:,} completed + {found.failed:,} failed"
-        left = f"{found.lost} tasks; {ended.pending} objects still pending"
-        taken = " and ".join(f"batch {batch} after {after_s:.1f} s" for batch, after_s in self._takeovers.items())
-        died = found.ran_again - found.asked_for
-        again = f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or slept"
-        promises = [
-            self._fact("tasks", sums, found.pushed == found.completed + found.failed and not found.twice),
-            self._fact("lost", left, not found.lost and not ended.pending),
-            self._fact("results", f"{found.completed:,} read back, {found.wrong} wrong", not found.wrong),
-            self._fact("taken over", taken, len(self._takeovers) == 2),
-            self._fact("fencing", f"{len(self._refused)} late write refused", len(self._refused) == 1 and kept),
-            self._fact("run twice", again),
-        ]
-        self._prices(fleet.meter.snapshot().requests)
-        self.kept_promises = found.sound and all(promises)
-        self._farewell()
+        self._act("Whose results stand in the index? Anybody can ask it, in SQL.")
+        ask(self.screen, fleet, WORKERS)
+        self._act("What the store holds, read back afresh.")
+        self.kept_promises = report(self.screen, fleet, self._logs, seen)
+        tasks = self.crew.requests("tasks") + Counter(self._fleet.meter.snapshot().requests)
+        index = self.crew.requests("index") + Counter(self._indexed.meter.snapshot().requests)
+        prices(self.screen, self.board.total, tasks, index, fleet.meter.snapshot().requests)
+        farewell(self.screen, self._place, self._logs, self.crew.elapsed_s() if self.kept_promises else None)
 
-    def _prices(self, read_back: Mapping[str, int]) -> None:
-        """Requests and dollars, whoever is cheaper."""
-        from limpet.cli.queue_bill import SQS_BATCH, sqs
-        from limpet.store.prices import AS_OF, dollars
-
-        spent = self.crew.requests() + Counter(self._fleet.meter.snapshot().requests)
-        by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in spent.most_common())
-        self._fact("requests", f"{spent.total():,}: {by_verb}")
-        mine = dollars(spent, "s3")
-        self._fact("price", f"${mine:.5f} on S3, and ${dollars(read_back, 's3'):.5f} to read it all back ({AS_OF})")
-        single, tens = sqs(self.board.total, 1).dollars, sqs(self.board.total, SQS_BATCH).dollars
-        who = "Limpet is cheaper" if mine < tens else "SQS is cheaper" if mine > single else "in tens SQS is cheaper"
-        self._fact("on SQS", f"${single:.5f} one by one, ${tens:.5f} in tens: {who}")
-
-    def _farewell(self) -> None:
-        from limpet.cli.queue_options import clean
-
-        self.screen.say()
-        if not self.kept_promises:
-            self.screen.say("[bold red]Something did not go as promised: please report this output.[/bold red]")
-        else:
-            self.screen.say(f"[bold green]All as promised[/bold green], in {self.crew.elapsed_s():.0f} s. Have a look:")
-        url = shlex.quote(self._place)
-        for command in ("status", "queue ls demo --failed", "queue cost demo"):
-            self.screen.say(f"  [cyan]limpet {command} --url {clean(url)}[/cyan]")
-        self.screen.say(f"[dim]The handlers' own notes are in {self._logs}. Nothing was removed.[/dim]")
-
-    def _act(self, number: int, title: str) -> None:
-        self.screen.say()
-        self.screen.say(f"[bold]{number}. {title}[/bold]")
+    def _act(self, title: str) -> None:
+        self.screen.act(title)
 
     def _line(self, who: str, text: str) -> None:
-        self.screen.say(f"[dim]{self.crew.elapsed_s():6.1f} s[/dim]  [{CREW[who]}]{who}[/{CREW[who]}]  {text}")
+        self.screen.line(self.crew.elapsed_s(), who, text)
 
     def _note(self, text: str) -> None:
-        self.screen.say(f"[dim]{self.crew.elapsed_s():6.1f} s       {text}[/dim]")
-
-    def _fact(self, name: str, text: str, holds: bool | None = None) -> bool:
-        mark = {True: "[green]ok[/green]  ", False: "[bold red]FAIL[/bold red]", None: "    "}[holds]
-        self.screen.say(f"  {mark}  {name:<11}{text}")
-        return holds is not False
+        self.screen.note(self.crew.elapsed_s(), text)

@@ -20,31 +20,40 @@ BAR = 30
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one worker."""
+    """What is known of one process, and how much it did: a worker in tasks, a compiler in objects that it merged."""
 
     name: str
     colour: str
+    unit: str
     pid: int = 0
     state: str = "starting"
     batch: int = 0
-    tasks: int = 0
+    count: int = 0
     heard_s: float = 0.0
 
     def now(self, at_s: float) -> str:
         """Its state, for people."""
-        if self.state == "works" and at_s - self.heard_s > IDLE_AFTER_S:
-            return "looks for work"
-        return f"works on batch {self.batch}" if self.state == "works" else self.state
+        match self.state:
+            case "ran" if at_s - self.heard_s > IDLE_AFTER_S:
+                return "looks for work"
+            case "works" | "ran":
+                return f"works on batch {self.batch}"
+            case "folds":
+                return "folds shards"
+            case state:
+                return state
 
 
 @dataclass(slots=True)
 class Board:
-    """What is known of the whole demo, from what the workers tell."""
+    """What is known of the whole demo, from what its processes tell."""
 
     total: int
     crew: dict[str, Member]
     done: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    folds: int = 0
+    """How often a shard was written anew, as far as compilers could tell."""
 
     @property
     def ended(self) -> int:
@@ -61,10 +70,36 @@ class Screen:
         self._live: Live | None = None
         self._shown_s = 0.0
         self._told = 0
+        self._act = 0
 
-    def say(self, text: str = "") -> None:
-        """A line that stays, in markup."""
+    def say(self, text: RenderableType = "") -> None:
+        """A line that stays, in markup, or a table."""
         self._out.print(text, soft_wrap=not self._out.is_terminal)
+
+    def act(self, title: str) -> None:
+        """The next part begins."""
+        self._act += 1
+        self.say()
+        self.say(f"[bold]{self._act}. {title}[/bold]")
+
+    def line(self, at_s: float, who: str, text: str) -> None:
+        """What befell one process."""
+        colour = self._board.crew[who].colour
+        self.say(f"[dim]{at_s:6.1f} s[/dim]  [{colour}]{who}[/{colour}]  {text}")
+
+    def note(self, at_s: float, text: str) -> None:
+        """What else there is to know."""
+        self.say(f"[dim]{at_s:6.1f} s       {text}[/dim]")
+
+    def fact(self, name: str, text: str, holds: bool | None = None) -> bool:
+        """A line of the report; with `holds` a promise, and whether it was kept."""
+        from rich.table import Table
+
+        mark = {True: "[green]ok[/green]  ", False: "[bold red]FAIL[/bold red]", None: "    "}[holds]
+        row = Table.grid()
+        row.add_row(f"  {mark}  {name:<11}", text)
+        self.say(row)
+        return holds is not False
 
     def open(self) -> None:
         """Begin to show the fleet."""
@@ -110,8 +145,10 @@ class Screen:
         crew = Table.grid(padding=(0, 2))
         for each in board.crew.values():
             said = each.now(at_s)
-            style = "red" if said in ("killed", "paused") else "dim" if each.state != "works" else ""
+            style = (
+                "red" if said in ("killed", "paused") else "dim" if each.state not in ("works", "ran", "folds") else ""
+            )
             state = f"[{style}]{clean(said)}[/{style}]" if style else clean(said)
             name = f"[{each.colour}]{each.name}[/{each.colour}]"
-            crew.add_row("", name, f"[dim]pid {each.pid}[/dim]", f"{each.tasks:>5,} tasks", state)
+            crew.add_row("", name, f"[dim]pid {each.pid}[/dim]", f"{each.count:>5,} {each.unit}", state)
         return Group("", top, crew)

@@ -1,20 +1,33 @@
-"""The work that `limpet demo` hands out: what a user would write."""
+"""The work that `limpet demo` hands out, and the record of each result: what a user would write."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from limpet.queue import Fail, Retry
 
-__all__ = ["BATCH", "QUEUE", "TTL_S", "expected", "payload", "square"]
+__all__ = ["BATCH", "INDEX", "KEY", "QUEUE", "TTL_S", "Result", "expected", "payload", "square"]
 
 QUEUE = "demo"
 BATCH = 100
 TTL_S = 3.0
 
+INDEX = "results"
+KEY = "number"
+
 POISON_EVERY = 625
 FLAKY_EVERY = 1250
 FLAKY_RUN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the index keeps of a task: its number, its square, and who worked it out."""
+
+    number: int
+    square: int
+    worker: str
 
 
 def payload(n: int) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Compiler:
         packs = self._storage.packs(shard) if shard in work.packs else []
         match next_step(self._waiting(singles, packs), self._base_size(shard), full=full):
             case Step.FOLD:
-                return self._fold(shard, [stat.key for stat in (*singles, *packs)])
+                return self._fold(shard, [stat.key for stat in (*singles, *packs)], full=full)
             case Step.PACK:
                 return self._pack(shard, [stat.key for stat in singles])
             case Step.REST:
@@ -90,10 +90,12 @@ class Compiler:
         count = self._manifest.count(shard)
         return count.size if count else self._storage.shard_size(shard)
 
-    def _fold(self, shard: str, keys: Sequence[Key]) -> CompileReport:
+    def _fold(self, shard: str, keys: Sequence[Key], *, full: bool) -> CompileReport:
         lease = self._lock(shard).try_acquire()
         if isinstance(lease, Held):
-            return CompileReport(held=1)
+            # the swap decides: nobody need wait for the lock of a compiler that died, or that is merely slower
+            run_out = lease.until is not None and lease.until <= self._storage.store.now()
+            return self._merge(shard, keys) if full or run_out else CompileReport(held=1)
         try:
             return self._merge(shard, keys)
         finally:

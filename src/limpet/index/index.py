@@ -11,13 +11,14 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
-from limpet.index import describe
 from limpet.index.compiler import Compiler, CompileReport
 from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.described import write_descriptions
 from limpet.index.manifest import Manifest, counted, fresh
 from limpet.index.reader import Reader
 from limpet.index.schema import extended, with_own
 from limpet.index.stamps import Stamps
+from limpet.index.stats import IndexStats, stats
 from limpet.index.storage import Storage, Work
 from limpet.index.typed import Typed
 from limpet.index.writer import Writer
@@ -45,6 +46,10 @@ class _Opened(Generic[R]):
     manifest: Manifest
     reader: Reader
     writer: Writer[R]
+
+
+def _never() -> bool:
+    return False
 
 
 class Index(Generic[R]):
@@ -87,6 +92,11 @@ class Index(Generic[R]):
         """The index as it was when this handle first looked.   Cost: 0; at first 1 GET, or what `create` costs."""
         return self._open().manifest
 
+    @property
+    def storage(self) -> Storage:
+        """The objects of the index, for the tools beside it."""
+        return self._storage
+
     def put(self, record: R | Mapping[str, Any]) -> None:
         """Write one record, replacing the one with the same key. `updated_at`, unless given, is the store's time.
 
@@ -102,6 +112,10 @@ class Index(Generic[R]):
         Cost: at most 1 PUT for each shard touched.   Crash: some shards' records may be there and others not.
         """
         return self._open().writer.put_many(records)
+
+    def put_lines(self, lines: Mapping[str, bytes]) -> None:
+        """Write lines that this index's schema made, by key: what an import does.   Cost and crash: as `put_many`."""
+        self._open().writer.put_lines(lines)
 
     def delete(self, key: str | int) -> None:
         """Delete the record of `key`; one that is not there is fine.   Raises: Invalid.   Cost: 1 PUT."""
@@ -145,11 +159,20 @@ class Index(Generic[R]):
             for line in lines:
                 yield self._typed.record(schema.values(line))
 
-    def compile(self, executor: Executor | None = None, *, full: bool = False) -> CompileReport:
-        """Fold what waits into the shards where that pays or is overdue; gather the rest into packs. `full`: fold all.
+    def stats(self) -> IndexStats:
+        """The index in numbers.   Cost: 1 GET and as `limpet.index.stats.stats`, at least 4 LISTs."""
+        return stats(self._storage, self.name, self._open(again=True).manifest)
+
+    def compile(
+        self, executor: Executor | None = None, *, full: bool = False, stop: Callable[[], bool] | None = None
+    ) -> CompileReport:
+        """Fold what waits into the shards where that pays or is overdue; gather the rest into packs.
+
+        `full`: fold all of it, also in shards that another compiler has locked (it may be dead; the swap decides).
 
         Any number may run at once, anywhere, and be killed at any moment. With an `executor` (threads, processes, Dask,
-        Ray) the shards are spread over its workers, which open the fleet themselves.
+        Ray) the shards are spread over its workers, which open the fleet themselves. Once `stop` says so, no other
+        shard is begun.
         Raises: Corrupt for a shard that must not be built upon, after all the others were compiled.
         Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, then 1 swap of the manifest.
         """
@@ -159,7 +182,7 @@ class Index(Generic[R]):
         self._runtime.rng.shuffle(shards)
         report = CompileReport()
         failed: LimpetError | None = None
-        for part in self._spread(opened.manifest, shards, work, executor, full):
+        for part in self._spread(opened.manifest, shards, work, executor, full, stop or _never):
             if isinstance(part, LimpetError):
                 failed = failed or part
             else:
@@ -177,7 +200,7 @@ class Index(Generic[R]):
         everywhere = frozenset(shards)
         report = CompileReport()
         failed: LimpetError | None = None
-        for part in self._here(self._open(again=True).manifest, shards, Work(everywhere, everywhere), full):
+        for part in self._here(self._open(again=True).manifest, shards, Work(everywhere, everywhere), full, _never):
             if isinstance(part, LimpetError):
                 failed = failed or part
             else:
@@ -187,26 +210,41 @@ class Index(Generic[R]):
         return report
 
     def _spread(
-        self, manifest: Manifest, shards: Sequence[str], work: Work, executor: Executor | None, full: bool
+        self,
+        manifest: Manifest,
+        shards: Sequence[str],
+        work: Work,
+        executor: Executor | None,
+        full: bool,
+        stop: Callable[[], bool],
     ) -> Iterator[CompileReport | LimpetError]:
         if executor is None:
-            yield from self._here(manifest, shards, work, full)
+            yield from self._here(manifest, shards, work, full, stop)
             return
         if self._job is None:
             raise Invalid("this index was not opened by limpet.open, so no other process can open it")
         parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
         for future in [executor.submit(self._job, part, full) for part in parts]:
+            if stop() and future.cancel():
+                continue
             try:
                 yield future.result()
             except LimpetError as error:
                 yield error
 
     def _here(
-        self, manifest: Manifest, shards: Sequence[str], work: Work, full: bool
+        self,
+        manifest: Manifest,
+        shards: Sequence[str],
+        work: Work,
+        full: bool,
+        stop: Callable[[], bool],
     ) -> Sequence[CompileReport | LimpetError]:
         compiler = Compiler(self._storage, manifest, self._sightings)
 
         def one(shard: str) -> CompileReport | LimpetError:
+            if stop():
+                return CompileReport()
             try:
                 return compiler.compile(shard, work, full=full)
             except LimpetError as error:
@@ -220,7 +258,7 @@ class Index(Generic[R]):
     def _note(self, manifest: Manifest, report: CompileReport) -> None:
         """Write down what a run counted, and describe a schema that is not described yet."""
         if manifest.described != manifest.schema_version:
-            self.describe(manifest)
+            write_descriptions(self._storage, self.name, manifest)
         elif not report.counts:
             return
 
@@ -232,18 +270,13 @@ class Index(Generic[R]):
 
         self._cell.update(change)
 
-    def describe(self, manifest: Manifest) -> None:
-        """Write the descriptions for other tools anew.   Cost: 2 PUTs."""
-        keys = self._storage.keys
-        self._storage.add(keys.package, describe.package(self.name, manifest))
-        self._storage.add(keys.json_schema, describe.json_schema(self.name, manifest))
-
     def _record(self, opened: _Opened[R], key: str, line: bytes | None) -> R | None:
         if line is None:
             return None
         schema = opened.manifest.schema
+        record = None if schema.is_gone(line) else self._typed.record(schema.values(line))
         self._stamps.saw(self._storage.keys.root, key, schema.stamp_of(line))
-        return None if schema.is_gone(line) else self._typed.record(schema.values(line))
+        return record
 
     def _open(self, *, again: bool = False) -> _Opened[R]:
         opened = self._opened
@@ -286,13 +319,14 @@ class Index(Generic[R]):
         seen = self._cell.update(change)
         if seen is None:
             raise self._missing()
-        self.describe(seen.value)
+        write_descriptions(self._storage, self.name, seen.value)
         return seen.value
 
     def _create(self) -> Manifest:
         """Lay out a new index: all shards empty, then the manifest, then the descriptions.
 
-        Cost: 1 PUT a shard + 3.   Crash: without a manifest there is no index, and creating it again completes it.
+        Cost: 1 PUT a shard + 3 PUTs and 2 GETs.
+        Crash: without a manifest there is no index, and creating it again completes it.
         """
         if self._typed.fields is None:
             raise self._missing()
@@ -310,7 +344,7 @@ class Index(Generic[R]):
             if seen is None:
                 raise Corrupt(f"{self._cell.key} was removed while it was created") from None
             return self._evolved(seen.value)
-        self.describe(manifest)
+        write_descriptions(self._storage, self.name, manifest)
         return manifest
 
     def _missing(self) -> Missing:

@@ -39,7 +39,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def count(self, shard: str) -> Count | None:
         """What the manifest says of a shard; None if it does not."""
         at = int(shard, 16)
-        return Count(self.records[at], self.sizes[at]) if at < len(self.records) else None
+        known = at < len(self.records) and at < len(self.sizes)
+        return Count(self.records[at], self.sizes[at]) if known else None
 
 
 class Count(msgspec.Struct, frozen=True):

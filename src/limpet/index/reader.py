@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
-from limpet.index.decide import digest, merge, newest, shard_ids, shard_of
+from limpet.index.decide import digest, keys_of, merge, newest, shard_ids, shard_of
 from limpet.index.manifest import Manifest
-from limpet.index.schema import Schema
+from limpet.index.schema import Schema, checked
 from limpet.index.seek import LINE_GUESS, Absent, Search
 from limpet.index.storage import NO_WORK, Storage, Work
-from limpet.index.text import lines_of
+from limpet.index.text import END, lines_of
 from limpet.keys import Key, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
@@ -38,7 +38,7 @@ class Reader:
         """
         place = digest(key.encode())
         shard = shard_of(place, self._manifest.depth)
-        lines = self._newest_of(self._storage.singles_of(shard, key))
+        lines = self._newest_of(key, self._storage.singles_of(shard, key))
         for stat in self._storage.packs(shard):
             lines += self._in_pack(key, stat)
         lines += self._in_shard(key, shard)
@@ -73,12 +73,13 @@ class Reader:
     def _some(self, shard: str, keys: Sequence[str], work: Work) -> dict[str, bytes]:
         lines: list[bytes] = []
         if shard in work.singles:
-            folders = {self._storage.keys.inbox_of(shard, key) for key in keys}
+            folders = {self._storage.keys.inbox_of(shard, key): key for key in keys}
             by_folder: dict[str, list[Stat]] = {}
             for stat in self._storage.singles(shard):
                 by_folder.setdefault(stat.key.rpartition("/")[0], []).append(stat)
-            for folder in folders & by_folder.keys():
-                lines += self._newest_of(by_folder[folder])
+            for folder, listed in by_folder.items():
+                if folder in folders:
+                    lines += self._newest_of(folders[folder], listed)
         if shard in work.shards:
             for stat in self._storage.packs(shard):
                 lines += self._some_in(keys, stat.size, partial(self._in_pack, stat=stat), partial(self._pack, stat))
@@ -101,7 +102,9 @@ class Reader:
         return [line for key in keys for line in one(key)]
 
     def _pack(self, stat: Stat) -> list[bytes]:
-        return [line for data in self._storage.read([stat.key]).values() for line in lines_of(data, what=stat.key)]
+        return [
+            line for at, data in self._storage.read([stat.key]).items() for line in self._schema.lines(data, what=at)
+        ]
 
     def _shard_lines(self, shard: str) -> list[bytes]:
         return lines_of(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
@@ -114,18 +117,32 @@ class Reader:
         """
         work = self._storage.work()
         for shard in shard_ids(self._manifest.depth) if shards is None else shards:
-            waiting: list[bytes] = []
-            for data in self._storage.overlay(shard, work):
-                waiting += lines_of(data, what=f"an object that waits for shard {shard}")
-            what = self._storage.keys.shard(shard)
-            base = self._shard_lines(shard)
-            yield merged_lines(base, waiting, self._schema, what=what)
+            waiting = newest(self.waiting(shard, work), self._schema.shape)
+            lines = self._shard_lines(shard)
+            if waiting:
+                what = self._storage.keys.shard(shard)
+                lines = lines_of(merge(lines, waiting, self._schema.shape, what=what).data, what=what)
+            yield [line for line in lines if not self._schema.is_gone(line)]
 
-    def _newest_of(self, listed: Sequence[Stat]) -> list[bytes]:
-        """The newest of one record's singles; older ones cannot win."""
+    def waiting(self, shard: str, work: Work) -> list[bytes]:
+        """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `Storage.waiting`."""
+        return [
+            line
+            for at, data in self._storage.waiting(shard, work).items()
+            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)
+        ]
+
+    def _newest_of(self, key: str, listed: Sequence[Stat]) -> list[bytes]:
+        """The newest of one record's singles; older ones cannot win.   Raises: Corrupt for another record's line."""
         newest_stamp = max((single_stamp(stat.key) for stat in listed), default="")
         wanted = [stat.key for stat in listed if single_stamp(stat.key) == newest_stamp]
-        return [line for at, data in self._storage.read(wanted).items() for line in lines_of(data, what=at)]
+        lines: list[bytes] = []
+        for at, data in self._storage.read(wanted).items():
+            some = self._schema.lines(data, what=at)
+            if any(of != key.encode() for of in keys_of(some, self._schema.shape)):
+                raise Corrupt(f"{at} holds another record than its name says")
+            lines += some
+        return lines
 
     def _in_pack(self, key: str, stat: Stat) -> list[bytes]:
         try:
@@ -188,8 +205,10 @@ class Reader:
             if shard is not None:
                 self._sizes[shard] = blob.size
             outcome = self._learn(search, start, blob, at)
+            if isinstance(outcome, Absent):
+                return []
             if outcome is not None:
-                return [] if isinstance(outcome, Absent) else [outcome]
+                return self._schema.lines(outcome + END, what=at)
 
     def _learn(self, search: Search, start: int, blob: Blob, at: Key) -> bytes | Absent | None:
         try:
@@ -201,10 +220,3 @@ class Reader:
         count = self._manifest.count(shard) if shard is not None else None
         line_size = count.size / count.records if count and count.records else LINE_GUESS
         return Search(key.encode(), self._schema.shape, self._manifest.depth, size, line_size=line_size)
-
-
-def merged_lines(base: Sequence[bytes], waiting: Sequence[bytes], schema: Schema, *, what: str) -> list[bytes]:
-    """The live lines of a shard with what waits for it, in order.   Raises: Corrupt."""
-    if waiting:
-        base = lines_of(merge(base, newest(waiting, schema.shape), schema.shape, what=what).data, what=what)
-    return [line for line in base if not schema.is_gone(line)]

@@ -1,39 +1,44 @@
 """The columns of an index.
 
 A schema is the user's columns, then `updated_at` unless they have it, then `_deleted`; columns that were added later
-follow. Positions never change, so a line of any age can be read by any later schema.
+follow. Positions never change, so a line of any age can be read by any later schema, and by any earlier one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from limpet.errors import Corrupt, Invalid
+from limpet.index.constraints import Constraints, checker, loosened
 from limpet.index.decide import Shape, digest, keys_of, shard_of
 from limpet.index.text import NULL, SEPARATOR, escape, lines_of
-from limpet.index.values import PATTERNS, TEXT, Kind, reader, writer
+from limpet.index.values import JSON_KINDS, PATTERNS, Kind, plain, reader, shown, writer
 
-__all__ = ["DELETED", "UPDATED_AT", "Field", "Schema", "checked", "extended", "stamp_in", "with_own"]
+__all__ = ["DELETED", "LINE_BYTES_MAX", "UPDATED_AT", "Field", "Schema", "checked", "extended", "stamp_in", "with_own"]
 
 UPDATED_AT = "updated_at"
 DELETED = "_deleted"
 LIVE, GONE = b"0", b"1"
 KEY_KINDS = ("string", "integer")
 KEY_BYTES_MAX = 2048
+SHORT_KEY = KEY_BYTES_MAX // 4
+"""So many characters fit in a key, even if each is escaped."""
+LINE_BYTES_MAX = 16 << 20
 
 
 class Field(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column. `required`: a live record must have a value there."""
+    """One column. `required`: a live record must have a value there. `constraints`: what that value must meet."""
 
     name: str
     type: Kind
     required: bool = False
+    constraints: Constraints | None = None
 
 
 class Schema(msgspec.Struct, frozen=True, dict=True):
@@ -54,72 +59,92 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return tuple(field for field in self.fields if field.name != DELETED)
 
     @cached_property
-    def _writers(self) -> list[Any]:
-        return [writer(field.type) for field in self.fields]
-
-    @cached_property
-    def _readers(self) -> list[Any]:
-        return [reader(field.type) for field in self.fields]
-
-    @cached_property
     def _names(self) -> frozenset[str]:
         return frozenset(field.name for field in self.columns)
 
     @cached_property
-    def _pattern(self) -> re.Pattern[bytes]:
-        """Every line that this schema, an older or a newer one writes."""
+    def _given(self) -> tuple[Field, ...]:
+        """The columns whose values come from the user."""
+        return tuple(field for field in self.columns if field.name != UPDATED_AT)
+
+    @cached_property
+    def _writers(self) -> list[tuple[str, Callable[[Any], bytes]]]:
+        return [(field.name, _writer(field)) for field in self._given]
+
+    @cached_property
+    def _readers(self) -> list[tuple[str, Callable[[bytes], Any]]]:
+        return [(field.name, reader(field.type)) for field in self.columns]
+
+    def _pattern(self, width: int) -> re.Pattern[bytes]:
+        """Every line of so many fields that this schema, an older or a newer one writes. JSON is in groups."""
         shape = self.shape
-        parts = [b"(?:" + PATTERNS[field.type] + rb"|\\N)" for field in self.fields]
+        parts = [b"(?:" + _pattern(field) + rb"|\\N)" for field in self.fields]
         parts[shape.key_at] = b"(?:" + PATTERNS[self.fields[shape.key_at].type] + b")"
         parts[shape.stamp_at] = PATTERNS["datetime"]
         parts[shape.gone_at] = b"[01]"
-        least = 1 + shape.gone_at
-        tail = b"(?:" + SEPARATOR + rb"(?:" + TEXT + rb"|\\N))*"
-        for part in reversed(parts[least:]):
-            tail = b"(?:" + SEPARATOR + part + tail + b")?"
-        return re.compile(SEPARATOR.join(parts[:least]) + tail)
+        parts += [rb"[^\x00-\x1f\x7f]*+"] * (width - len(parts))
+        return re.compile(SEPARATOR.join(parts[:width]))
 
     def key_text(self, key: Any) -> str:
         """The text that a key is hashed and named by.   Raises: Invalid for one that the key's column cannot hold."""
         kind = self.fields[self.shape.key_at].type
-        if kind == "integer" and type(key) is int:
-            key = str(key)
-        elif not isinstance(key, str) or kind != "string":
-            raise Invalid(f"the key {self.key!r} is {kind}, not {type(key).__name__} {key!r}")
-        if not key:
+        if type(key) is str and kind == "string" and key.isascii() and 0 < len(key) <= SHORT_KEY:
+            return key
+        try:
+            text = plain(key)
+        except TypeError:
+            text = None
+        if type(text) is not (str if kind == "string" else int):
+            raise Invalid(f"the key {self.key!r} is {kind}, not {type(key).__name__} {shown(key)}")
+        size = len(writer(kind)(text))
+        if not size:
             raise Invalid(f"the key {self.key!r} is empty")
-        if len(escape(key)) > KEY_BYTES_MAX:
-            raise Invalid(f"the key {key[:40]!r}... has more than {KEY_BYTES_MAX} bytes")
-        return str(key)
+        if size > KEY_BYTES_MAX:
+            raise Invalid(f"the key {shown(key)} has {size} bytes, more than {KEY_BYTES_MAX}")
+        return str(text)
 
     def line(self, values: Mapping[str, Any], stamp: str, *, where: str) -> bytes:
         """A live record as a line; `where` names it in errors. `updated_at` in `values` is ignored: `stamp` counts.
 
         Raises: Invalid, naming the record, the field, what was expected and what came.
         """
-        unknown = values.keys() - self._names
-        if unknown:
+        if not values.keys() <= self._names:
             raise Invalid(
-                f"{where}: there is no field {min(unknown)!r}",
+                f"{where}: there is no field {shown(min(values.keys() - self._names, key=str))}",
                 hint=f"the fields are {', '.join(field.name for field in self.columns)}",
             )
-        parts: list[bytes] = []
-        for field, write in zip(self.fields, self._writers, strict=True):
-            value = values.get(field.name)
-            if field.name == UPDATED_AT:
-                parts.append(stamp.encode())
-            elif field.name == DELETED:
-                parts.append(LIVE)
-            elif value is None:
-                if field.required:
-                    raise Invalid(f"{where}: field {field.name!r}: expected {field.type}, got nothing")
-                parts.append(NULL)
-            else:
-                try:
-                    parts.append(write(value))
-                except Invalid as error:
-                    raise Invalid(f"{where}: field {field.name!r}: {error}", hint=error.hint) from None
-        return SEPARATOR.join(parts)
+        get = values.get
+        try:
+            parts = [NULL if (value := get(name)) is None else write(value) for name, write in self._writers]
+        except Invalid:
+            self._refuse(values, where)
+        if NULL in parts:
+            self._check_required(values, where)
+        parts.insert(self.shape.stamp_at, stamp.encode())
+        parts.insert(self.shape.gone_at, LIVE)
+        line = SEPARATOR.join(parts)
+        if len(line) > LINE_BYTES_MAX:
+            raise Invalid(
+                f"{where}: it has {len(line)} bytes, more than the {LINE_BYTES_MAX} that a record may have",
+                hint="keep what is large in an object of its own, and its name in the record",
+            )
+        return line
+
+    def _refuse(self, values: Mapping[str, Any], where: str) -> NoReturn:
+        """Find the field that cannot be written, and say so."""
+        self._check_required(values, where)
+        for name, write in self._writers:
+            try:
+                if values.get(name) is not None:
+                    write(values[name])
+            except Invalid as error:
+                raise Invalid(f"{where}: field {name!r}: {error}", hint=error.hint) from None
+        raise Invalid(f"{where}: it changed while it was written")
+
+    def _check_required(self, values: Mapping[str, Any], where: str) -> None:
+        for field in self._given:
+            if field.required and values.get(field.name) is None:
+                raise Invalid(f"{where}: field {field.name!r}: expected {field.type}, got nothing")
 
     def tombstone(self, key: str, stamp: str) -> bytes:
         """The line that says a key was deleted."""
@@ -140,91 +165,181 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def values(self, line: bytes) -> dict[str, Any]:
         """The record of a line, `updated_at` included. A column that the line does not know is None.
 
-        Raises: Corrupt.
+        Raises: Corrupt, naming the field.
         """
         parts = line.split(SEPARATOR)
-        if len(parts) <= self.shape.gone_at:
-            raise Corrupt(f"the line {line[:60]!r} has too few fields")
-        parts += [NULL] * (len(self.fields) - len(parts))
-        return {
-            field.name: None if part == NULL else read(part)
-            for field, read, part in zip(self.fields, self._readers, parts, strict=False)
-            if field.name != DELETED
-        }
+        shape = self.shape
+        if len(parts) < shape.width:
+            if len(parts) <= shape.gone_at:
+                raise Corrupt(f"the line {line[:60]!r} has too few fields")
+            parts += [NULL] * (shape.width - len(parts))
+        del parts[shape.gone_at]
+        try:
+            if NULL in parts:
+                return {
+                    name: None if part == NULL else read(part)
+                    for (name, read), part in zip(self._readers, parts, strict=False)
+                }
+            return {name: read(part) for (name, read), part in zip(self._readers, parts, strict=False)}
+        except (ValueError, Corrupt):
+            raise self._unreadable(parts) from None
+
+    def _unreadable(self, parts: Sequence[bytes]) -> Corrupt:
+        """The error for the first field that cannot be read."""
+        for field, part in zip(self.columns, parts, strict=False):
+            try:
+                if part != NULL:
+                    reader(field.type)(part)
+            except (ValueError, Corrupt):
+                return Corrupt(f"the field {field.name!r} of a line is no valid {field.type}: {part[:40]!r}")
+        raise AssertionError("every field can be read")
 
     def lines(self, data: bytes, *, what: str) -> list[bytes]:
-        """The lines of an object, each checked against the schema.   Raises: Corrupt, naming the first bad one."""
+        """The lines of an object, each checked: what is accepted here, `values` can read.
+
+        Raises: Corrupt, naming the first bad one.
+        """
         lines = lines_of(data, what=what)
         try:
             data.decode()
         except UnicodeDecodeError as error:
             raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
-        matches = self._pattern.fullmatch
+        least = self.shape.gone_at + 1
+        patterns: dict[int, Callable[[bytes], re.Match[bytes] | None]] = {}
         for number, line in enumerate(lines, 1):
-            if matches(line) is None:
+            width = max(least, line.count(SEPARATOR) + 1)
+            matches = patterns.get(width)
+            if matches is None:
+                matches = patterns[width] = self._pattern(width).fullmatch
+            found = matches(line)
+            if found is None or (found.re.groups and not _all_json(found.groups())):
                 raise Corrupt(f"{what}: line {number} is not a record of this index: {line[:60]!r}")
         return lines
 
 
+def _pattern(field: Field) -> bytes:
+    pattern = PATTERNS[field.type]
+    return b"(" + pattern + b")" if field.type in JSON_KINDS else pattern
+
+
+def _all_json(fields: Sequence[bytes | None]) -> bool:
+    read = reader("any")
+    try:
+        for field in fields:
+            if field is not None and field != NULL:
+                read(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _writer(field: Field) -> Callable[[Any], bytes]:
+    write = writer(field.type)
+    if field.constraints is None:
+        return write
+    check = checker(field.constraints, field.type)
+
+    def write_checked(value: Any) -> bytes:
+        data = write(value)
+        check(data)
+        return data
+
+    return write_checked
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raises: Invalid for a name that cannot be a column's, or two that SQL takes for one."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name or not name.isprintable() or name.lower() == DELETED:
+            raise Invalid(f"a field cannot be called {name!r}")
+        if name in seen.values():
+            raise Invalid(f"there are two fields {name!r}")
+        if name.lower() in seen:
+            raise Invalid(
+                f"the fields {seen[name.lower()]!r} and {name!r} differ only in case", hint="SQL takes them for one"
+            )
+        seen[name.lower()] = name
+
+
 def with_own(fields: Sequence[Field], key: str) -> Schema:
     """A new schema of the user's columns, Limpet's own added.   Raises: Invalid."""
-    names = [field.name for field in fields]
-    for name in names:
-        if not name or not name.isprintable() or name == DELETED:
-            raise Invalid(f"a field cannot be called {name!r}")
-        if names.count(name) > 1:
-            raise Invalid(f"there are two fields {name!r}")
     by_name = {field.name: field for field in fields}
-    if key not in by_name:
-        raise Invalid(f"there is no field {key!r} to be the key", hint=f"the fields are {', '.join(names)}")
-    if by_name[key].type not in KEY_KINDS or key == UPDATED_AT:
-        raise Invalid(f"the key {key!r} is {by_name[key].type}; a key is a string or an integer")
-    if UPDATED_AT in by_name and by_name[UPDATED_AT].type != "datetime":
-        raise Invalid(f"the field {UPDATED_AT!r} is {by_name[UPDATED_AT].type}; it must be a datetime")
     own = [] if UPDATED_AT in by_name else [Field(UPDATED_AT, "datetime")]
+    _check_names([field.name for field in (*fields, *own)])
+    if key not in by_name:
+        raise Invalid(f"there is no field {key!r} to be the key", hint=f"the fields are {', '.join(by_name)}")
+    if by_name[key].type not in KEY_KINDS:
+        raise Invalid(f"the key {key!r} is {by_name[key].type}; a key is a string or an integer")
+    _check_updated_at(by_name.get(UPDATED_AT))
+    replace = msgspec.structs.replace
     named = [
-        Field(field.name, field.type, required=field.required or field.name == key)
-        if field.name != UPDATED_AT
-        else Field(UPDATED_AT, "datetime")
-        for field in fields
+        replace(field, required=field.name != UPDATED_AT and (field.required or field.name == key)) for field in fields
     ]
     return Schema((*named, *own, Field(DELETED, "boolean")), key)
 
 
-def extended(schema: Schema, fields: Sequence[Field], key: str) -> Schema | None:
-    """The schema that also has the user's new columns, at the end; None if it has them all.
+def _check_updated_at(field: Field | None) -> None:
+    if field is not None and field.type != "datetime":
+        raise Invalid(f"the field {UPDATED_AT!r} is {field.type}; it must be a datetime")
+    if field is not None and field.constraints is not None:
+        raise Invalid(f"the field {UPDATED_AT!r} has constraints", hint="leave them out: it is the time of the put")
 
-    A program that does not know the newest columns yet is fine. Raises: Invalid for another key, another type, what
-    looks like a renamed column, or a new column that must have a value.
+
+def extended(schema: Schema, fields: Sequence[Field], key: str) -> Schema | None:
+    """The schema that also allows what the user's columns allow, new ones at the end; None if it does already.
+
+    A program that does not know the newest columns yet is fine, and so is one that allows less.
+    Raises: Invalid for another key, another type, a new constraint, what looks like a renamed column, or a new column
+    that must have a value.
     """
     if key != schema.key:
         raise Invalid(f"the index has the key {schema.key!r}, not {key!r}", hint="make another index")
-    by_name = {field.name: field for field in schema.fields}
-    missing = [each.name for each in schema.columns if each.name not in {UPDATED_AT, *(field.name for field in fields)}]
-    if missing and any(field.name not in by_name for field in fields):
+    declared = {field.name: field for field in fields}
+    _check_updated_at(declared.get(UPDATED_AT))
+    _check_missing(schema, declared)
+    known = [_loosened(field, declared.get(field.name)) for field in schema.fields]
+    names = {field.name for field in schema.fields}
+    new = [field for field in fields if field.name not in names]
+    _check_names([field.name for field in (*schema.columns, *new)])
+    for field in new:
+        if field.required:
+            raise Invalid(
+                f"the new field {field.name!r} must allow null: older records have none",
+                hint=f"declare it as `{field.name}: ... | None = None`",
+            )
+    found = Schema((*known, *new), schema.key)
+    return found if found != schema else None
+
+
+def _check_missing(schema: Schema, declared: Mapping[str, Field]) -> None:
+    missing = [field for field in schema.columns if field.name not in declared and field.name != UPDATED_AT]
+    for field in missing:
+        if field.required:
+            raise Invalid(
+                f"the index has a field {field.name!r} that every record needs, and it is not there any more",
+                hint="fields are never renamed or removed: keep it, or make another index",
+            )
+    new = declared.keys() - {field.name for field in schema.fields}
+    if missing and new:
         raise Invalid(
-            f"the index has a field {missing[0]!r} that is not there any more, and there are new ones",
+            f"the index has a field {missing[0].name!r} that is not there any more, and {min(new)!r} is new",
             hint="fields are never renamed or removed: keep it, or make another index",
         )
-    for name in missing:
-        if by_name[name].required:
-            raise Invalid(f"the index has a field {name!r} that every record needs, and it is not there any more")
-    new: list[Field] = []
-    for field in fields:
-        known = by_name.get(field.name)
-        if known is None:
-            if field.required:
-                raise Invalid(
-                    f"the new field {field.name!r} must allow null: older records have none",
-                    hint=f"declare it as `{field.name}: ... | None = None`",
-                )
-            new.append(field)
-        elif known.type != field.type:
-            raise Invalid(
-                f"the field {field.name!r} is {known.type}, not {field.type}",
-                hint="a field keeps its type: add a new one beside it",
-            )
-    return Schema((*schema.fields, *new), schema.key) if new else None
+
+
+def _loosened(known: Field, declared: Field | None) -> Field:
+    if declared is None:
+        return known
+    if known.name == DELETED:
+        raise Invalid(f"a field cannot be called {DELETED!r}")
+    if known.type != declared.type:
+        raise Invalid(
+            f"the field {known.name!r} is {known.type}, not {declared.type}",
+            hint="a field keeps its type: add a new one beside it",
+        )
+    constraints = loosened(known.constraints, declared.constraints, field=known.name)
+    return msgspec.structs.replace(known, constraints=constraints)
 
 
 def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:

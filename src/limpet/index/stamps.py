@@ -15,6 +15,7 @@ __all__ = ["Floor", "Stamps", "stamps_of"]
 
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
+READ_NOW_S = -1.0
 TICK = timedelta(microseconds=1)
 AHEAD_KEPT = 100_000
 
@@ -92,7 +93,7 @@ class Stamps:
         at_s = self._runtime.elapsed_s()
         if self._read_at_s is not None and at_s - self._read_at_s < READ_EVERY_S:
             return self._store.now()
-        now = self._store.now(max_age_s=0.0)
+        now = self._store.now(max_age_s=READ_NOW_S)
         self._read_at_s = at_s
         return now
 

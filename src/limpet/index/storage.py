@@ -79,16 +79,16 @@ class Storage:
             found[key] = outcome.data
         return found
 
-    def overlay(self, shard: str, work: Work | None = None) -> list[bytes]:
+    def waiting(self, shard: str, work: Work | None = None) -> dict[Key, bytes]:
         """What waits for a shard: its singles, then its packs. `work` may say that there is nothing to look for.
 
         Cost: 2 LISTs (none for what `work` rules out) + 1 GET an object.
         """
-        data: list[bytes] = []
+        data: dict[Key, bytes] = {}
         if work is None or shard in work.singles:
-            data += self.read([stat.key for stat in self.singles(shard)]).values()
+            data |= self.read([stat.key for stat in self.singles(shard)])
         if work is None or shard in work.shards:
-            data += self.read([stat.key for stat in self.packs(shard)]).values()
+            data |= self.read([stat.key for stat in self.packs(shard)])
         return data
 
     def shard(self, shard: str) -> Blob:

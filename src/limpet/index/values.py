@@ -1,9 +1,22 @@
-"""One value as the bytes of a field, and back, for each kind of column."""
+"""One value as the bytes of a field, and back, for each kind of column.
+
+A value is spelt in one way only:
+
+    string      the text, escaped
+    integer     decimal, of 64 bits
+    number      the shortest decimal that reads back equal
+    boolean     true, false
+    date        2026-03-01
+    datetime    2026-03-01T12:00:00.000000Z, always in UTC
+    object, array, any    compact JSON, which has escapes of its own
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -11,38 +24,67 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid
-from limpet.index.text import escape, unescape
+from limpet.errors import Invalid
+from limpet.index.text import BACKSLASH, ESCAPES, escape, unescape
 
-__all__ = ["KINDS", "PATTERNS", "TEXT", "Kind", "reader", "stamp_text", "stamp_time", "writer"]
+__all__ = ["JSON_KINDS", "KINDS", "PATTERNS", "Kind", "plain", "reader", "shown", "stamp_text", "stamp_time", "writer"]
 
 Kind = Literal["string", "integer", "number", "boolean", "date", "datetime", "object", "array", "any"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+JSON_KINDS: tuple[Kind, ...] = ("object", "array", "any")
 INTEGER_END = 1 << 63
+SHOWN_MAX = 40
 
-_PLAIN = rb"[^\x00-\x1f\x7f\\]*"
-TEXT = _PLAIN + rb"(?:\\(?:[\\nrt]|x(?:[01][0-9a-f]|7f))" + _PLAIN + rb")*"
-_DATE = rb"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+
+def _at_most(digits: bytes) -> bytes:
+    """A pattern for the numbers of as many digits, none of them greater."""
+    below = [
+        digits[:at] + b"[0-%d]" % (digit - 1) + b"[0-9]{%d}" % (len(digits) - 1 - at)
+        for at, digit in enumerate(map(int, digits.decode()))
+        if digit
+    ]
+    return b"(?!0)(?:" + b"|".join([*below, digits]) + b")"
+
+
+_SAFE = rb"[^\x00-\x1f\x7f\\]*+"
+_ESCAPES = b"|".join(re.escape(escaped.encode()) for escaped in ESCAPES.values())
+_JSON = rb"[^\x00-\x1f\x7f]*+"
+_LEAP_YEAR = rb"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    rb"(?!0000)(?:[0-9]{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
+    rb"|(?:0[13578]|1[02])-31)|" + _LEAP_YEAR + rb"-02-29)"
+)
 
 PATTERNS: Mapping[Kind, bytes] = MappingProxyType(
     {
-        "string": TEXT,
-        "integer": rb"-?[0-9]{1,19}",
+        "string": _SAFE + b"(?:(?:" + _ESCAPES + b")" + _SAFE + b")*+",
+        "integer": rb"0|-?(?:[1-9][0-9]{0,17}|" + _at_most(b"%d" % (INTEGER_END - 1)) + b")|-%d" % INTEGER_END,
         "number": rb"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?",
         "boolean": rb"true|false",
         "date": _DATE,
-        "datetime": _DATE + rb"T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z",
-        "object": rb"\{" + TEXT,
-        "array": rb"\[" + TEXT,
-        "any": TEXT,
+        "datetime": _DATE + rb"T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z",
+        "object": rb"\{" + _JSON,
+        "array": rb"\[" + _JSON,
+        "any": _JSON,
     }
 )
-"""What the bytes of a field look like, but for null."""
+"""What the bytes of a field look like, but for null. What looks so can be read, but JSON must be parsed to know."""
 
 
-class _Wrong(Exception):
-    """The value is not of the kind."""
+def shown(value: Any) -> str:
+    """A value of any size and type in a few words, for an error of one line."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
+
+
+def plain(value: Any) -> Any:
+    """What msgspec makes of an enum, UUID, decimal, dataclass and so on: values that JSON has.   Raises: TypeError."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return msgspec.to_builtins(value, str_keys=True, order="deterministic")
 
 
 def stamp_text(at: datetime) -> str:
@@ -52,71 +94,99 @@ def stamp_text(at: datetime) -> str:
 
 def stamp_time(text: str) -> datetime:
     """The time behind a stamp.   Raises: ValueError."""
-    return datetime.fromisoformat(text).astimezone(UTC)
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo is UTC else at.astimezone(UTC)
+
+
+Write = Callable[[Any], bytes]
+Read = Callable[[bytes], Any]
+
+
+def _other(kind: Kind, value: Any) -> bytes:
+    """A value that is not of the kind's own type: turned into one, or refused."""
+    with suppress(TypeError):
+        turned = plain(value)
+        if type(turned) is not type(value):
+            return _WRITERS[kind](turned)
+    raise Invalid(f"expected {kind}, got {type(value).__name__} {shown(value)}")
 
 
 def _string(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise _Wrong
-    return escape(value)
+    return escape(value) if type(value) is str else _other("string", value)
 
 
 def _integer(value: Any) -> bytes:
     if type(value) is not int:
-        raise _Wrong
+        return _other("integer", value)
     if not -INTEGER_END <= value < INTEGER_END:
-        raise Invalid(f"{value} does not fit in 64 bits", hint="keep such a number as a string")
-    return str(value).encode()
+        raise Invalid(f"expected integer of 64 bits, got {shown(value)}", hint="keep such a number as a string")
+    return b"%d" % value
 
 
 def _number(value: Any) -> bytes:
-    if type(value) not in (int, float):
-        raise _Wrong
+    if type(value) is int:
+        return repr(_exact(value)).encode()
+    if not isinstance(value, float):
+        return _other("number", value)
     if not math.isfinite(value):
-        raise Invalid(f"{value} is not a finite number", hint="leave it out (null)")
-    number = float(value)
+        raise Invalid(f"expected number, got {value!r}, which is not finite", hint="leave it out (null)")
+    return float.__repr__(value).encode()
+
+
+def _exact(value: int) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if number != value:
-        raise Invalid(f"{value} is not exact as a floating-point number", hint="use an integer column, or a string")
-    return repr(number).encode()
+        raise Invalid(
+            f"expected number, got {shown(value)}, which is not exact as one", hint="use an integer column, or a string"
+        )
+    return number
 
 
 def _boolean(value: Any) -> bytes:
     if type(value) is not bool:
-        raise _Wrong
+        return _other("boolean", value)
     return b"true" if value else b"false"
 
 
 def _date(value: Any) -> bytes:
     if type(value) is not date:
-        raise _Wrong
+        raise Invalid(f"expected date, got {type(value).__name__} {shown(value)}")
     return value.isoformat().encode()
 
 
 def _datetime(value: Any) -> bytes:
     if not isinstance(value, datetime):
-        raise _Wrong
-    if value.tzinfo is None:
-        raise Invalid(f"{value} has no time zone", hint="make it aware: datetime.now(UTC), or .replace(tzinfo=UTC)")
-    return stamp_text(value).encode()
+        raise Invalid(f"expected datetime, got {type(value).__name__} {shown(value)}")
+    if value.utcoffset() is None:
+        raise Invalid(
+            f"expected datetime with a time zone, got {value}",
+            hint="make it aware: datetime.now(UTC), or .replace(tzinfo=UTC)",
+        )
+    try:
+        return stamp_text(value).encode()
+    except OverflowError:
+        raise Invalid(f"expected datetime, got {value}, which is no year from 1 to 9999 in UTC") from None
 
 
 def _object(value: Any) -> bytes:
-    if not isinstance(value, dict):
-        raise _Wrong
-    return _any(value)
+    return _any(value) if isinstance(value, dict) else _other("object", value)
 
 
 def _array(value: Any) -> bytes:
-    if not isinstance(value, (list, tuple)):
-        raise _Wrong
-    return _any(value)
+    return _any(value) if isinstance(value, (list, tuple)) else _other("array", value)
 
 
 def _any(value: Any) -> bytes:
-    return escape(records.plain_bytes(value, what="the value").decode())
+    try:
+        return records.plain_bytes(value, what="the value").replace(b"\x7f", b"\\u007f")
+    except Invalid as error:
+        raise Invalid(str(error), hint="a column of JSON holds JSON: write a time as text, and so on") from None
 
 
-_WRITERS: Mapping[Kind, Callable[[Any], bytes]] = {
+_WRITERS: Mapping[Kind, Write] = {
     "string": _string,
     "integer": _integer,
     "number": _number,
@@ -129,66 +199,56 @@ _WRITERS: Mapping[Kind, Callable[[Any], bytes]] = {
 }
 
 
-def writer(kind: Kind) -> Callable[[Any], bytes]:
+def writer(kind: Kind) -> Write:
     """How a value that is not None becomes the bytes of a field.
 
     Other types that msgspec can turn into one of the kind (enums, UUIDs, decimals, nested structs) are turned.
     The function raises: Invalid, saying what was expected and what came.
     """
-    write = _WRITERS[kind]
-
-    def checked(value: Any) -> bytes:
-        try:
-            return write(value)
-        except _Wrong:
-            try:
-                plain = msgspec.to_builtins(value, builtin_types=(datetime, date))
-                if type(plain) is not type(value):
-                    return write(plain)
-            except (TypeError, _Wrong):
-                pass
-            shown = repr(value)
-            shown = shown if len(shown) <= 40 else shown[:37] + "..."
-            raise Invalid(f"expected {kind}, got {type(value).__name__} {shown}") from None
-
-    return checked
+    return _WRITERS[kind]
 
 
-def _read_string(field: bytes) -> Any:
-    return unescape(field).decode()
+def _read_string(field: bytes) -> str:
+    return unescape(field).decode() if BACKSLASH in field else field.decode()
 
 
-def _read_boolean(field: bytes) -> Any:
+def _read_boolean(field: bytes) -> bool:
     if field not in (b"true", b"false"):
         raise ValueError
     return field == b"true"
 
 
+def _read_date(field: bytes) -> date:
+    return date.fromisoformat(field.decode())
+
+
+def _read_datetime(field: bytes) -> datetime:
+    at = datetime.fromisoformat(field.decode())
+    if at.tzinfo is not UTC:
+        raise ValueError
+    return at
+
+
 def _read_json(field: bytes) -> Any:
-    return msgspec.json.decode(unescape(field))
+    try:
+        return msgspec.json.decode(field)
+    except (msgspec.DecodeError, RecursionError):
+        raise ValueError from None
 
 
-_READERS: Mapping[Kind, Callable[[bytes], Any]] = {
+_READERS: Mapping[Kind, Read] = {
     "string": _read_string,
     "integer": int,
     "number": float,
     "boolean": _read_boolean,
-    "date": lambda field: date.fromisoformat(field.decode()),
-    "datetime": lambda field: stamp_time(field.decode()),
+    "date": _read_date,
+    "datetime": _read_datetime,
     "object": _read_json,
     "array": _read_json,
     "any": _read_json,
 }
 
 
-def reader(kind: Kind) -> Callable[[bytes], Any]:
-    """How the bytes of a field that is not null become a value.   The function raises: Corrupt."""
-    read = _READERS[kind]
-
-    def checked(field: bytes) -> Any:
-        try:
-            return read(field)
-        except (ValueError, msgspec.DecodeError):
-            raise Corrupt(f"the field {field[:40]!r} is not a valid {kind}") from None
-
-    return checked
+def reader(kind: Kind) -> Read:
+    """How the bytes of a field that is not null become a value.   The function raises: ValueError, Corrupt."""
+    return _READERS[kind]

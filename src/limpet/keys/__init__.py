@@ -4,6 +4,7 @@ A key is `segment/segment/...`. Rooms never join strings themselves: they call a
 cannot climb out of its prefix, alias another name, or be refused by one store and taken by the next (F26, F28).
 """
 
+from limpet.keys.catalog import CatalogKeys
 from limpet.keys.index import INDEXES, IndexKeys, single_stamp
 from limpet.keys.names import (
     CELLS,
@@ -38,6 +39,7 @@ __all__ = [
     "QUEUES",
     "SUPERVISOR",
     "SYNC",
+    "CatalogKeys",
     "IndexKeys",
     "Key",
     "QueueKeys",

@@ -85,6 +85,10 @@ class IndexKeys:
         """Who compiles a shard."""
         return Key(f"{self.root}/shards/{shard}.lock")
 
+    def import_(self, id_: str) -> Key:
+        """How far the import of a file has come."""
+        return Key(f"{self.root}/imports/{id_}.json")
+
     def quarantined(self, shard: str, id_: str) -> Key:
         """An object that could not be read, with the reason."""
         return Key(f"{self.root}/quarantine/{shard}/{id_}.json")

@@ -152,7 +152,7 @@ class SimStore(BaseStore):
         """See `Store.put`."""
         if self._process.newer and data.endswith(b"}") and len(data) > 2 and not key.endswith(".jsonl"):
             data = data[:-1] + b',"future":[1]}'
-        body = msgspec.json.decode(data.split(b"\n", 1)[0], type=_Body)
+        body = msgspec.json.decode(data.split(b"\n", 1)[0], type=_Body) if data.startswith(b"{") else _Body()
         step = self._put_step(check(key), body, when)
         task = id(self._world.current())
         self._bucket.sent.append(
@@ -288,10 +288,10 @@ class SimStore(BaseStore):
             if before.token == body.token:
                 return f"{room}.renew"
             return f"{room}.take" if before.state == "free" else f"{room}.takeover"
-        if room == "cell":
+        if room in ("cell", "manifest"):
             if isinstance(when, Absent):
-                return "cell.create"
-            return "cell.fenced" if body.fence else "cell.swap"
+                return f"{room}.create"
+            return f"{room}.fenced" if body.fence else f"{room}.swap"
         return f"{room}.put"
 
 
@@ -299,6 +299,8 @@ def _room(key: str) -> str:
     first, _, rest = key.partition("/")
     if first == "queues" and rest:
         return _queue_room(key)
+    if first == "indexes":
+        return _index_room(key)
     return {"locks": "lock", "cells": "cell"}.get(first, first or "root")
 
 
@@ -309,3 +311,12 @@ def _queue_room(key: str) -> str:
     if len(parts) < 3 or not parts[2]:
         return "queue"
     return kinds.get(parts[-1]) or {"slots": "slot"}.get(parts[2], parts[2].removesuffix(".json"))
+
+
+def _index_room(key: str) -> str:
+    """Which of an index's objects this is, or which of its folders."""
+    if key.endswith(".lock"):
+        return "lock"
+    kinds = {"inbox": "single", "packs": "pack", "shards": "shard", "manifest.json": "manifest"}
+    kind = key.split("/")[2]
+    return kinds.get(kind, "package" if kind.endswith(".json") else kind)

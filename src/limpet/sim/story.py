@@ -27,6 +27,8 @@ def describe(detail: str | bytes) -> str:
     """What a body says, in a few words."""
     if isinstance(detail, str):
         return detail
+    if not detail.startswith(b"{"):
+        return repr(detail.decode(errors="replace").replace("\x1f", "|"))
     fields = msgspec.json.decode(detail.split(b"\n", 1)[0])
     if not isinstance(fields, dict) or "seq" not in fields:
         return ""

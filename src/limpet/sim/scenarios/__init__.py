@@ -1,6 +1,6 @@
 """The worlds that `python -m limpet.sim` can run, by name."""
 
-from limpet.sim.scenarios import directory, kernel, queue, supervisor
+from limpet.sim.scenarios import directory, index, kernel, queue, supervisor
 from limpet.sim.shrink import Run
 
 __all__ = ["SCENARIOS"]
@@ -10,4 +10,5 @@ SCENARIOS: dict[str, Run] = {
     "directory": directory.run,
     "queue": queue.run,
     "supervisor": supervisor.run,
+    "index": index.run,
 }

@@ -1,0 +1,1 @@
+"""The catalog: a fenced ledger, published by a sole writer."""

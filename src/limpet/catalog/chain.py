@@ -1,0 +1,107 @@
+"""The audit chain: every commit there was, from the head backwards. It is walked, never listed.
+
+Each commit record names the one before it by digest, so nothing in the past can be changed without its showing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from limpet.catalog.records import Commit, Head, Link
+from limpet.catalog.state import State
+from limpet.catalog.storage import Storage
+from limpet.errors import Corrupt, Missing
+
+__all__ = ["Checked", "find", "log", "state_of", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a walk of the chain found: how many commits, the oldest version kept, and what is wrong, if anything."""
+
+    commits: int
+    oldest: int
+    broken: str | None
+
+
+def log(storage: Storage, head: Head) -> Iterator[Commit]:
+    """The commits, the newest first, as far back as they are kept.   Raises: Corrupt.   Cost: 1 GET each."""
+    links = head.links
+    while links:
+        commit = _read(storage, head, links[0])
+        if commit is None:
+            return
+        yield commit
+        links = commit.links
+
+
+def find(storage: Storage, head: Head, is_at_or_before: Callable[[Commit], bool]) -> Commit:
+    """The newest commit for which it holds; it must hold for every older one too.
+
+    Raises: Missing if there is none, or it is no longer kept; Corrupt.
+    Cost: 1 GET a step; about as many steps as the square of the number of bits of the distance.
+    """
+    newer: Commit | None = None
+    links = head.links
+    while links:
+        commit = None
+        for link in reversed(links):  # the farthest first: leap as far back as does not leap over it
+            commit = _read(storage, head, link)
+            if commit is not None and not is_at_or_before(commit):
+                break
+        else:
+            if commit is None:
+                break
+            return commit
+        newer, links = commit, commit.links
+    if newer is None and not head.links:
+        raise Missing("nothing was ever published here")
+    raise Missing("the catalog was never so, or that is no longer kept")
+
+
+def state_of(storage: Storage, head: Head, commit: Commit) -> State:
+    """The state right after a commit: the snapshot that it names, and the rows since.
+
+    Raises: Missing if what it needs is no longer kept; Corrupt.   Cost: 1 GET + 1 for each commit since the snapshot.
+    """
+    base = commit.snapshot.version if commit.snapshot else 0
+    rows = [commit.rows] if commit.version > base else []
+    links = commit.links
+    while links and links[0].version > base:
+        before = _read(storage, head, links[0])
+        if before is None:
+            raise Missing(f"version {links[0].version} is no longer kept")
+        rows.append(before.rows)
+        links = before.links
+    state = storage.snapshot(commit.snapshot)
+    for each in reversed(rows):
+        state.apply(each)
+    return state
+
+
+def verify(storage: Storage, head: Head) -> Checked:
+    """Walk the whole chain and compare every digest, version, token and time.   Cost: 1 GET a commit."""
+    commits, oldest, token, at = 0, head.version + 1, head.token, head.at
+    try:
+        for commit in log(storage, head):
+            if commit.version != oldest - 1:
+                return Checked(commits, oldest, f"after version {oldest} comes {commit.version}")
+            if commit.token > token or commit.at > at:
+                return Checked(
+                    commits, oldest, f"version {commit.version} has a later token or time than its successor"
+                )
+            commits, oldest, token, at = commits + 1, commit.version, commit.token, commit.at
+    except Corrupt as error:
+        return Checked(commits, oldest, str(error))
+    return Checked(commits, oldest, None)
+
+
+def _read(storage: Storage, head: Head, link: Link) -> Commit | None:
+    """A commit that another one names; None if it is so old that it is no longer kept."""
+    try:
+        return storage.commit(link)
+    except Missing:
+        if link.id < head.gc_floor:
+            return None
+        raise Corrupt(f"the commit of version {link.version} is missing") from None

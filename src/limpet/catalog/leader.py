@@ -1,0 +1,293 @@
+"""The leader: one process at a time validates requests in memory and has them published in groups.
+
+While one group is being published the next gathers. Whatever happens to this process, its messages or its clock, the
+head decides what was published; an answer that cannot be decided on the head is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from limpet.catalog.compactor import Published, Refusal
+from limpet.catalog.records import Batch, Change, Row
+from limpet.catalog.state import State
+from limpet.catalog.storage import Storage, above
+from limpet.catalog.view import View
+from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.lease import Heartbeat, Lease, Lock
+from limpet.runtime import Flag
+
+__all__ = ["Decide", "Grant", "Leader", "NotLeader"]
+
+GROUP_MAX = 256
+PATIENCE_S = 30.0
+LOOK_EVERY_S = 2.0
+BACKOFF_S = 0.2
+
+Publisher = Callable[[Sequence[str], int], Published]
+"""`Compactor.publish`, or the same over HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A request that is allowed: what it changes, and what its client is told."""
+
+    what: str
+    changes: tuple[Change, ...]
+    result: Any = None
+
+
+Decide = Callable[[State], Grant]
+"""Pure: looks at the state and grants, or raises what its client is told instead."""
+
+
+class NotLeader(Unavailable):
+    """Another process leads. Nothing was attempted."""
+
+    default_hint = "send it again in a moment"
+
+
+@dataclass(slots=True)
+class _Pending:
+    id: str
+    decide: Decide
+    answered: Flag
+    result: Any = None
+    error: LimpetError | None = None
+
+    def answer(self, result: Any) -> None:
+        self.result = result
+        self.answered.set()
+
+    def fail(self, error: LimpetError) -> None:
+        self.error = error
+        self.answered.set()
+
+
+@dataclass(slots=True)
+class _Term:
+    """The time for which this process leads: its lease, and the newest state that it knows to be published."""
+
+    lease: Lease
+    heartbeat: Heartbeat
+    version: int
+    state: State
+    last_id: str
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that were validated together: the rows of those that are granted, and what each will be told."""
+
+    rows: list[Row] = field(default_factory=list)
+    told: list[tuple[_Pending, Any, LimpetError | None]] = field(default_factory=list)
+
+
+class Leader:
+    """Leads one domain when it can. `start` it; `commit` from any thread; `stop` hands the lock back."""
+
+    def __init__(self, storage: Storage, publish: Publisher, lock: Lock) -> None:
+        self._storage = storage
+        self._runtime = storage.runtime
+        self._publish = publish
+        self._lock = lock
+        self._view = View(storage)
+        self._mutex = self._runtime.mutex()
+        self._waiting: list[_Pending] = []
+        self._wake = self._runtime.flag()
+        self._stopped = self._runtime.flag()
+        self._term: _Term | None = None
+        self.leader = ""
+        """Who leads, as far as this process knows."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process believes that it leads."""
+        term = self._term
+        return term is not None and not term.lease.lost
+
+    def commit(self, id_: str, decide: Decide) -> Any:
+        """Have a request granted and published; what its client is told.
+
+        Raises: whatever `decide` raised, if that is so as of the published state; NotLeader (nothing was attempted);
+        OutcomeUnknown.   Cost: a share of 1 ledger PUT and 1 publication.
+        """
+        pending = _Pending(id_, decide, self._runtime.flag())
+        with self._mutex:
+            if self._stopped.is_set():
+                raise NotLeader("this process is ending")
+            self._waiting.append(pending)
+            self._wake.set()
+        while not pending.answered.wait(LOOK_EVERY_S):
+            pass
+        if pending.error is not None:
+            raise pending.error
+        return pending.result
+
+    def run(self) -> None:
+        """Serve until `stop`: in a thread of its own."""
+        while not self._stopped.is_set():
+            self._wake.wait(LOOK_EVERY_S)
+            self.turn()
+        self._resign()
+        for pending in self._take():
+            pending.fail(NotLeader("this process is ending"))
+
+    def stop(self) -> None:
+        """End `run` after the group that is under way."""
+        self._stopped.set()
+        self._wake.set()
+
+    def turn(self) -> None:
+        """Take or keep the lead, and serve what waits."""
+        group = self._take()
+        try:
+            term = self._lead()
+            if group:
+                self._serve(term, group)
+        except LimpetError as error:
+            for pending in group:
+                if not pending.answered.is_set():
+                    pending.fail(error if isinstance(error, NotLeader | OutcomeUnknown) else NotLeader(str(error)))
+
+    def _take(self) -> list[_Pending]:
+        with self._mutex:
+            taken, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+            if not self._waiting and not self._stopped.is_set():
+                self._wake = self._runtime.flag()
+            return taken
+
+    def _lead(self) -> _Term:
+        """The term of this process, a new one if need be.   Raises: NotLeader; whatever else is in the way."""
+        if self._term is not None and not self._term.lease.lost:
+            return self._term
+        self._resign()
+        lease = self._lock.try_acquire()
+        if isinstance(lease, Held):
+            self.leader = lease.by
+            raise NotLeader(f"{lease.by} leads")
+        heartbeat = Heartbeat(lease, self._runtime, stall_s=None, on_lost=None)
+        try:
+            self._term = self._begin(lease, heartbeat)
+        except BaseException:
+            heartbeat.stop()
+            raise
+        self.leader = self._runtime.label
+        return self._term
+
+    def _begin(self, lease: Lease, heartbeat: Heartbeat) -> _Term:
+        """Publish the epoch of a new term, then load. Until then an older leader's batches may still be published."""
+        before = self._view.now()
+        last_id = before.head.last_id if before else ""
+        if before is not None and before.head.token >= lease.token:
+            # the lock was lost and began anew: its token must exceed every one that has led
+            lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
+        self._send(lease, self._add(lease, None, (), last_id))
+        loaded = self._view.now()
+        if loaded is None or loaded.head.token != lease.token:
+            raise NotLeader("another process has led since")
+        return _Term(lease, heartbeat, loaded.head.version, loaded.state, loaded.head.last_id)
+
+    def _resign(self) -> None:
+        term, self._term = self._term, None
+        if term is None:
+            return
+        term.heartbeat.stop()
+        try:
+            term.lease.release()
+        except LimpetError:
+            return  # it runs out by itself
+
+    def _serve(self, term: _Term, waiting: Sequence[_Pending]) -> None:
+        while True:
+            group, state = self._validate(term, waiting)
+            if not group.rows:
+                if self._is_current(term):
+                    break
+                continue
+            path = self._add(term.lease, term.version, tuple(group.rows), term.last_id)
+            try:
+                published = self._send(term.lease, path)
+            except Refusal as refusal:
+                self._after_refusal(term, refusal)
+                continue
+            except OutcomeUnknown:
+                self._resign()  # the next term begins with what was really published
+                raise
+            term.version, term.state, term.last_id = published.version, state, max(term.last_id, published.commit)
+            break
+        for pending, result, error in group.told:
+            if error is not None:
+                pending.fail(error)
+            else:
+                pending.answer(result)
+
+    def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, State]:
+        """Decide in order, each on what those before it leave behind."""
+        group, state = _Group(), term.state.copy()
+        at = self._runtime.wall().isoformat(timespec="microseconds")
+        for pending in waiting:
+            told = state.told(pending.id)
+            if told is not None:
+                group.told.append((pending, told.result, None))
+                continue
+            try:
+                grant = pending.decide(state)
+            except LimpetError as error:
+                group.told.append((pending, None, error))
+                continue
+            row = Row(pending.id, grant.what, at, grant.changes, grant.result)
+            state.apply([row])
+            group.rows.append(row)
+            group.told.append((pending, grant.result, None))
+        return group, state
+
+    def _is_current(self, term: _Term) -> bool:
+        """Whether what this process knows is still what is published: a look that began after the requests came.
+
+        If not, the term goes on with what is there now.   Raises: NotLeader.
+        """
+        loaded = self._view.now()
+        if loaded is None or loaded.head.token != term.lease.token:
+            self._resign()
+            raise NotLeader("another process has led since")
+        if loaded.head.version == term.version:
+            return True
+        term.version, term.state, term.last_id = loaded.head.version, loaded.state, loaded.head.last_id
+        return False
+
+    def _after_refusal(self, term: _Term, refusal: Refusal) -> None:
+        """A refused batch is not a refused commit: go on with what is published, or give up the lead.
+
+        Raises: OutcomeUnknown, if another process leads: a copy of a request may be granted there.
+        """
+        try:
+            self._is_current(term)
+        except NotLeader:
+            raise OutcomeUnknown(f"another process leads now, and may grant it: {refusal}") from None
+
+    def _add(self, lease: Lease, base_version: int | None, rows: tuple[Row, ...], last_id: str) -> str:
+        batch = Batch(domain=self._storage.keys.domain, token=lease.token, base_version=base_version, rows=rows)
+        return str(self._storage.add_batch(above(self._runtime.new_id(), last_id), batch))
+
+    def _send(self, lease: Lease, path: str) -> Published:
+        """Have a batch published: the same request until the head has decided, or patience ends.
+
+        Raises: Refusal; OutcomeUnknown.
+        """
+        since_s = self._runtime.elapsed_s()
+        while True:
+            try:
+                return self._publish([path], lease.token)
+            except Refusal:
+                raise
+            except Invalid as error:
+                raise OutcomeUnknown(f"the compactor does not take the batch: {error}") from error
+            except LimpetError as error:
+                if self._runtime.elapsed_s() - since_s > PATIENCE_S or self._stopped.is_set():
+                    raise OutcomeUnknown(f"whether it was published cannot be told: {error}") from error
+            self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)

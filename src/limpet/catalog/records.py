@@ -1,0 +1,102 @@
+"""What the catalog writes: batches of events, commit records, and the head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["Applied", "Batch", "Change", "Commit", "Head", "Link", "Row", "SnapshotRef", "Tail"]
+
+SCHEMA = 1
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the state gets a value, or goes (None)."""
+
+    key: str
+    value: Any
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request that was granted: its id, what it was, what it changes, and what its client was told.
+
+    Whoever sends the same id again is told the same (counterexample 8).
+    """
+
+    id: str
+    what: str
+    at: str
+    changes: tuple[Change, ...] = ()
+    result: Any = None
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger object. `base_version` is what its rows were validated on; None for the epoch of a new leader."""
+
+    schema: int = SCHEMA
+    domain: str
+    token: int
+    base_version: int | None
+    rows: tuple[Row, ...] = ()
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """Where a commit record lies, and the digest of its bytes."""
+
+    version: int
+    id: str
+    sha256: str
+
+
+class SnapshotRef(msgspec.Struct, frozen=True):
+    """A snapshot: the whole state as of a version."""
+
+    id: str
+    sha256: str
+    version: int
+    size: int
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit record. `links`: the commit before, then older ones at ever greater distances. `snapshot` is the newest
+    one that the head named when this was published, as of its own version or an earlier one."""
+
+    schema: int = SCHEMA
+    domain: str
+    version: int
+    token: int
+    at: str
+    paths: tuple[str, ...]
+    rows: tuple[Row, ...]
+    links: tuple[Link, ...]
+    snapshot: SnapshotRef | None
+
+
+class Tail(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one commit that the snapshot does not hold yet."""
+
+    version: int
+    rows: tuple[Row, ...]
+
+
+class Applied(msgspec.Struct, frozen=True, array_like=True):
+    """A batch that was published, and as what."""
+
+    path: str
+    version: int
+    commit: str
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it."""
+
+    version: int
+    token: int
+    at: str
+    links: tuple[Link, ...]
+    snapshot: SnapshotRef | None
+    tail: tuple[Tail, ...]
+    applied: tuple[Applied, ...]
+    last_id: str
+    gc_floor: str = ""

@@ -1,0 +1,120 @@
+"""The objects of one domain: written once under names that rise, and checked by digest when they are read (F23)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from limpet import records
+from limpet.catalog.records import Batch, Commit, Head, Link, SnapshotRef
+from limpet.catalog.state import State
+from limpet.cell import Cell, struct_codec
+from limpet.errors import Corrupt
+from limpet.keys import CatalogKeys, Key
+from limpet.runtime import Runtime, ulid
+from limpet.store.api import Absent, Store
+from limpet.store.outcome import put_bytes
+
+__all__ = ["SnapshotCodec", "Storage", "above"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+OBJECT_BYTES_MAX = 64 << 20
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+class SnapshotCodec(Protocol):
+    """How a state becomes the bytes of a snapshot, and back."""
+
+    def to_bytes(self, state: State) -> bytes:
+        """The snapshot."""
+
+    def from_bytes(self, data: bytes, *, what: str) -> State:
+        """The state.   Raises: Corrupt."""
+
+
+def above(id_: str, floor: str) -> str:
+    """`id_`, or if it is not above `floor` the ULID right above that: names rise even where a clock is slow."""
+    if id_ > floor:
+        return id_
+    number = 0
+    for character in floor:
+        number = number * 32 + _ALPHABET.index(character)
+    number += 1
+    return ulid(number >> 80, number & ((1 << 80) - 1))
+
+
+class Storage:
+    """Reads and writes the objects of a domain; decides nothing."""
+
+    def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime, codec: SnapshotCodec) -> None:
+        self.store = store
+        self.keys = keys
+        self.runtime = runtime
+        self._codec = codec
+
+    def head(self) -> Cell[Head]:
+        """The cell of the head."""
+        return Cell(self.store, self.keys.head, struct_codec(Head), self.runtime)
+
+    def batch(self, path: str) -> Batch:
+        """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+        return self._decoded(self.store.get(Key(path)).data, Batch, path)
+
+    def add_batch(self, id_: str, batch: Batch) -> Key:
+        """Write a batch under a name of its own.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
+        key = self.keys.batch(id_)
+        put_bytes(self.store, self.runtime, key, records.encode(batch), Absent())
+        return key
+
+    def add_commit(self, id_: str, commit: Commit) -> Link:
+        """Write a commit record under a name of its own.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
+        data = records.encode(commit)
+        put_bytes(self.store, self.runtime, self.keys.commit(id_), data, Absent())
+        return Link(commit.version, id_, _digest(data))
+
+    def commit(self, link: Link) -> Commit:
+        """A commit record that the head or another one points to.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+        key = self.keys.commit(link.id)
+        data = self._checked(key, link.sha256)
+        commit = self._decoded(data, Commit, key)
+        if commit.version != link.version:
+            raise Corrupt(f"{key} is of version {commit.version}, not {link.version}")
+        return commit
+
+    def add_snapshot(self, id_: str, state: State, version: int) -> SnapshotRef:
+        """Write a snapshot under a name of its own.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
+        data = self._codec.to_bytes(state)
+        put_bytes(self.store, self.runtime, self.keys.snapshot(id_), data, Absent())
+        return SnapshotRef(id_, _digest(data), version, len(data))
+
+    def snapshot(self, ref: SnapshotRef | None) -> State:
+        """The state of a snapshot; an empty one if there is none yet.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+        if ref is None:
+            return State()
+        key = self.keys.snapshot(ref.id)
+        return self._codec.from_bytes(self._checked(key, ref.sha256), what=key)
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever published here.   Cost: 2 LISTs."""
+        return not any(next(iter(self.store.list(prefix)), None) for prefix in (self.keys.commits, self.keys.snapshots))
+
+    def _checked(self, key: Key, sha256: str) -> bytes:
+        data = self.store.get(key).data
+        if _digest(data) != sha256:
+            raise Corrupt(f"{key} is not what was published: its digest differs")
+        return data
+
+    def _decoded(self, data: bytes, kind: type[S], what: str) -> S:
+        if len(data) > OBJECT_BYTES_MAX:
+            raise Corrupt(f"{what} has {len(data)} bytes, more than an object of the catalog may have")
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(f"{what} is not a valid {kind.__name__}: {error}") from None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,98 @@
+"""How `limpet demo` ends: a question to the index, the report, what it cost, and where to look next."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from limpet.cli.demo_index import by_worker, find_records, read_records, table_of
+from limpet.cli.demo_report import find, read_back, runs_in
+from limpet.cli.queue_bill import SQS_BATCH, sqs
+from limpet.cli.queue_options import clean
+from limpet.store.prices import AS_OF, dollars
+
+if TYPE_CHECKING:
+    from limpet.app import Fleet
+    from limpet.cli.demo_screen import Screen
+
+__all__ = ["Seen", "ask", "farewell", "prices", "report"]
+
+LOOK = ("status", "queue ls demo --failed", "queue cost demo", "index stats results")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the demo saw for itself. `signed` is what the cell `fenced` must hold; `takeovers` are seconds by batch."""
+
+    ids: Sequence[str]
+    takeovers: Mapping[int, float]
+    refused: int
+    fenced: str
+    signed: Mapping[str, Any]
+    folds: int
+    merged: int
+
+
+def ask(screen: Screen, fleet: Fleet, colours: Mapping[str, str]) -> None:
+    """Print whose results stand in the index."""
+    screen.say(table_of(by_worker(fleet.index("results").scan()), colours))
+
+
+def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen) -> bool:
+    """Print what the store holds beside what it must hold; whether every promise was kept."""
+    ended, indexed = read_back(fleet), read_records(fleet)
+    found = find(seen.ids, ended, runs_in(logs))
+    stored = find_records(seen.ids, ended, indexed.records)
+    cell = fleet.cell(seen.fenced).read()
+    kept = cell is not None and cell.value == seen.signed
+    sums = f"{found.pushed:,} pushed = {found.completed:,} completed + {found.failed:,} failed"
+    left = f"{found.lost} tasks; {ended.pending} objects still pending"
+    records = f"{stored.records:,} records = {found.completed:,} completed, "
+    records += f"{stored.wrong:,} wrong, {stored.missing:,} missing"
+    folded = f"at least {seen.merged:,} objects merged by {seen.folds:,} folds; {indexed.waiting:,} still wait"
+    taken = " and ".join(f"batch {batch} after {after_s:.1f} s" for batch, after_s in seen.takeovers.items())
+    died = found.ran_again - found.asked_for
+    again = f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or slept"
+    promises = [
+        screen.fact("tasks", sums, found.pushed == found.completed + found.failed and not found.twice),
+        screen.fact("lost", left, not found.lost and not ended.pending),
+        screen.fact("results", f"{found.completed:,} read back, {found.wrong} wrong", not found.wrong),
+        screen.fact("index", records, stored.sound),
+        screen.fact("compiled", folded, not indexed.waiting),
+        screen.fact("taken over", taken, len(seen.takeovers) == 2),
+        screen.fact("fencing", f"{seen.refused} late write refused", seen.refused == 1 and kept),
+        screen.fact("run twice", again),
+    ]
+    return found.sound and all(promises)
+
+
+def prices(screen: Screen, total: int, tasks: Counter[str], index: Counter[str], read_back: Mapping[str, int]) -> None:
+    """Print requests and dollars, whoever is cheaper. SQS has no index: it is held against the tasks alone."""
+    screen.fact("requests", f"{tasks.total():,} for tasks: {_by_verb(tasks)}")
+    screen.fact("", f"{index.total():,} for the index: {_by_verb(index)}")
+    mine = dollars(tasks, "s3")
+    screen.fact("price", f"${mine:.5f} for tasks, ${dollars(index, 's3'):.5f} for the index, on S3 ({AS_OF})")
+    screen.fact("", f"${dollars(read_back, 's3'):.5f} to read it all back")
+    single, tens = sqs(total, 1).dollars, sqs(total, SQS_BATCH).dollars
+    who = "Limpet is cheaper" if mine < tens else "SQS is cheaper" if mine > single else "in tens SQS is cheaper"
+    screen.fact("on SQS", f"tasks only: ${single:.5f}, in tens ${tens:.5f}; {who}")
+
+
+def _by_verb(spent: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {verb.upper()}" for verb, count in spent.most_common())
+
+
+def farewell(screen: Screen, place: str, logs: Path, took_s: float | None) -> None:
+    """Print whether all went well, with the time that it took (None: it did not), and where to look."""
+    screen.say()
+    if took_s is None:
+        screen.say("[bold red]Something did not go as promised: please report this output.[/bold red]")
+    else:
+        screen.say(f"[bold green]All as promised[/bold green], in {took_s:.0f} s. Have a look:")
+    for command in LOOK:
+        screen.say(f"  [cyan]limpet {command} --url {clean(shlex.quote(place))}[/cyan]")
+    screen.say(f"[dim]The handlers' own notes are in {logs}. Nothing was removed.[/dim]")

@@ -1,0 +1,233 @@
+"""`limpet index create`, `ls` and `schema`: indexes and their columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from limpet.cli.index_options import IndexArgument, demand_index, field_of, index_names, package_of, size_text
+from limpet.cli.shared import JsonOption, UrlOption, console, existing, lines, print_json
+from limpet.errors import Invalid, LimpetError, Missing
+
+if TYPE_CHECKING:
+    from limpet.app import Fleet
+    from limpet.index.manifest import Manifest
+
+__all__ = ["CREATE_EPILOG", "LS_EPILOG", "SCHEMA_EPILOG", "create", "ls", "schema"]
+
+CREATE_EPILOG = lines(
+    "Example: by columns (? means that it may be null); by a Frictionless data package or table schema",
+    "$ limpet index create sites --field domain:string --field title:string? --key domain -u s3://acme/prod",
+    "$ limpet index create sites --schema datapackage.json -u s3://acme/prod",
+    "Exit codes: 0 created, or it is there with these columns; 1 the store refused; 2 wrong usage, or other columns.",
+)
+LS_EPILOG = lines(
+    "Example:",
+    "$ limpet index ls -u s3://acme/prod",
+    "Exit codes: 0 listed; 1 there is no such fleet; 2 wrong usage.",
+)
+SCHEMA_EPILOG = lines(
+    "Example: the columns; one more",
+    "$ limpet index schema sites -u s3://acme/prod",
+    "$ limpet index schema sites --add visits:integer -u s3://acme/prod",
+    "Exit codes: 0 shown or added; 1 there is no such index; 2 wrong usage, or a column that it cannot have.",
+)
+
+
+def create(
+    index: IndexArgument,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", metavar="FILE", show_default=False, help="A data package or table schema, in JSON."),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", "-f", metavar="NAME:TYPE", show_default=False, help="A column; NAME:TYPE? may be null. Repeat."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The column that tells records apart."),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            "--depth", min=2, max=4, show_default="2", help="2, 3 or 4: an index has 256, 4,096 or 65,536 shards."
+        ),
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make an index. Where there is one already, its columns are added to.
+
+    The types are string, integer, number, boolean, date, datetime, object, array and any (JSON). Every record also has
+    `updated_at`, which decides between two records with one key.
+
+    256 shards do for some hundred million small records; a shard is rewritten as a whole.
+    """
+    import limpet
+
+    if (schema is None) is (not field):
+        raise Invalid("say which columns it has: --field, or --schema", hint="--field domain:string --key domain")
+    if field and not key:
+        raise Invalid("say which column is the key", hint=f"--key {field[0].rpartition(':')[0] or 'NAME'}")
+    columns: Any = schema if schema is not None else package_of([field_of(each) for each in field or ()])
+    _check(columns, key)
+    fleet = limpet.open(url)
+    handle = fleet.index(index, columns, key=key, depth=depth)
+    before = _manifest_before(fleet, index)
+    manifest = handle.manifest
+    if json:
+        print_json(_facts(index, manifest))
+        return
+    names = ", ".join(each.name for each in manifest.schema.columns)
+    if before is None:
+        said = f"created {index!r}"
+    elif before.schema_version < manifest.schema_version:
+        said = f"{index!r} was there, and has new columns now"
+    else:
+        said = f"{index!r} was there already; nothing was changed"
+    typer.echo(f"{said}: {16**manifest.depth:,} shards, key {manifest.key!r}, columns {names}")
+
+
+def _check(columns: Any, key: str | None) -> None:
+    """Refuse columns that make no sense before a fleet is made for them."""
+    from limpet.index.schema import with_own
+    from limpet.index.typed import typed
+
+    found = typed(columns, key)
+    if found.key is None:
+        raise Invalid("the schema names no primaryKey", hint="say which field is the key: --key NAME")
+    with_own(found.fields or (), found.key)
+
+
+def _manifest_before(fleet: Fleet, index: str) -> Manifest | None:
+    try:
+        return fleet.index(index).manifest
+    except Missing:
+        return None
+
+
+def ls(url: UrlOption = None, json: JsonOption = False) -> None:
+    """List the indexes. Changes nothing.
+
+    Records are as of the last compile: what waits is not counted. It costs a LIST, and a GET for each index.
+    """
+    import limpet
+
+    fleet = limpet.open(url, read_only=True)
+    rows: list[dict[str, Any]] = []
+    for name in index_names(fleet):
+        try:
+            manifest = fleet.index(name).manifest
+        except Missing:
+            rows.append({"index": name, "error": "was never completed: create it again"})
+        except LimpetError as error:
+            rows.append({"index": name, "error": str(error)})
+        else:
+            counted = bool(manifest.records)
+            rows.append(
+                {
+                    "index": name,
+                    "key": manifest.key,
+                    "columns": len(manifest.schema.columns),
+                    "shards": 16**manifest.depth,
+                    "records": sum(manifest.records) if counted else None,
+                    "bytes": sum(manifest.sizes) if counted else None,
+                }
+            )
+    if json:
+        print_json(rows)
+        return
+    _print_indexes(fleet.url, rows)
+
+
+def _print_indexes(url: str, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from limpet.cli.queue_options import clean
+
+    out = console()
+    if not rows:
+        out.print(f"there is no index at {url}; `limpet index create` makes one", markup=False, soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("index", "key", "columns", "shards", "records", "size"):
+        table.add_column(title, justify="left" if title in ("index", "key") else "right")
+    for row in rows:
+        if "error" in row:
+            table.add_row(clean(row["index"]), f"[red]{clean(row['error'])}[/red]")
+            continue
+        records = "-" if row["records"] is None else f"{row['records']:,}"
+        size = "-" if row["bytes"] is None else size_text(row["bytes"])
+        table.add_row(clean(row["index"]), clean(row["key"]), str(row["columns"]), f"{row['shards']:,}", records, size)
+    out.print(table)
+
+
+def schema(
+    index: IndexArgument,
+    add: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="NAME:TYPE", show_default=False, help="Add a column at the end. Repeat."),
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the columns of an index, or add some.
+
+    A new column is null in the records that are there. Columns are never renamed, removed or given another type.
+    """
+    import limpet
+
+    if not add:
+        manifest = demand_index(limpet.open(url, read_only=True), index).manifest
+        added: list[str] = []
+    else:
+        new = [field_of(each, always_optional=True) for each in add]
+        fleet = existing(url)
+        before = demand_index(fleet, index).manifest
+        own = [each for each in before.schema.columns if each.name not in {field.name for field in new}]
+        manifest = fleet.index(index, package_of([*own, *new]), key=before.key).manifest
+        known = {each.name for each in before.fields}
+        added = [field.name for field in manifest.fields if field.name not in known]
+    if json:
+        print_json(_facts(index, manifest))
+        return
+    _print_columns(index, manifest)
+    if add:
+        said = f"added {', '.join(added)}" if added else "it has them already; nothing was changed"
+        typer.echo(f"\n{said}")
+
+
+def _print_columns(index: str, manifest: Manifest) -> None:
+    from rich.table import Table
+
+    from limpet.cli.queue_options import clean
+
+    out = console()
+    out.print(
+        f"[bold]{clean(index)}[/bold]  schema version {manifest.schema_version}, {16**manifest.depth:,} shards",
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for title in ("column", "type", ""):
+        table.add_column(title)
+    for field in manifest.schema.columns:
+        notes = "key" if field.name == manifest.key else "" if field.required else "may be null"
+        table.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
+    out.print(table)
+
+
+def _facts(index: str, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "index": index,
+        "key": manifest.key,
+        "depth": manifest.depth,
+        "schema_version": manifest.schema_version,
+        "fields": [
+            {"name": each.name, "type": each.type, "required": each.required} for each in manifest.schema.columns
+        ],
+    }

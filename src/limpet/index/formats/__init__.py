@@ -1,0 +1,44 @@
+"""The files that an index is filled from and written to. One module for each format; `api` says what all of them do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from types import MappingProxyType
+
+from limpet.errors import Invalid
+from limpet.index.formats.api import Chunk, Decode, Format, Head, Limits, Mark, Sample
+from limpet.index.formats.csv import Csv
+from limpet.index.formats.jsonl import Jsonl
+from limpet.index.formats.parquet import Parquet
+from limpet.index.formats.strict import StrictUsv
+from limpet.index.formats.usv import Usv
+
+__all__ = ["FORMATS", "STDIO", "Chunk", "Decode", "Format", "Head", "Limits", "Mark", "Sample", "name_of"]
+
+STDIO = "-"
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {"csv": Csv(), "jsonl": Jsonl(), "parquet": Parquet(), "usv": Usv(), "strict-usv": StrictUsv()}
+)
+
+_ENDINGS = {
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".usv": "usv",
+}
+
+
+def name_of(file: str, named: str | None) -> str:
+    """The name of a file's format: as `named`, else by its ending.   Raises: Invalid."""
+    if named is not None:
+        if named not in FORMATS:
+            raise Invalid(f"there is no format {named!r}", hint=f"the formats are {', '.join(FORMATS)}")
+        return named
+    found = _ENDINGS.get(PurePath(file).suffix.lower())
+    if found is None:
+        what = "standard input and output have no format" if file == STDIO else f"the name {file} tells no format"
+        raise Invalid(what, hint=f"say --format {'|'.join(FORMATS)}")
+    return found

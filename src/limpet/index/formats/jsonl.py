@@ -1,0 +1,97 @@
+"""JSON lines: one object a line, strictly read. A field that is left out is null; dates and times are ISO strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import IO, Any
+
+from limpet import records
+from limpet.errors import Invalid
+from limpet.index.formats.api import SAMPLE_ROWS, Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field
+from limpet.index.formats.convert import from_json
+from limpet.index.formats.infer import fields_of_json
+from limpet.index.formats.lines import BOM, Lines, gathered, placed
+from limpet.index.schema import LINE_BYTES_MAX, Schema
+
+__all__ = ["Jsonl", "json_decoder", "parsed"]
+
+
+def parsed(raw: str | bytes, *, what: str = "the record") -> dict[str, Any]:
+    """One JSON object.   Raises: Invalid."""
+    value = records.parse_json(raw, what=what, bytes_max=LINE_BYTES_MAX)
+    if not isinstance(value, dict):
+        raise Invalid(
+            f"{what} is a JSON {'array' if isinstance(value, list) else 'value'}, and a record is a JSON object",
+            hint='write {"field": value, ...}',
+        )
+    return value
+
+
+def json_decoder(schema: Schema) -> Decode:
+    """From a JSON object to values by column. (Names that the index does not have are refused when it is written.)"""
+    plan = {field.name: from_json(field.type) for field in schema.columns if field.type in ("date", "datetime")}
+
+    def decode(values: dict[str, Any]) -> dict[str, Any]:
+        for name, read in plan.items():
+            if name in values:
+                try:
+                    values[name] = read(values[name])
+                except Invalid as error:
+                    raise in_field(name, error) from None
+        return values
+
+    return decode
+
+
+class Jsonl:
+    """JSON lines."""
+
+    noun = "line"
+    seeks = False
+
+    def head(self, stream: IO[bytes]) -> Head:
+        """See `Format.head`: there is none."""
+        return Head(None)
+
+    def total(self, stream: IO[bytes], size: int) -> int:
+        """See `Format.total`."""
+        return size
+
+    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+        """See `Format.chunks`."""
+        return gathered(None, Lines(placed(stream, head, after), after), limits)
+
+    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+        """See `Format.rows`."""
+        return iter(chunk.rows)
+
+    def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
+        """See `Format.decoder`."""
+        decode = json_decoder(schema)
+        return lambda raw: decode(parsed(raw.removeprefix(BOM)))
+
+    def sample(self, stream: IO[bytes]) -> Sample:
+        """See `Format.sample`."""
+        rows = []
+        for number, raw in islice(Lines(stream, Mark()).records(), SAMPLE_ROWS):
+            rows.append(parsed(raw.removeprefix(BOM), what=f"line {number}"))
+        if not rows:
+            raise Invalid("the file is empty, so its fields cannot be told")
+        return Sample(fields_of_json(rows))
+
+    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
+        """See `Format.aside`: the line as it was."""
+        if row is None:
+            return b""
+        return row if row.endswith(b"\n") else row + b"\n"
+
+    @contextmanager
+    def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
+        """See `Format.write`."""
+
+        def some(lines: Sequence[bytes]) -> None:
+            stream.write(b"".join([records.encode(schema.values(line)) + b"\n" for line in lines]))
+
+        yield some

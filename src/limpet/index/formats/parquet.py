@@ -1,0 +1,202 @@
+"""Parquet through pyarrow: columns typed by the index. Objects, arrays and `any` are JSON text.
+
+What we write says in its metadata which column is the key and what the columns were, so that it comes back the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import IO, Any
+
+import msgspec
+
+from limpet import records
+from limpet.errors import Invalid, Unsupported
+from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
+from limpet.index.formats.convert import from_arrow
+from limpet.index.schema import UPDATED_AT, Field, Schema
+from limpet.index.values import JSON_KINDS, KINDS, Kind
+
+__all__ = ["Parquet"]
+
+GROUP_ROWS = 100_000
+TYPE_NOTE = b"limpet:type"
+KEY_NOTE = b"limpet:key"
+
+
+def _arrow() -> Any:
+    try:
+        pyarrow = import_module("pyarrow")
+        import_module("pyarrow.parquet")
+    except ImportError:
+        raise Unsupported("Parquet needs pyarrow", hint="pip install 'limpet[sql]'") from None
+    return pyarrow
+
+
+def _file(stream: IO[bytes]) -> Any:
+    pa = _arrow()
+    stream.seek(0)
+    try:
+        return pa.parquet.ParquetFile(stream)
+    except (pa.ArrowException, OSError) as error:
+        raise Invalid(f"it is no Parquet file: {' '.join(str(error).split())[:120]}") from None
+
+
+class Parquet:
+    """Apache Parquet."""
+
+    noun = "row"
+    seeks = True
+
+    def head(self, stream: IO[bytes]) -> Head:
+        """See `Format.head`."""
+        return Head(tuple(_file(stream).schema_arrow.names))
+
+    def total(self, stream: IO[bytes], size: int) -> int:
+        """See `Format.total`: rows."""
+        return int(_file(stream).metadata.num_rows)
+
+    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+        """See `Format.chunks`. Row groups that lie behind are not read again."""
+        pa = _arrow()
+        file = _file(stream)
+        first, skipped = 0, 0
+        while first < file.num_row_groups and skipped + file.metadata.row_group(first).num_rows <= after.position:
+            skipped += file.metadata.row_group(first).num_rows
+            first += 1
+        at = skipped
+        share = max(1, file.metadata.num_rows)
+        weight = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)) / share
+        rows_max = max(1, min(limits.records, int(limits.size / max(weight, 1.0))))
+        try:
+            for batch in file.iter_batches(rows_max, row_groups=[*range(first, file.num_row_groups)]):
+                cut = min(max(0, after.position - at), batch.num_rows)
+                at += batch.num_rows
+                if cut < batch.num_rows:
+                    yield Chunk(head.names, _micros(batch.slice(cut)), Mark(at, at))
+        except (pa.ArrowException, OSError) as error:
+            raise Invalid(f"after row {at}: {' '.join(str(error).split())[:160]}") from None
+
+    def rows(self, chunk: Chunk) -> Iterator[tuple[int, dict[str, Any]]]:
+        """See `Format.rows`."""
+        return enumerate(chunk.rows.to_pylist(), chunk.end.number - chunk.rows.num_rows + 1)
+
+    def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
+        """See `Format.decoder`."""
+        columns = matched(names or (), schema, what="the file")
+        plan = [(name, from_arrow(field.type)) for name, field in columns.items()]
+
+        def decode(row: dict[str, Any]) -> dict[str, Any]:
+            values: dict[str, Any] = {}
+            for name, read in plan:
+                try:
+                    values[name] = read(row[name])
+                except Invalid as error:
+                    raise in_field(name, error) from None
+            return values
+
+        return decode
+
+    def sample(self, stream: IO[bytes]) -> Sample:
+        """See `Format.sample`: the file says what its columns are."""
+        schema = _file(stream).schema_arrow
+        key = (schema.metadata or {}).get(KEY_NOTE)
+        return Sample(tuple(_field(each) for each in schema), key.decode() if key else None)
+
+    def aside(self, names: tuple[str, ...] | None, row: dict[str, Any] | None) -> bytes:
+        """See `Format.aside`: the row as a line of JSON."""
+        return b"" if row is None else msgspec.json.encode(row, enc_hook=str) + b"\n"
+
+    @contextmanager
+    def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
+        """See `Format.write`. Shards are gathered into row groups of some 100,000 rows."""
+        pa = _arrow()
+        kinds = _types(pa)
+        wanted = pa.schema(
+            [
+                pa.field(each.name, kinds[each.type], not each.required, {TYPE_NOTE: each.type.encode()})
+                for each in schema.columns
+            ],
+            metadata={KEY_NOTE: schema.key.encode()},
+        )
+        waiting: list[dict[str, Any]] = []
+        with pa.parquet.ParquetWriter(stream, wanted, compression="zstd") as file:
+
+            def flush() -> None:
+                columns = [_column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
+                file.write_batch(pa.record_batch(columns, schema=wanted), row_group_size=max(1, len(waiting)))
+                waiting.clear()
+
+            def some(lines: Sequence[bytes]) -> None:
+                waiting.extend(map(schema.values, lines))
+                if len(waiting) >= GROUP_ROWS:
+                    flush()
+
+            yield some
+            if waiting:
+                flush()
+
+
+def _column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
+    values = [row[field.name] for row in rows]
+    if field.type in JSON_KINDS:
+        values = [None if value is None else records.encode(value).decode() for value in values]
+    return pa.array(values, kind)
+
+
+def _types(pa: Any) -> dict[Kind, Any]:
+    text = pa.string()
+    return {
+        "string": text,
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "boolean": pa.bool_(),
+        "date": pa.date32(),
+        "datetime": pa.timestamp("us", "UTC"),
+        "object": text,
+        "array": text,
+        "any": text,
+    }
+
+
+def _micros(batch: Any) -> Any:
+    """Times with at most microseconds: Python has no finer ones."""
+    pa = _arrow()
+    fields = [
+        each.with_type(pa.timestamp("us", each.type.tz)) if pa.types.is_timestamp(each.type) else each
+        for each in batch.schema
+    ]
+    wanted = pa.schema(fields)
+    return batch if wanted.equals(batch.schema) else batch.cast(wanted, safe=False)
+
+
+def _field(each: Any) -> Field:
+    noted = (each.metadata or {}).get(TYPE_NOTE, b"").decode()
+    for kind in KINDS:
+        if kind == noted:
+            return Field(each.name, kind, required=not each.nullable and each.name != UPDATED_AT)
+    return Field(each.name, _kind(each.name, each.type))
+
+
+def _kind(name: str, kind: Any) -> Kind:
+    """The column for an Arrow type; what has no kind of its own becomes a string, as msgspec writes it."""
+    types = _arrow().types
+    if types.is_dictionary(kind):
+        return _kind(name, kind.value_type)
+    if types.is_timestamp(kind) and kind.tz is None:
+        raise Invalid(
+            f"field {name!r}: the times have no time zone",
+            hint="write them with one, in pandas with .dt.tz_localize('UTC')",
+        )
+    tests: Sequence[tuple[Kind, Callable[[Any], bool]]] = (
+        ("integer", types.is_integer),
+        ("number", types.is_floating),
+        ("boolean", types.is_boolean),
+        ("date", types.is_date),
+        ("datetime", types.is_timestamp),
+        ("object", types.is_struct),
+        ("array", types.is_nested),
+    )
+    return next((each for each, test in tests if test(kind)), "string")

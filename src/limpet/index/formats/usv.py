@@ -1,0 +1,91 @@
+"""Limpet's own lines, as they are in a shard: no header, the columns of the index in their order, `_deleted` too.
+
+So shards of another index with the same columns can be taken in as they are, tombstones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from limpet.errors import Corrupt, Invalid
+from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write
+from limpet.index.formats.lines import Lines, gathered, placed, text_of
+from limpet.index.schema import DELETED, Schema
+from limpet.index.text import END, NULL, SEPARATOR
+
+__all__ = ["Usv"]
+
+
+class Usv:
+    """Lines of an index."""
+
+    noun = "line"
+    seeks = False
+
+    def head(self, stream: IO[bytes]) -> Head:
+        """See `Format.head`: there is none."""
+        return Head(None)
+
+    def total(self, stream: IO[bytes], size: int) -> int:
+        """See `Format.total`."""
+        return size
+
+    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+        """See `Format.chunks`."""
+        return gathered(None, Lines(placed(stream, head, after), after), limits)
+
+    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+        """See `Format.rows`."""
+        return iter(chunk.rows)
+
+    def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
+        """See `Format.decoder`. A tombstone has `_deleted`."""
+        width = len(schema.fields)
+
+        def decode(raw: bytes) -> dict[str, Any]:
+            text_of(raw)
+            line = raw.removesuffix(END)
+            fields = line.count(SEPARATOR) + 1
+            if fields > width:
+                raise Invalid(
+                    f"expected {width} fields, got {fields}",
+                    hint="USV has no header: the columns are those that `limpet index schema` shows, then _deleted",
+                )
+            try:
+                [line] = schema.lines(line + END, what="it")
+                values = schema.values(line)
+            except Corrupt as error:
+                raise Invalid(str(error), hint="is it strict USV? then say --format strict-usv") from None
+            if schema.is_gone(line):
+                values[DELETED] = True
+            return values
+
+        return decode
+
+    def sample(self, stream: IO[bytes]) -> Sample:
+        """See `Format.sample`: lines do not tell their columns."""
+        raise Invalid("USV has no header, so its fields cannot be told", hint="`limpet index create` the index first")
+
+    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
+        """See `Format.aside`: the line as it was."""
+        if row is None:
+            return b""
+        return row if row.endswith(END) else row + END
+
+    @contextmanager
+    def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
+        """See `Format.write`."""
+        width = len(schema.fields)
+
+        def some(lines: Sequence[bytes]) -> None:
+            stream.write(b"".join([_exactly(line, width) + END for line in lines]))
+
+        yield some
+
+
+def _exactly(line: bytes, width: int) -> bytes:
+    """The line with as many fields as the schema has: older lines have fewer, those of a newer schema more."""
+    fields = line.split(SEPARATOR)
+    return SEPARATOR.join([*fields[:width], *[NULL] * (width - len(fields))])

@@ -1,0 +1,237 @@
+"""What operations on a whole index share: the index at hand, proof that nobody else is at work, and bounded reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from limpet.cell import Cell, Seen, struct_codec
+from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, Missing
+from limpet.index.compiler import LOCK_TTL_S, CompileReport
+from limpet.index.decide import merge, newest, packed, shard_of
+from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
+from limpet.index.schema import checked
+from limpet.index.storage import Storage
+from limpet.keys import Key
+from limpet.lease import Lease, LeaseRecord, Lock, Sightings, State
+from limpet.store.api import Put, Stat
+
+__all__ = [
+    "ALL",
+    "Whole",
+    "anew",
+    "batches",
+    "compile_all",
+    "demand_quiesced",
+    "load",
+    "lower",
+    "put_packs",
+    "refuse_running",
+    "refuse_waiting",
+    "sole",
+    "sound",
+    "with_counts",
+]
+
+ALL = "all"
+"""Stands for every shard in the name of a lock. It is no shard: `l` is no hex digit."""
+
+SOLE_TTL_S = 60.0
+BATCH_OBJECTS = 256
+BATCH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """One index, for operations on all of it. `compile` folds everything that waits."""
+
+    name: str
+    storage: Storage
+    cell: Cell[Manifest]
+    sightings: Sightings
+    compile: Callable[[], CompileReport]
+
+
+def load(whole: Whole) -> Seen[Manifest]:
+    """The manifest as it is now.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+    seen = whole.cell.read()
+    if seen is None:
+        raise Missing(f"there is no index {whole.name!r}", hint="`limpet index create` makes one")
+    return seen
+
+
+def demand_quiesced(quiesced: bool, *, what: str) -> None:
+    """Go on only if the operator says that the index is at rest.   Raises: Invalid, saying what to stop."""
+    if not quiesced:
+        raise Invalid(
+            f"{what} works only on an index that nobody uses",
+            hint="stop everything that writes, compiles or reads this index (workers, `limpet index compile --watch`, "
+            "imports), wait until it has ended, then say --quiesced",
+        )
+
+
+@contextmanager
+def sole(whole: Whole) -> Iterator[Lease]:
+    """Be the only one who repairs, reshards or purges this index.
+
+    Raises: Held.   Cost: 1 GET + 2 PUTs, 1 PUT more every 20 s.   Crash: the lock runs out after a minute.
+    """
+    storage = whole.storage
+    key = storage.keys.lock(ALL)
+    lock = Lock(storage.store, key, key, SOLE_TTL_S, storage.runtime, whole.sightings, look_first=True)
+    try:
+        with lock.hold(wait_s=0.0) as lease:
+            yield lease
+    except Held as error:
+        if error.name == key:
+            error.hint = "another repair, reshard or purge of this index is at work; wait until it has ended"
+        raise
+
+
+def refuse_running(whole: Whole) -> None:
+    """Go on only if no compiler holds the lock of a shard.
+
+    Raises: Held, naming who it is.   Cost: 1 LIST per 1,000 shards + 1 GET for each lock used in the last 5 minutes.
+    """
+    oldest = timedelta(seconds=LOCK_TTL_S + 1)  # F14: LastModified is rounded down
+    listed = [*whole.storage.store.list(whole.storage.keys.shards)]
+    now = whole.storage.store.now()
+    _held(whole, [stat.key for stat in listed if stat.modified + oldest > now])
+
+
+def compile_all(whole: Whole) -> None:
+    """Fold everything that waits.
+
+    A compiler that died leaves a lock behind, which only a process that watches it for a while may take over. Here the
+    operator has said that nobody is at work, so locks that have run out are freed.
+    Raises: Held; Conflict if another compiler was at work; as `Index.compile`.
+    """
+    report = whole.compile()
+    if report.held:
+        storage = whole.storage
+        for key in _held(whole, [stat.key for stat in storage.store.list(storage.keys.shards)]):
+            Lock(storage.store, key, key, LOCK_TTL_S, storage.runtime, whole.sightings).break_()
+        report = whole.compile()
+    if report.held or report.conflicts:
+        raise Conflict(
+            f"somebody else compiled the index {whole.name!r} at the same time",
+            hint="stop every compiler, wait until it has ended, and try again",
+        )
+
+
+def _held(whole: Whole, keys: Iterable[Key]) -> list[Key]:
+    """The locks of shards among `keys` that are held, but have run out.   Raises: Held for one that has not."""
+    storage = whole.storage
+    locks = [key for key in keys if key.endswith(".lock") and key != storage.keys.lock(ALL)]
+    over: list[Key] = []
+    for key, found in storage.store.get_many(locks).items():
+        if isinstance(found, LimpetError):
+            raise found
+        record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
+        if record.state is not State.HELD:
+            continue
+        until = found.modified + timedelta(seconds=record.ttl_s + 1)
+        if until > storage.store.now():
+            held = Held(key, by=record.label, until=until, token=record.token)
+            held.hint = "a compiler is at work: stop it, or wait until its lock runs out"
+            raise held
+        over.append(key)
+    return over
+
+
+def refuse_waiting(whole: Whole) -> None:
+    """Go on only if nothing waits to be compiled.   Raises: Conflict, naming an object.   Cost: 2 LISTs."""
+    storage = whole.storage
+    for prefix in (storage.keys.inbox, storage.keys.packs):
+        for stat in storage.store.list(prefix):
+            raise Conflict(
+                f"{stat.key} still waits after everything was compiled",
+                hint="stop every writer and try again; `limpet index verify` tells if it does not belong there",
+            )
+
+
+def sound(manifest: Manifest, shard: str, data: bytes, *, what: str) -> list[bytes]:
+    """The lines of a shard that may be built upon.   Raises: Corrupt for one that may not (F23)."""
+    schema = manifest.schema
+    lines = checked(schema, manifest.depth, shard, data, what=what)
+    merge(lines, {}, schema.shape, what=what)
+    known = manifest.count(shard)
+    if known is not None and len(lines) < known.records:
+        raise Corrupt(
+            f"{what} has {len(lines)} records, and had {known.records} before: some are lost",
+            hint="restore it from a backup; nothing was changed in it",
+        )
+    return lines
+
+
+def put_packs(storage: Storage, manifest: Manifest, lines: Sequence[bytes]) -> int:
+    """Put lines, which are good, where compilers and readers find them; how many packs that took.
+
+    A pack is safe whatever they were in before: it is read after every single, and before every shard.
+    Cost: 1 PUT for each shard touched.   Crash: whole packs are there or not; putting them again changes nothing.
+    """
+    shape = manifest.schema.shape
+    by_shard: dict[str, dict[bytes, bytes]] = {}
+    for place, line in newest(lines, shape).items():
+        by_shard.setdefault(shard_of(place, manifest.depth), {})[place] = line
+    storage.add_many(
+        [
+            Put(storage.keys.pack(shard, storage.runtime.new_id()), packed(winners, shape))
+            for shard, winners in sorted(by_shard.items())
+        ]
+    )
+    return len(by_shard)
+
+
+def with_counts(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
+    """The manifest with these counts, whatever it said before; of shards that it never counted it says 0."""
+    if manifest.depth > COUNTED_DEPTH_MAX:
+        return msgspec.structs.replace(manifest, records=(), sizes=())
+    length = 16**manifest.depth
+    records = [max(0, number) for number in (*manifest.records, *[0] * length)][:length]
+    sizes = [max(0, number) for number in (*manifest.sizes, *[0] * length)][:length]
+    for shard, count in counts.items():
+        records[int(shard, 16)], sizes[int(shard, 16)] = count.records, count.size
+    return msgspec.structs.replace(manifest, records=tuple(records), sizes=tuple(sizes))
+
+
+def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count]) -> None:
+    """Have the manifest promise no more than these counts, before records are taken out of their shards.
+
+    A compiler refuses a shard that has fewer records than the manifest says.
+    Raises: Conflict if the index was laid out anew.   Cost: 1 GET + at most 1 PUT.
+    """
+
+    def change(now: Manifest | None) -> Manifest | None:
+        if now is None or now.generation != manifest.generation:
+            raise anew(whole)
+        known = {shard: now.count(shard) for shard in counts}
+        fewer = {
+            shard: count for shard, count in counts.items() if (had := known[shard]) and had.records > count.records
+        }
+        return with_counts(now, fewer) if fewer else None
+
+    whole.cell.update(change)
+
+
+def anew(whole: Whole) -> Conflict:
+    """The error for an index whose shards were laid out anew meanwhile."""
+    return Conflict(f"the index {whole.name!r} was resharded meanwhile", hint="try again")
+
+
+def batches(stats: Iterable[Stat], *, objects: int = BATCH_OBJECTS, size: int = BATCH_BYTES) -> Iterator[list[Stat]]:
+    """The objects in runs that fit into memory together: at most so many, and so many bytes unless one is larger."""
+    batch: list[Stat] = []
+    total = 0
+    for stat in stats:
+        if batch and (len(batch) == objects or total + stat.size > size):
+            yield batch
+            batch, total = [], 0
+        batch.append(stat)
+        total += stat.size
+    if batch:
+        yield batch

@@ -1,0 +1,282 @@
+"""Reading a whole index again, and saying what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from limpet import records
+from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.inspection import Flaw, Kind, inspect, misnamed
+from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
+from limpet.index.offline import Whole, anew, batches, load, sole
+from limpet.index.places import Place, place_of
+from limpet.index.quarantine import Quarantined
+from limpet.index.repair import FIXABLE, Repairs, descriptions
+from limpet.index.schema import DELETED, UPDATED_AT
+from limpet.keys import Key
+from limpet.store.api import Blob
+
+__all__ = ["HINTS", "NOTES", "Finding", "VerifyReport", "verify"]
+
+NOTES: frozenset[Kind] = frozenset({"behind", "quarantined"})
+"""Worth knowing, and nothing is wrong: counts may lag behind after a crash, and quarantine is where bad objects go."""
+
+_RESTORE = "restore the object from a backup; records that are lost cannot be made anew"
+_REPAIR = "`limpet index verify --repair` puts it right"
+_COMPILE = "the next compile moves it to quarantine; restore it from a backup, or put its records again"
+
+HINTS: dict[Kind, str] = {
+    "bad_line": _RESTORE,
+    "bad_value": _RESTORE,
+    "behind": "the next compile of that shard notes it, or `limpet index verify --repair`",
+    "counts": _REPAIR,
+    "cut_off": _RESTORE,
+    "description": _REPAIR,
+    "duplicate": _REPAIR,
+    "lost": _RESTORE,
+    "misnamed": _REPAIR,
+    "misplaced": _REPAIR,
+    "missing_shard": _RESTORE,
+    "order": _REPAIR,
+    "quarantined": "look at it, put its records again if they matter, and remove it",
+    "stray": "if no reshard is under way, `limpet index verify --repair` brings its records home",
+    "unknown": "Limpet did not write it and never touches it; move it elsewhere, or `limpet index adopt` it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that verify found. `what` follows the object's name; `repaired` says that it is so no longer."""
+
+    kind: Kind
+    key: Key
+    what: str
+    repaired: bool = False
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is more than a note, and still so."""
+        return not self.repaired and self.kind not in NOTES
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        if self.kind in ("bad_line", "bad_value", "cut_off") and "/shards/" not in self.key:
+            return _COMPILE
+        return HINTS[self.kind]
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was read, and what was found. `records` and `tombstones` are those of the shards, `waiting` is objects."""
+
+    shards: int = 0
+    waiting: int = 0
+    records: int = 0
+    tombstones: int = 0
+    read_bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, or nothing any more."""
+        return not any(finding.wrong for finding in self.findings)
+
+
+def verify(whole: Whole, *, repair: bool = False) -> VerifyReport:
+    """Read everything again and report what is wrong. With `repair`, put right what can be derived, and nothing else.
+
+    It may run beside writers, readers and compilers. What is lost is reported, never papered over. Memory is bounded
+    by 32 MiB of objects or the largest one, whichever is more.
+    Raises: Missing; Corrupt for a manifest that makes no sense; whatever a read met; with `repair` Held, if another
+    repair, reshard or purge is at work.
+    Cost: 1 GET + 1 LIST per 1,000 objects + 1 GET an object; a repair see `Repairs`.
+    Crash: a dry run changes nothing; every repair is whole or can be done again.
+    """
+    if not repair:
+        return _Verifier(whole).run()
+    with sole(whole):
+        verifier = _Verifier(whole)
+        report = verifier.run()
+        verifier.repair()
+        return report
+
+
+class _Verifier:
+    def __init__(self, whole: Whole) -> None:
+        self._whole = whole
+        self._storage = whole.storage
+        self._keys = whole.storage.keys
+        self._manifest = load(whole).value
+        _demand_sense(self._manifest, self._keys.manifest)
+        self._schema = self._manifest.schema
+        self._report = VerifyReport()
+        self._counts: dict[str, Count] = {}
+        self._counts_make_sense = _wrong_counts(self._manifest) is None
+
+    def run(self) -> VerifyReport:
+        seen: set[str] = set()
+        for batch in batches(self._storage.store.list(self._keys.root)):
+            seen |= self._by_content([stat.key for stat in batch if not self._by_name(stat.key)])
+        for shard in shard_ids(self._manifest.depth):
+            if shard not in seen:
+                self._unlisted(shard)
+        self._descriptions()
+        self._counted()
+        return self._report
+
+    def repair(self) -> None:
+        """Repair what was found, and note in the report what is right again."""
+        findings = self._report.findings
+        hopeless = {finding.key for finding in findings if finding.kind not in FIXABLE}
+        wanted = [finding.key for finding in findings if finding.key not in hopeless]
+        outcomes = Repairs(self._whole, self._manifest, self._counts).run(wanted)
+        for at, finding in enumerate(findings):
+            if finding.key in outcomes:
+                error = outcomes[finding.key]
+                what = finding.what if error is None else f"{finding.what}; it could not be repaired: {error}"
+                findings[at] = replace(finding, what=what, repaired=error is None)
+
+    def _add(self, kind: Kind, key: Key, what: str) -> None:
+        self._report.findings.append(Finding(kind, key, what))
+
+    def _by_name(self, key: Key) -> bool:
+        """Note what its name tells; whether there is no need to read it here."""
+        place = place_of(self._keys, key)
+        if place.role in ("described", "lock"):
+            return True
+        if place.role in ("plain", "unknown"):
+            self._add("unknown", key, "does not belong to the index")
+            return True
+        if place.role != "quarantined" and len(place.shard) != self._manifest.depth:
+            self._add("stray", key, f"belongs to an index of depth {len(place.shard)}, not {self._manifest.depth}")
+            return True
+        return False
+
+    def _by_content(self, keys: Sequence[Key]) -> set[str]:
+        """Read objects, and note what is wrong with them; the shards among them that are there."""
+        shards: set[str] = set()
+        for key, found in self._storage.store.get_many(keys).items():
+            place = place_of(self._keys, key)
+            if isinstance(found, Missing):
+                continue  # merged since it was listed; a shard is asked for again
+            if isinstance(found, LimpetError):
+                raise found  # F23: what cannot be read now is not known to be good
+            self._report.read_bytes += len(found.data)
+            if place.role == "quarantined":
+                self._quarantined(key, found)
+            elif place.role == "shard":
+                self._shard(key, place.shard, found)
+                shards.add(place.shard)
+            else:
+                self._waits(key, place, found)
+        return shards
+
+    def _quarantined(self, key: Key, blob: Blob) -> None:
+        try:
+            kept = records.decode(blob.data, Quarantined, what=key)
+        except Corrupt as error:
+            self._add("quarantined", key, f"cannot be read itself: {error}")
+        else:
+            self._add("quarantined", key, f"keeps what was {kept.key}: {kept.reason}")
+
+    def _waits(self, key: Key, place: Place, blob: Blob) -> None:
+        self._report.waiting += 1
+        found = inspect(blob.data, self._schema, self._manifest.depth, place.shard)
+        flaws = found.flaws
+        if not blob.data:
+            flaws = [Flaw("cut_off", "is empty")]
+        elif place.role == "single" and found.readable:
+            wrong = misnamed(self._keys, key, place.shard, found, self._schema)
+            flaws = [*flaws, wrong] if wrong else flaws
+        for flaw in flaws:
+            self._add(flaw.kind, key, flaw.what)
+
+    def _shard(self, key: Key, shard: str, blob: Blob) -> None:
+        found = inspect(blob.data, self._schema, self._manifest.depth, shard)
+        self._report.shards += 1
+        self._report.records += found.keys - found.tombstones
+        self._report.tombstones += found.tombstones
+        for flaw in found.flaws:
+            self._add(flaw.kind, key, flaw.what)
+        if not found.readable:
+            return
+        known = self._manifest.count(shard) if self._counts_make_sense else None
+        if known is not None and found.keys < known.records:
+            known = self._again().count(shard)
+        if known is not None and found.keys < known.records:
+            missing = known.records - found.keys
+            self._add("lost", key, f"has {found.keys} records, and had {known.records} before: {missing} are lost")
+        elif not found.flaws:
+            self._counts[shard] = Count(found.keys, len(blob.data))
+
+    def _again(self) -> Manifest:
+        """The manifest as it is now, for a second look at what seems wrong.   Raises: Conflict if it was resharded."""
+        now = load(self._whole).value
+        if now.generation != self._manifest.generation:
+            raise anew(self._whole)
+        return now
+
+    def _unlisted(self, shard: str) -> None:
+        """A shard that no listing showed. A list is only a hint (F22)."""
+        key = self._keys.shard(shard)
+        try:
+            blob = self._storage.store.get(key)
+        except Missing:
+            self._again()
+            self._add("missing_shard", key, "is missing, and an index always has all its shards")
+        else:
+            self._shard(key, shard, blob)
+
+    def _descriptions(self) -> None:
+        wanted = descriptions(self._whole, self._manifest)
+        found = self._storage.read(wanted)
+        if any(found.get(key) != data for key, data in wanted.items()):
+            for key, data in descriptions(self._whole, self._again()).items():
+                if found.get(key) != data:
+                    what = "is not what the manifest says" if key in found else "is not there"
+                    self._add("description", key, what)
+
+    def _counted(self) -> None:
+        """What the manifest says of shards that are in order."""
+        key = self._keys.manifest
+        wrong = _wrong_counts(self._manifest)
+        if wrong is not None:
+            self._add("counts", key, wrong)
+        elif self._behind(self._manifest):
+            now = self._again()
+            behind = self._behind(now)
+            if behind:
+                told, there = now.count(behind[0]), self._counts[behind[0]]
+                more = f"; and {len(behind) - 1} shards more" if len(behind) > 1 else ""
+                assert told is not None
+                self._add(
+                    "behind",
+                    key,
+                    f"says {told.records} records and {told.size} bytes of shard {behind[0]}, which has "
+                    f"{there.records} and {there.size}{more}",
+                )
+
+    def _behind(self, manifest: Manifest) -> list[str]:
+        """The shards that the manifest does not count as they were read."""
+        if manifest.depth > COUNTED_DEPTH_MAX or _wrong_counts(manifest):
+            return []
+        return [shard for shard, count in self._counts.items() if manifest.count(shard) != count]
+
+
+def _demand_sense(manifest: Manifest, key: Key) -> None:
+    names = {field.name for field in manifest.fields}
+    if manifest.depth not in DEPTHS or not {manifest.key, UPDATED_AT, DELETED} <= names:
+        raise Corrupt(f"{key} makes no sense: depth {manifest.depth}, key {manifest.key!r}", hint=_RESTORE)
+
+
+def _wrong_counts(manifest: Manifest) -> str | None:
+    """Why the counts cannot be those of this index; None if they can."""
+    length = 16**manifest.depth if manifest.depth <= COUNTED_DEPTH_MAX else 0
+    if len(manifest.records) != length or len(manifest.sizes) != length:
+        return f"has {len(manifest.records)} counts and {len(manifest.sizes)} sizes; there are {length} shards to count"
+    if any(number < 0 for number in (*manifest.records, *manifest.sizes)):
+        return "has a count below zero"
+    return None

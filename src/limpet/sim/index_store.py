@@ -1,0 +1,102 @@
+"""What the index's world adds to the bucket: a look at every write, and an index that is there from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from limpet.cell import Cell, struct_codec
+from limpet.index import describe
+from limpet.index.decide import digest, shard_id, shard_ids
+from limpet.index.manifest import Count, Manifest, counted, fresh
+from limpet.index.schema import with_own
+from limpet.index.typed import typed
+from limpet.keys import IndexKeys, Key
+from limpet.sim.bucket import SimStore
+from limpet.sim.runtime import SimRuntime
+from limpet.sim.world import World
+from limpet.store.api import Always, Version, When
+from limpet.store.memory import MemoryStore
+
+__all__ = ["DEPTH", "INDEX", "KEYS", "NEWER", "OLDER", "IndexStore", "Newer", "Older", "layout", "tuned"]
+
+INDEX = "ix"
+KEYS = IndexKeys.of(INDEX)
+DEPTH = 1
+"""Sixteen shards: a real index has more, and none of them would matter more."""
+OLD = ("old0", "old19", "old39", "old63", "old3", "old43", "old50", "old61", "old36", "old54", "old101")
+"""Keys of records that are there from the start, in the three shards that the users write to."""
+
+
+@dataclass(frozen=True)
+class Older:
+    """A record."""
+
+    key: str
+    by: str | None = None
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Newer:
+    """A record of a later version of the program, which has one more column."""
+
+    key: str
+    by: str | None = None
+    updated_at: datetime | None = None
+    note: str | None = None
+
+
+OLDER = typed(Older, "key")
+NEWER = typed(Newer, "key")
+
+
+class IndexStore(SimStore):
+    """The bucket, with somebody who looks at every put before it is sent."""
+
+    watch: Callable[[Key, bytes], None] | None = None
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        if self.watch is not None:
+            self.watch(key, data)
+        return super().put(key, data, when=when)
+
+
+@cache
+def layout() -> Mapping[Key, bytes]:
+    """The objects of an index with a few old records."""
+    assert OLDER.fields is not None
+    shards = {shard: b"" for shard in shard_ids(DEPTH)}
+    for key in sorted(OLD, key=lambda key: digest(key.encode())):
+        shards[shard_id(key, DEPTH)] += f"{key}\x1ffounder\x1f2025-12-31T00:00:00.000000Z\x1f0\n".encode()
+    counts = {shard: Count(data.count(b"\n"), len(data)) for shard, data in shards.items()}
+    manifest = counted(fresh(with_own(OLDER.fields, "key"), DEPTH), counts)
+    world = World(0)
+    runtime = SimRuntime(world, world.start("founder"))
+    store = MemoryStore(runtime=runtime)
+    Cell(store, KEYS.manifest, struct_codec(Manifest), runtime).create(manifest)
+    return {
+        **{KEYS.shard(shard): data for shard, data in shards.items()},
+        KEYS.manifest: store.get(KEYS.manifest).data,
+        KEYS.package: describe.package(INDEX, manifest),
+        KEYS.json_schema: describe.json_schema(INDEX, manifest),
+    }
+
+
+@contextmanager
+def tuned(settings: Mapping[tuple[ModuleType, str], Any]) -> Iterator[None]:
+    """Constants that are made for gigabytes, set for a handful of records while a run lasts."""
+    before = {(module, name): getattr(module, name) for module, name in settings}
+    try:
+        for (module, name), value in settings.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name), value in before.items():
+            setattr(module, name, value)

@@ -1,0 +1,336 @@
+"""The search in an ordered object: three reads and 192 KiB whatever its size, and the answer of reading it all."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from index_helpers import keys_in, line_sizes
+from kernel_helpers import ManualRuntime, ScriptedStore, fails, steady
+from limpet.errors import Conflict, Corrupt, Unavailable
+from limpet.index.decide import Shape, digest
+from limpet.index.manifest import fresh
+from limpet.index.reader import Reader
+from limpet.index.schema import Field, with_own
+from limpet.index.seek import LINE_GUESS, Absent, Search
+from limpet.index.storage import Storage
+from limpet.keys import IndexKeys
+from limpet.store import MemoryStore
+
+SHAPE = Shape(key_at=0, stamp_at=1, gone_at=2, width=3)
+KINDS = ["constant", "large", "mixed", "exponential"]
+READS_MAX = 3
+BYTES_MAX = 192 << 10
+ALL = 0
+"""A depth of 0 makes one shard of all keys, so that none has to be searched for that hashes into a certain one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A shard that is never all in memory: which key stands where, and how long its line is."""
+
+    numbers: Sequence[int]
+    ends: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.ends[-1]
+
+    def start(self, at: int) -> int:
+        """Where a line begins."""
+        return self.ends[at - 1] if at else 0
+
+    def line(self, at: int) -> bytes:
+        """One line, its LF included."""
+        return b"k%d\x1f" % self.numbers[at] + b"." * (self._pad(at)) + b"\n"
+
+    def _pad(self, at: int) -> int:
+        return self.ends[at] - self.start(at) - len(b"k%d\x1f" % self.numbers[at]) - 1
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes of a range."""
+        first, last = bisect_right(self.ends, start), bisect_left(self.ends, stop)
+        data = b"".join([self.line(at) for at in range(first, last + 1)])
+        return data[start - self.start(first) : stop - self.start(first)]
+
+
+@cache
+def in_order(number: int) -> Sequence[int]:
+    """The keys k0, k1, ... in the order of their digests."""
+    return sorted(range(number), key=lambda n: hashlib.sha256(b"k%d" % n).digest()[:16])
+
+
+def layout(number: int, kind: str) -> Layout:
+    """So many lines of such sizes."""
+    sizes = line_sizes(kind, Random(number))
+    return Layout(in_order(number), [*accumulate(size for size, _ in zip(sizes, range(number), strict=False))])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a search, and what it took."""
+
+    line: bytes | None
+    reads: int
+    bytes: int
+
+    @property
+    def cheap(self) -> bool:
+        """Whether it kept the promise."""
+        return self.reads <= READS_MAX and self.bytes <= BYTES_MAX
+
+
+def look(
+    read: Callable[[int, int], bytes], size: int, key: bytes, *, line_size: float = LINE_GUESS, depth: int = ALL
+) -> Found:
+    """Search as the reader does."""
+    search = Search(key, SHAPE, depth, size, line_size=line_size)
+    reads = total = 0
+    while True:
+        start, stop = search.window()
+        assert 0 <= start < stop <= size
+        data = read(start, stop)
+        reads, total = reads + 1, total + len(data)
+        outcome = search.learn(start, data)
+        if outcome is not None:
+            return Found(None if isinstance(outcome, Absent) else outcome, reads, total)
+        assert reads < 100, "it does not come to an end"
+
+
+# ---- the promise, numerically ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("number", "lookups"), [(4_000, 1_500), (60_000, 1_500), (300_000, 2_000)], ids=["4k", "60k", "300k"]
+)
+def test_three_reads_of_192_kib_find_every_record_and_miss_every_other(number: int, lookups: int, kind: str) -> None:
+    shard, chance = layout(number, kind), Random(lookups)
+    for n in range(lookups):
+        # the manifest usually tells how long a line is; a guess has to do as well
+        line_size = shard.size / number if n % 2 else LINE_GUESS
+        if n % 4 == 3:
+            found = look(shard.read, shard.size, b"absent%d" % chance.randrange(10**9), line_size=line_size)
+            assert found.line is None
+        else:
+            at = chance.randrange(number)
+            found = look(shard.read, shard.size, b"k%d" % shard.numbers[at], line_size=line_size)
+            assert found.line == shard.line(at)[:-1]
+        assert found.cheap, (n, found.reads, found.bytes)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_in_a_shard_of_three_million_lines(kind: str) -> None:
+    test_three_reads_of_192_kib_find_every_record_and_miss_every_other(3_000_000, 5_000, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [1, 2, 3, 50, 4_000])
+def test_the_first_and_the_last_record_and_what_lies_beyond(number: int, kind: str) -> None:
+    shard = layout(number, kind)
+    for at in {0, min(1, number - 1), number - 1}:
+        found = look(shard.read, shard.size, b"k%d" % shard.numbers[at])
+        assert found.line == shard.line(at)[:-1]
+        assert found.cheap
+    ends = [digest(b"k%d" % shard.numbers[at]) for at in (0, -1)]
+    beyond = [key for n in range(10 * number) if not ends[0] < digest(key := b"absent%d" % n) < ends[1]]
+    assert beyond
+    for key in beyond[:100]:
+        found = look(shard.read, shard.size, key)
+        assert found.line is None
+        assert found.cheap
+
+
+def test_in_an_empty_object_there_is_nothing() -> None:
+    assert isinstance(Search(b"a", SHAPE, 2, 0).learn(0, b""), Absent)
+
+
+# ---- against a plain search through all lines ----
+
+# Sizes on both sides of each border in the search: 8 KiB looks, 12 KiB anchors, 64 KiB and more for the last look.
+line_bytes = st.one_of(
+    st.integers(20, 200), st.sampled_from([8191, 8192, 8193, 12288, 65535, 65536, 65537]), st.integers(200, 200_000)
+)
+
+
+@steady
+@given(st.lists(line_bytes, max_size=40), st.integers(0, 10), st.floats(20, 100_000))
+def test_any_sizes_of_lines_give_the_answer_of_a_plain_search(sizes: list[int], absent: int, line_size: float) -> None:
+    """Records far above 4 KiB are found too; only then it may take more reads."""
+    keys = sorted((b"k%d" % n for n in range(len(sizes))), key=digest)
+    lines = {key: key + b"\x1f" + b"." * (size - len(key) - 2) for key, size in zip(keys, sizes, strict=True)}
+    data = b"".join(line + b"\n" for line in lines.values())
+    if not data:
+        return
+    for key in (*keys, b"absent%d" % absent):
+        found = look(lambda start, stop: data[start:stop], len(data), key, line_size=line_size)
+        assert found.line == lines.get(key)
+        if max(sizes) <= 4096:
+            assert found.cheap
+
+
+@steady
+@given(st.integers(1, 400), st.integers(1, 4096), st.integers(0, 1 << 30))
+def test_every_alignment_of_a_window_with_its_lines(number: int, size: int, chance: int) -> None:
+    """Lines of one size, so that windows begin and end exactly where lines do for many of these sizes."""
+    size = max(size, 12)
+    keys = sorted((b"k%d" % n for n in range(number)), key=digest)
+    lines = [key + b"\x1f" + b"." * (size - len(key) - 2) for key in keys]
+    data = b"".join(line + b"\n" for line in lines)
+    at = chance % number
+    found = look(lambda start, stop: data[start:stop], len(data), keys[at])
+    assert found.line == lines[at]
+    assert found.cheap
+    absent = look(lambda start, stop: data[start:stop], len(data), b"absent%d" % chance)
+    assert absent.line is None
+    assert absent.cheap
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_a_shard_of_each_depth(depth: int) -> None:
+    shard = "3a7f"[:depth]
+    keys = sorted((key.encode() for key in keys_in(shard, 400 >> 4 * (depth - 2) or 2)), key=digest)
+    data = b"".join(key + b"\x1f" + b"." * 2000 + b"\n" for key in keys)
+    for key in keys:
+        found = look(lambda start, stop: data[start:stop], len(data), key, depth=depth)
+        assert found.line is not None
+        assert found.cheap
+
+
+# ---- damage ----
+
+
+def test_a_last_line_that_is_cut_off_is_corrupt() -> None:
+    data = b"".join(
+        sorted((b"k%d\x1f..\n" % n for n in range(50)), key=lambda line: digest(bytes(line).partition(b"\x1f")[0]))
+    )
+    for cut in (1, 2, 3, 5):
+        with pytest.raises(Corrupt, match="cut off"):
+            look(lambda start, stop: data[:-cut][start:stop], len(data) - cut, b"k7")  # noqa: B023
+
+
+def test_an_object_without_any_line_is_corrupt() -> None:
+    for size in (1, 10_000, 1_000_000):
+        data = b"x" * size
+        with pytest.raises(Corrupt, match="cut off"):
+            look(lambda start, stop: data[start:stop], size, b"k7")  # noqa: B023
+
+
+def test_a_line_that_has_no_key_is_corrupt() -> None:
+    key_last = Shape(key_at=2, stamp_at=1, gone_at=0, width=3)
+    search = Search(b"a", key_last, 2, 4)
+    with pytest.raises(Corrupt, match="too few fields"):
+        search.learn(0, b"x\x1fy\n")
+
+
+# ---- through the reader, which may know an old size, while others write ----
+
+
+class Bucket:
+    """One shard, read by a process that knows what the manifest said when it opened the index."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.runtime = ManualRuntime()
+        self.store = ScriptedStore(self.runtime, MemoryStore(self.runtime))
+        self.keys = IndexKeys.of("x")
+        manifest = fresh(with_own([Field("key", "string"), Field("text", "string")], "key"), 2)
+        self.schema = manifest.schema
+        self.reader = Reader(Storage(self.store, self.keys, self.runtime), manifest)
+        self.names = keys_in("3a", number)
+        self.write(size)
+
+    def line(self, key: str, size: int) -> bytes:
+        line = self.schema.line({"key": key, "text": ""}, "2026-01-01T00:00:00.000000Z", where="it")
+        text = "." * max(0, size - len(line) - 1)
+        return self.schema.line({"key": key, "text": text}, "2026-01-01T00:00:00.000000Z", where="it")
+
+    def write(self, size: int, *, without: Sequence[str] = ()) -> None:
+        """All records, or all but some, of so many bytes each."""
+        lines = sorted((digest(key.encode()), self.line(key, size)) for key in self.names if key not in without)
+        self.store.others.put(self.keys.shard("3a"), b"".join(line + b"\n" for _, line in lines))
+
+    def find(self, key: str) -> tuple[bytes | None, dict[str, int], int]:
+        """The line, what was asked, and how many bytes came."""
+        with self.store.measure() as cost:
+            line = self.reader.find(key)
+        return line, cost.requests, cost.read_bytes
+
+
+@pytest.mark.parametrize(("before", "after"), [(60, 900), (900, 60), (60, 4000), (4000, 60), (4000, 3999)])
+def test_a_shard_that_grew_or_shrank_since_its_size_was_learnt(before: int, after: int) -> None:
+    """Also far enough that the first range starts past its end."""
+    bucket = Bucket(300, before)
+    for key in bucket.names[:20]:
+        bucket.write(before)
+        bucket.find(bucket.names[0])
+        bucket.write(after)
+        line, asked, size = bucket.find(key)
+        assert line == bucket.line(key, after)
+        assert asked["list"] == 2
+        # one range may have been refused, and the size asked for
+        assert asked["get"] <= 4
+        assert asked.get("head", 0) <= 1
+        assert size <= BYTES_MAX
+        assert bucket.find(key)[1].get("head") is None, "the size is known again"
+
+
+def test_a_shard_that_was_empty_and_is_not_any_more() -> None:
+    bucket = Bucket(300, 900)
+    bucket.write(60, without=bucket.names)
+    assert bucket.find(bucket.names[0])[:2] == (None, {"list": 2, "head": 1})
+    bucket.write(900)
+    assert bucket.find(bucket.names[0])[0] == bucket.line(bucket.names[0], 900)
+
+
+def test_a_record_that_comes_while_its_shard_is_searched_is_found_in_the_new_version() -> None:
+    bucket = Bucket(300, 4000)
+    slow = 0
+    for late in bucket.names[:30]:
+        bucket.write(4000, without=[late])
+        bucket.find(late)  # the size is known from here on
+        line, asked, _ = bucket.find(late)
+        assert line is None
+        if asked["get"] == 1:
+            continue  # it was over before anybody came
+        slow += 1
+        bucket.store.gets.extend([None, lambda: bucket.write(4000)])
+        line, asked, _ = bucket.find(late)
+        assert line == bucket.line(late, 4000)
+        assert asked["get"] <= 1 + 1 + READS_MAX
+    assert slow > 5
+
+
+def test_a_shard_that_is_written_all_the_time_is_unavailable_never_absent() -> None:
+    bucket = Bucket(300, 4000)
+    slow = next(key for key in bucket.names if bucket.find(key)[1]["get"] > 1)
+    sizes = [4000, 4001]
+
+    def swap() -> None:
+        sizes.reverse()
+        bucket.write(sizes[0])
+
+    bucket.store.gets.extend([swap] * 100)
+    with pytest.raises(Unavailable, match="while it was read"):
+        bucket.find(slow)
+
+
+def test_a_version_that_is_gone_repeats_the_search_of_the_shard_only() -> None:
+    bucket = Bucket(300, 4000)
+    slow = next(key for key in bucket.names if bucket.find(key)[1]["get"] > 1)
+    bucket.store.gets.extend([None, fails(Conflict("another version"))])
+    line, asked, _ = bucket.find(slow)
+    assert line == bucket.line(slow, 4000)
+    assert asked["list"] == 2
+    assert asked["get"] <= 1 + READS_MAX, "one that was answered, and a whole search"

@@ -1,0 +1,352 @@
+"""Bugs planted in the index: COUNTEREXAMPLES.md 9 to 18, FAILURES.md rows, and what the simulation itself found."""
+
+from __future__ import annotations
+
+from planted.bug import Bug, Change
+
+__all__ = ["INDEX_BUGS"]
+
+
+def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "index") -> Bug:
+    return Bug(
+        name, row, seed, tuple(Change(f"limpet.index.{module}", old, new) for module, old, new in changes), scenario
+    )
+
+
+INDEX_BUGS = [
+    _bug(
+        "a lookup lists packs before singles",
+        "index 9",
+        0,
+        (
+            "reader",
+            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n"
+            "        for stat in self._storage.packs(shard):\n",
+            "        packs = self._storage.packs(shard)\n"
+            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n"
+            "        for stat in packs:\n",
+        ),
+    ),
+    _bug(
+        "a lookup reads the shard before it lists what waits",
+        "index 9",
+        0,
+        (
+            "reader",
+            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n",
+            "        lines = self._in_shard(key, shard)\n"
+            "        lines += self._newest_of(self._storage.singles_of(shard, key))\n",
+        ),
+        (
+            "reader",
+            "        lines += self._in_shard(key, shard)\n        return newest",
+            "        return newest",
+        ),
+    ),
+    _bug(
+        "get_many lists packs before singles",
+        "index 9",
+        0,
+        (
+            "reader",
+            "        lines: list[bytes] = []\n        if shard in work.singles:\n",
+            "        lines: list[bytes] = []\n        packs = self._storage.packs(shard)\n"
+            "        if shard in work.singles:\n",
+        ),
+        (
+            "reader",
+            "            for stat in self._storage.packs(shard):\n                lines += self._some_in",
+            "            for stat in packs:\n                lines += self._some_in",
+        ),
+    ),
+    _bug(
+        "the folders of packs are listed before those of singles",
+        "index 9",
+        0,
+        (
+            "storage",
+            "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
+            "        return Work(singles, frozenset(self.store.list_dirs(self.keys.packs)))\n",
+            "        packs = frozenset(self.store.list_dirs(self.keys.packs))\n"
+            "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
+            "        return Work(singles, packs)\n",
+        ),
+    ),
+    _bug(
+        "a scan looks for packs only where there were some",
+        "index 9, singles that became a pack since",
+        0,
+        ("storage", "        if work is None or shard in work.shards:\n", "        if shard in work.packs:\n"),
+    ),
+    _bug(
+        "get_many looks for packs only where there were some",
+        "index 9, singles that became a pack since",
+        0,
+        ("reader", "        if shard in work.shards:\n", "        if shard in work.packs:\n"),
+    ),
+    _bug(
+        "packs are gathered into a pack",
+        "index 11",
+        0,
+        ("compiler", "            case Step.PACK:\n", "            case Step.PACK:\n                singles += packs\n"),
+    ),
+    _bug(
+        "a compiler drops tombstones",
+        "index 12, index 13, index 14, index 15, index 16",
+        0,
+        (
+            "compiler",
+            "        merged = merge(base, newest(lines, shape), shape, what=what)\n",
+            "        merged = merge(base, newest(lines, shape), shape, what=what)\n"
+            "        live = [line for line in lines_of(merged.data, what=what) if not self._schema.is_gone(line)]\n"
+            "        merged = merge(live, {}, shape, what=what)\n",
+        ),
+    ),
+    _bug(
+        "in put_many the first record of a key counts",
+        "index 18",
+        0,
+        (
+            "writer",
+            "            lines[key] = self._schema.line(values, stamp, where=where)\n",
+            "            lines.setdefault(key, self._schema.line(values, stamp, where=where))\n",
+        ),
+    ),
+    _bug(
+        "a compiler deletes whatever is below the prefix",
+        "F18",
+        0,
+        (
+            "compiler",
+            "        self._storage.remove(read)\n        report.folded = 1\n",
+            "        below = [*self._storage.singles(shard), *self._storage.packs(shard)]\n"
+            "        self._storage.remove([stat.key for stat in below])\n"
+            "        report.folded = 1\n",
+        ),
+    ),
+    _bug(
+        "the lock alone keeps compilers apart",
+        "F12, F8",
+        0,
+        ("compiler", "put(what, merged.data, when=Match(blob.version))", "put(what, merged.data)"),
+    ),
+    _bug(
+        "a refused shard is put again, with a fresh version and the old merge",
+        "F22",
+        0,
+        (
+            "compiler",
+            "        except (Conflict, OutcomeUnknown):\n",
+            "        except Conflict:\n"
+            "            self._storage.store.put(what, merged.data, when=Match(self._storage.shard(shard).version))\n"
+            "        except OutcomeUnknown:\n",
+        ),
+    ),
+    _bug(
+        "the base is read before the version that it is swapped on",
+        "F15",
+        0,
+        (
+            "compiler",
+            "        blob = self._storage.shard(shard)\n        base = lines_of(blob.data, what=what)\n",
+            "        base = lines_of(self._storage.shard(shard).data, what=what)\n"
+            "        blob = self._storage.shard(shard)\n",
+        ),
+    ),
+    _bug(
+        "objects go before the shard is there",
+        "F18",
+        0,
+        (
+            "compiler",
+            "        merged = merge(base, newest(lines, shape), shape, what=what)\n",
+            "        merged = merge(base, newest(lines, shape), shape, what=what)\n"
+            "        self._storage.remove(read)\n",
+        ),
+    ),
+    _bug(
+        "a fold of unknown outcome counts as done",
+        "F3, F4",
+        0,
+        (
+            "compiler",
+            "        except (Conflict, OutcomeUnknown):\n",
+            "        except OutcomeUnknown:\n            pass\n        except Conflict:\n",
+        ),
+    ),
+    _bug(
+        "a pack of unknown outcome counts as there",
+        "F3, F4",
+        0,
+        (
+            "compiler",
+            "        except OutcomeUnknown:\n            report.conflicts = 1\n            return report\n",
+            "        except OutcomeUnknown:\n            pass\n",
+        ),
+    ),
+    _bug(
+        "an object that is gone is an error",
+        "index, a 404 is skipped",
+        0,
+        (
+            "storage",
+            "            if isinstance(outcome, Missing):\n                continue\n",
+            "",
+        ),
+    ),
+    _bug(
+        "an object that is gone means that there is no record",
+        "index, a 404 is skipped",
+        0,
+        (
+            "reader",
+            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n",
+            "        listed = self._storage.singles_of(shard, key)\n"
+            "        lines = self._newest_of(listed)\n"
+            "        if listed and not lines:\n            return None\n",
+        ),
+    ),
+    _bug(
+        "the oldest single is read",
+        "index, the newest single",
+        0,
+        ("reader", "        newest_stamp = max((", "        newest_stamp = min(("),
+    ),
+    _bug(
+        "one of two singles with the same time is read",
+        "index, ties",
+        0,
+        (
+            "reader",
+            "if single_stamp(stat.key) == newest_stamp]\n",
+            "if single_stamp(stat.key) == newest_stamp][-1:]\n",
+        ),
+    ),
+    _bug(
+        "of equal times the one that came first wins",
+        "index, ties",
+        0,
+        ("decide", "    return stamp, gone, line\n", '    return stamp, gone, b""\n'),
+    ),
+    _bug(
+        "of equal times a record beats its tombstone",
+        "index, ties",
+        0,
+        ("decide", "    return stamp, gone, line\n", '    return stamp, b"", line\n'),
+    ),
+    _bug(
+        "a missing shard reads as an empty one",
+        "F23",
+        0,
+        (
+            "storage",
+            "            return self.store.get(self.keys.shard(shard))\n        except Missing:\n",
+            "            return self.store.get(self.keys.shard(shard))\n        except Missing:\n"
+            '            return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)\n',
+        ),
+    ),
+    _bug(
+        "a shard that lost records is built upon",
+        "F23",
+        0,
+        ("compiler", "        if known is not None and len(base) < known.records:\n", "        if known is None:\n"),
+    ),
+    _bug(
+        "a later range may be of another version",
+        "index, a read across two versions",
+        0,
+        ("reader", "range=(start, stop), if_match=version)", "range=(start, stop))"),
+    ),
+    _bug(
+        "a process stamps the same time twice",
+        "index, stamps rise",
+        0,
+        ("stamps", "floor.at + TICK\n", "floor.at\n"),
+    ),
+    _bug(
+        "a put after a get may be older than what was seen",
+        "index 17",
+        0,
+        (
+            "stamps",
+            "            if seen is None or stamp_text(seen) < stamp:\n",
+            "            if True:\n",
+        ),
+    ),
+    _bug(
+        "put_many does not heed what was seen",
+        "index 17, found by the simulation",
+        0,
+        (
+            "writer",
+            "                stamp = self._stamps.after(self._scope, key, common)\n",
+            "                stamp = common\n",
+        ),
+    ),
+    _bug(
+        "a bad object is deleted before it is kept",
+        "F4",
+        0,
+        (
+            "quarantine",
+            "    for key, (data, reason) in bad.items():\n",
+            "    for key, (data, reason) in bad.items():\n        storage.remove([key])\n",
+        ),
+    ),
+    _bug(
+        "a count is written down whatever was counted before",
+        "index, counts",
+        0,
+        ("manifest", "counts[shard].records >= records[at]", "counts[shard].records >= 0"),
+    ),
+    _bug(
+        "a shard is counted that could not be put",
+        "index, counts",
+        0,
+        (
+            "compiler",
+            "        except (Conflict, OutcomeUnknown):\n",
+            "        except (Conflict, OutcomeUnknown):\n"
+            "            report.counts[shard] = Count(merged.records, len(merged.data))\n",
+        ),
+    ),
+    _bug(
+        "an older program cuts off the new column",
+        "mixed versions",
+        0,
+        (
+            "decide",
+            "    missing = width - 1 - line.count(SEPARATOR)\n",
+            "    missing = width - 1 - line.count(SEPARATOR)\n"
+            "    line = SEPARATOR.join(line.split(SEPARATOR)[:width])\n",
+        ),
+    ),
+    _bug(
+        "a column that is new makes an old line another one",
+        "mixed versions",
+        0,
+        ("decide", "    while line.endswith(_NULLS):\n", "    while not line:\n"),
+    ),
+    _bug(
+        "new lines are put behind the others",
+        "index, the order of a shard",
+        0,
+        ("decide", "        places = sorted(lines)\n", "        places = [*lines]\n"),
+    ),
+    _bug(
+        "an older description overwrites a newer one",
+        "found by the simulation",
+        0,
+        ("described", " or _count(blob.data, count) > columns):\n", "):\n"),
+    ),
+    _bug(
+        "what waits is shown unchecked",
+        "F23, found by the simulation",
+        0,
+        (
+            "reader",
+            "            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)\n",
+            "            for line in lines_of(data, what=at)\n",
+        ),
+    ),
+]
