@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "pack_of",
     "records_of",
     "shard_key",
+    "texts_of",
     "until_done",
     "whole_of",
 ]
@@ -86,6 +87,7 @@ class Meddled(MeteredStore):
 class Process:
     """One process on a virtual clock, which may be killed at its n-th write."""
 
+    bucket: MemoryStore
     store: Meddled
     runtime: ManualRuntime
     index: Index[Any]
@@ -105,7 +107,11 @@ class Process:
             Sightings(runtime),
             depth=depth,
         )
-        return cls(store, runtime, index, whole_of(index))
+        return cls(bucket, store, runtime, index, whole_of(index))
+
+    def another(self, owner: str) -> Process:
+        """Another process on the same bucket and clock."""
+        return Process.start(self.bucket, self.runtime.time, owner)
 
     def die_at_write(self, number: int) -> None:
         """Be killed before the write of that number lands; every later request is lost too."""
@@ -139,9 +145,7 @@ def until_done(bucket: MemoryStore, time: Time, act: Callable[[Whole], object], 
 
 def whole_of(index: Index[Any]) -> Whole:
     """What `Index` hands to operations on all of it."""
-    return Whole(
-        index.name, index._storage, index._cell, index._sightings, compile=lambda: index.compile(full=True)
-    )
+    return Whole(index.name, index._storage, index._cell, index._sightings, compile=lambda: index.compile(full=True))
 
 
 def contents(store: Store, *, locks: bool = False) -> dict[str, bytes]:
@@ -153,6 +157,12 @@ def contents(store: Store, *, locks: bool = False) -> dict[str, bytes]:
 def records_of(index: Index[Any]) -> dict[str, str | None]:
     """Every live record, by `scan`."""
     return {record.key: record.text for record in index.scan()}
+
+
+def texts_of(index: Index[Any], keys: Iterable[str]) -> dict[str, str | None]:
+    """What `get` finds under each key; a key without a record is left out."""
+    found = {key: index.get(key) for key in keys}
+    return {key: record.text for key, record in found.items() if record is not None}
 
 
 def shard_key(key: str, depth: int = 2) -> Key:
@@ -175,4 +185,3 @@ def pack_of(index: Index[Any], records: Mapping[str, str], stamp: str) -> bytes:
     schema = index.manifest.schema
     lines = [schema.line({"key": key, "text": text}, stamp, where="") for key, text in records.items()]
     return packed(newest(lines, schema.shape), schema.shape)
-

@@ -7,20 +7,26 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import limpet
 from cli.harness import Here, Spawn, alive, poll
+from limpet.app import Fleet
+from limpet.cli.demo_end import Answer, ask
 from limpet.cli.demo_index import by_worker, find_records, read_records
 from limpet.cli.demo_report import Ended, find, read_back, runs_in
+from limpet.cli.demo_screen import Board, Screen
 from limpet.cli.demo_tasks import INDEX, KEY, Result, expected, payload, square
 from servers.process import Bucket
 
@@ -33,6 +39,7 @@ REPORT = (
     r"^  ok    results    [\d,]+ read back, 0 wrong$",
     r"^  ok    index      ([\d,]+) records = \1 completed, 0 wrong, 0 missing$",
     r"^  ok    compiled   at least [\d,]+ objects merged by [\d,]+ folds; 0 still wait$",
+    r"^  ok    sql        the table above, held against a scan$",
     r"^  ok    taken over batch \d+ after \d+\.\d s and batch \d+ after \d+\.\d s$",
     r"^  ok    fencing    1 late write refused$",
     r"^        requests   [\d,]+ for tasks: [\d,]+ PUT, ",
@@ -57,9 +64,8 @@ def _check_report(out: str) -> None:
     assert int(ran) >= 2
     assert len(_pids(out)) == 6
     assert not [pid for pid in _pids(out) if alive(pid)]
-    table = [line.split() for line in re.findall(r"^ {15}(\S.*)$", out, re.M)]
-    assert table[0] == ["worker", "records", "total", "latest"]
-    assert [row[0] for row in table[1:5]] == ["ada", "ben", "cyd", "dot"]
+    table = out.partition("\n               worker   records")[2].splitlines()
+    assert [row.split()[0] for row in table[1:5]] == ["ada", "ben", "cyd", "dot"]
 
 
 def _heard(demo: subprocess.Popen[str], said: str) -> str:
@@ -88,7 +94,7 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     assert (demo.returncode, err) == (0, ""), out
     _check_report(out)
     assert re.search(r"^  ok    tasks      5,000 pushed = 4,992 completed \+ 8 failed$", out, re.M)
-    assert re.search(r"^        on SQS     tasks only: \$0\.00600, in tens \$0\.00060; ", out, re.M)
+    assert re.search(r"^        on SQS     tasks: \$0\.00600, in tens \$0\.00060; ", out, re.M)
     [home] = temp.iterdir()
     assert f"limpet status --url {home}/fleet\n" in out
     stats = limpet.open(home / "fleet").queue("demo").stats()
@@ -97,6 +103,7 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     records = [*limpet.open(home / "fleet").index(INDEX, Result).scan()]
     assert len(records) == 4992
     assert all(each.square == each.number**2 for each in records)
+    assert f'limpet index sql "from {INDEX} limit 5" --url {home}/fleet\n' in out
     assert f"limpet index stats {INDEX} --url {home}/fleet\n" in out
 
 
@@ -307,6 +314,39 @@ def test_the_index_is_read_back_with_what_waits() -> None:
     assert indexed.waiting == 1
     assert find_records(IDS[:10], GOOD, indexed.records).sound
     assert [row[:3] for row in by_worker(indexed.records)] == [("ada", 9, 276), ("ben", 1, 9)]
+
+
+def _asked(fleet: Fleet) -> tuple[Answer | None, str]:
+    out = StringIO()
+    screen = Screen(Console(file=out, width=100, highlight=False), Board(0, {}))
+    return ask(screen, fleet, {"ada": "cyan"}), out.getvalue()
+
+
+@pytest.fixture
+def some_results() -> Fleet:
+    """A fleet whose index has a few records."""
+    fleet = limpet.open("memory://")
+    index = fleet.index(INDEX, Result, key=KEY)
+    index.put_many(Result(n, n**2, "ada" if n % 2 else "ben") for n in range(100))
+    index.compile(full=True)
+    return fleet
+
+
+def test_sql_answers_as_a_scan_does(some_results: Fleet) -> None:
+    answer, said = _asked(some_results)
+    assert answer == by_worker(some_results.index(INDEX).scan())
+    assert [row[:3] for row in answer or ()] == [("ada", 50, 166650), ("ben", 50, 161700)]
+    assert re.search(r"^ {15}select worker, ", said, re.M)
+    assert re.search(r"^ {15}ada +50 +166,650 +\d\d:\d\d:\d\d\.\d{3}$", said, re.M)
+
+
+def test_without_duckdb_the_same_table_is_scanned(some_results: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, with_sql = _asked(some_results)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    answer, said = _asked(some_results)
+    assert answer is None
+    rows = [line for line in with_sql.splitlines() if re.match(r" {15}(worker|ada|ben) ", line)]
+    assert said.splitlines() == [*rows, "               worked out by a scan; for SQL: pip install 'limpet[sql]'"]
 
 
 def test_the_latest_of_each_worker() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import limpet
+from crash.index_programs import compile_records, write_records
 from limpet.cell import Cell, Fence, Lost, Replaced, Unclear, Won
 from limpet.cell.decide import admit
 from limpet.errors import Held, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
@@ -249,6 +250,8 @@ def main() -> None:
         "fork_and_open": fork_and_open,
         "fork_mid_renewal": fork_mid_renewal,
         "work": work,
+        "write_records": write_records,
+        "compile_records": compile_records,
     }
     programs[sys.argv[1]](*sys.argv[2:])
 

@@ -18,7 +18,7 @@ from limpet.index.compiler import LOCK_TTL_S
 from limpet.keys import IndexKeys
 from limpet.lease import Lock, Sightings
 from limpet.runtime import system
-from limpet.store import MemoryStore
+from limpet.store import MemoryStore, Version
 
 SHARDS = 256
 MANIFEST = {"get": 1}
@@ -298,12 +298,11 @@ def test_a_lost_race_costs_the_swap_and_deletes_nothing() -> None:
     index.put_many(spread(1))
     shard = IndexKeys.of(NAME).shard(shard_id(spread(1)[0].key))
 
-    def another_compiler() -> None:
+    def too_late(send: Callable[[], Version]) -> Version:
         fleet.store.put(shard, b"")
+        return send()
 
-    # manifest, lock, the pack, and then the shard: it changes just after it was read
-    network.gets.extend([None, None, None, None])
-    network.puts.extend([None, lambda send: (another_compiler(), send())[1]])
+    network.puts.extend([None, too_late])  # the lock, and then the shard, which another compiler has just written
     report = mine.compile()
     assert (report.conflicts, report.folded) == (1, 0)
     assert len(objects(fleet.store, "packs")) == 1

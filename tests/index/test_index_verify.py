@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 import limpet
 from index_helpers import NAME, Rec, keys_in
-from index_whole import KEYS, Process, contents, lines_of, pack_of, records_of, shard_key, until_done, whole_of
+from index_whole import (
+    KEYS,
+    Process,
+    contents,
+    lines_of,
+    pack_of,
+    records_of,
+    shard_key,
+    texts_of,
+    until_done,
+    whole_of,
+)
 from kernel_helpers import ManualRuntime, Time
 from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
 from limpet.index import Index
 from limpet.index.decide import shard_id
+from limpet.index.findings import HINTS, NOTES, VerifyReport
 from limpet.index.inspection import Kind
 from limpet.index.repair import FIXABLE
-from limpet.index.verify import HINTS, NOTES, VerifyReport, verify
+from limpet.index.typed import typed
+from limpet.index.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock
 from limpet.store import MemoryStore, Store
@@ -34,6 +47,11 @@ SHARD = shard_key(HERE[0])
 @pytest.fixture
 def process() -> Process:
     """An index with six records in shard 5e, two in a1, a tombstone, and three that wait."""
+    return filled()
+
+
+def filled() -> Process:
+    """The index of the fixture."""
     time = Time()
     process = Process.start(MemoryStore(ManualRuntime(time)), time, "p")
     process.index.put_many([Rec(key, key) for key in (*HERE, *THERE, "gone")])
@@ -44,10 +62,10 @@ def process() -> Process:
     return process
 
 
-def model(process: Process) -> dict[str, str | None]:
-    """What the index of `process` holds."""
-    waiting = keys_in("77", 2, prefix="p")
-    return {key: key for key in (*HERE, *THERE, *waiting)} | {"single": "1"}
+def model() -> dict[str, str | None]:
+    """What that index holds."""
+    found: dict[str, str | None] = {key: key for key in (*HERE, *THERE, *keys_in("77", 2, prefix="p"))}
+    return found | {"single": "1"}
 
 
 def kinds(report: VerifyReport) -> list[Kind]:
@@ -237,16 +255,16 @@ def test_a_dry_run_finds_it_and_changes_nothing(process: Process, damage: str) -
 
 @pytest.mark.parametrize("damage", REPAIRED)
 def test_what_is_derived_is_repaired(process: Process, damage: str) -> None:
-    wanted = model(process) | dict.fromkeys(REPAIRED[damage].adds, "x")
+    wanted = model() | dict.fromkeys(REPAIRED[damage].adds, "x")
     REPAIRED[damage].do(process)
     report = verify(process.whole, repair=True)
     assert report.ok
     assert all(finding.repaired for finding in report.findings), report.findings
     again = verify(process.whole)
     assert again.findings == []
-    fresh = Process.start(process.store.inner, process.runtime.time, "reader").index  # type: ignore[arg-type]
+    fresh = process.another("reader").index
     assert records_of(fresh) == wanted
-    assert {key: fresh.get(key).text for key in wanted} == wanted
+    assert texts_of(fresh, wanted) == wanted
     assert fresh.get("gone") is None
     process.index.compile(full=True)
     assert verify(process.whole).findings == []
@@ -278,20 +296,16 @@ def test_the_rest_is_repaired_beside_what_is_lost(process: Process) -> None:
 
 
 def test_every_kind_has_a_hint() -> None:
-    assert HINTS.keys() == {*Kind.__args__}  # type: ignore[attr-defined]
+    assert HINTS.keys() == {*get_args(Kind)}
     assert HINTS.keys() > FIXABLE
 
 
 def test_the_hint_for_what_waits_is_another(process: Process) -> None:
     process.store.put(single(process), b"oops\n")
-    [finding] = verify(process.whole).findings
-    assert "quarantine" in finding.hint
-    assert "backup" in verify_after(process, LOST["cut off"]).hint
-
-
-def verify_after(process: Process, damage: Damage) -> Any:
-    damage.do(process)
-    return next(finding for finding in verify(process.whole).findings if finding.key == SHARD)
+    LOST["cut off"].do(process)
+    hints = {finding.kind: finding.hint for finding in verify(process.whole).findings}
+    assert "quarantine" in hints["bad_line"]
+    assert hints["cut_off"].startswith("restore")
 
 
 def test_every_value_is_decoded() -> None:
@@ -357,7 +371,7 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
 
 
 def test_a_compile_meanwhile_is_no_finding(process: Process) -> None:
-    other = Process.start(process.store.inner, process.runtime.time, "other")  # type: ignore[arg-type]
+    other = process.another("other")
     process.store.after = once("list", KEYS.root, lambda: other.index.compile(full=True))
     assert verify(process.whole).findings == []
 
@@ -367,7 +381,7 @@ def test_lowered_counts_meanwhile_are_no_loss(process: Process) -> None:
 
     def purge() -> None:
         count_of(process, "5e", 5)
-        rewritten(process.store.inner, SHARD, lambda lines: lines[1:])
+        rewritten(process.bucket, SHARD, lambda lines: lines[1:])
 
     process.store.after = once("list", KEYS.root, purge)
     assert "lost" not in kinds(verify(process.whole))
@@ -375,7 +389,7 @@ def test_lowered_counts_meanwhile_are_no_loss(process: Process) -> None:
 
 def test_a_reshard_meanwhile_is_a_conflict(process: Process) -> None:
     def reshard() -> None:
-        process.store.inner.delete(SHARD)
+        process.bucket.delete(SHARD)
         manifest_with(process, generation=2)
 
     process.store.after = once("list", KEYS.root, reshard)
@@ -391,8 +405,8 @@ def test_a_column_added_meanwhile_is_no_finding(process: Process) -> None:
             text: str | None = None
             more: str | None = None
 
-        other = Process.start(process.store.inner, process.runtime.time, "other")  # type: ignore[arg-type]
-        other.index._typed = limpet.index.typed.typed(More, "key")  # type: ignore[attr-defined]
+        other = process.another("other")
+        other.index._typed = typed(More, "key")
         assert len(other.index.manifest.fields) == 5
 
     process.store.after = once("list", KEYS.root, evolve)
@@ -405,7 +419,7 @@ def test_a_shard_written_meanwhile_is_not_overwritten(process: Process) -> None:
     def write(verb: str, key: str) -> None:
         if (verb, key) == ("put", SHARD):
             process.store.before = lambda verb, key: None
-            rewritten(process.store.inner, SHARD, lambda lines: [line_of(process, "x")])
+            rewritten(process.bucket, SHARD, lambda lines: [line_of(process, "x")])
 
     process.store.before = write
     [finding] = verify(process.whole, repair=True).findings
@@ -418,20 +432,19 @@ def test_a_shard_written_meanwhile_is_not_overwritten(process: Process) -> None:
 def test_a_reader_that_listed_before_the_repair_misses_nothing(process: Process, damage: str) -> None:
     """COUNTEREXAMPLES 11: it looks for a pack that is gone; the records must be further on, not in another pack."""
     REPAIRED[damage].do(process)
-    repairer = Process.start(process.store.inner, process.runtime.time, "other")  # type: ignore[arg-type]
+    repairer = process.another("other")
     wanted = keys_in("77", 2, prefix="p")
     process.store.after = once("list", KEYS.packs_of("77"), lambda: verify(repairer.whole, repair=True))
-    assert process.index.get(wanted[0]).text == wanted[0]
-    assert process.index.get(wanted[1]).text == wanted[1]
+    assert texts_of(process.index, wanted) == {key: key for key in wanted}
 
 
 @pytest.mark.parametrize("damage", ["a single of another time", "a single of another key"])
 def test_a_scan_that_listed_before_the_repair_misses_nothing(process: Process, damage: str) -> None:
     REPAIRED[damage].do(process)
-    repairer = Process.start(process.store.inner, process.runtime.time, "other")  # type: ignore[arg-type]
+    repairer = process.another("other")
     listed = KEYS.inbox_of(shard_id("single"))
     process.store.after = once("list", listed, lambda: verify(repairer.whole, repair=True))
-    assert records_of(process.index) == model(process)
+    assert records_of(process.index) == model()
 
 
 def once(verb: str, key: str, deed: Callable[[], object]) -> Callable[[str, str], None]:
@@ -447,7 +460,7 @@ def once(verb: str, key: str, deed: Callable[[], object]) -> Callable[[str, str]
 
 def test_one_repair_at_a_time(process: Process) -> None:
     stray_single(process)
-    other = Process.start(process.store.inner, process.runtime.time, "other")  # type: ignore[arg-type]
+    other = process.another("other")
     key = KEYS.lock("all")
     lock = Lock(other.store, key, key, 60.0, other.runtime, other.whole.sightings)
     with lock.hold(wait_s=0):
@@ -493,16 +506,10 @@ def everything(process: Process) -> None:
 def test_a_crash_at_any_write_is_mended_by_the_next_run() -> None:
     died = 0
     for number in count(1):
-        time = Time()
-        bucket = MemoryStore(ManualRuntime(time))
-        process = Process.start(bucket, time, "p")
-        process.index.put_many([Rec(key, key) for key in (*HERE, *THERE, "gone")])
-        process.index.delete("gone")
-        process.index.compile(full=True)
-        process.index.put(Rec("single", "1"))
-        process.index.put_many([Rec(key, key) for key in keys_in("77", 2, prefix="p")])
+        process = filled()
+        bucket, time = process.bucket, process.runtime.time
         everything(process)
-        wanted = model(process) | {"t-new": "x", "stray": "x"}
+        wanted = model() | {"t-new": "x", "stray": "x"}
         more = until_done(bucket, time, lambda whole: verify(whole, repair=True), number)
         last = Process.start(bucket, time, "last")
         assert verify(last.whole).findings == []

@@ -88,7 +88,11 @@ INDEX_BUGS = [
         "packs are gathered into a pack",
         "index 11",
         0,
-        ("compiler", "            case Step.PACK:\n", "            case Step.PACK:\n                singles += packs\n"),
+        (
+            "compiler",
+            "            case Step.PACK:\n",
+            "            case Step.PACK:\n                singles += packs\n",
+        ),
     ),
     _bug(
         "a compiler drops tombstones",

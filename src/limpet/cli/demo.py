@@ -16,6 +16,7 @@ from limpet.errors import Invalid
 
 if TYPE_CHECKING:
     from limpet.cli.demo_crew import Event
+    from limpet.cli.demo_screen import Member
     from limpet.runtime import Runtime
 
 __all__ = ["EPILOG", "demo"]
@@ -186,15 +187,20 @@ class _Show:
 
     def _kill_compiler(self) -> None:
         """Kill a compiler in the middle of a run."""
-        event = self._until("folds")
-        self._wait_for(lambda: self.crew.elapsed_s() >= event.at_s + MOMENT_S)
-        self.crew.order(event.who, "tell")  # so that its requests are in the bill
+
+        def in_a_run() -> list[Member]:
+            until_s = self.crew.elapsed_s() - MOMENT_S
+            compilers = [self.board.crew[name] for name in COMPILERS]
+            return [member for member in compilers if member.state == "folds" and member.heard_s <= until_s]
+
+        self._wait_for(lambda: bool(in_a_run()))
+        member = in_a_run()[0]
+        self.crew.order(member.name, "tell")  # so that its requests are in the bill
         self._until("tells")
-        member = self.board.crew[event.who]
-        self._act(f"{event.who}, a compiler, is killed with -9 too, in the middle of a run.")
-        self.crew.kill(event.who)
+        self._act(f"{member.name}, a compiler, is killed with -9 too, in the middle of a run.")
+        self.crew.kill(member.name)
         member.state = "killed"
-        self._line(event.who, f"[bold red]killed[/bold red] (pid {member.pid}), while it folded results into shards")
+        self._line(member.name, f"[bold red]killed[/bold red] (pid {member.pid}), while it folded results into shards")
 
     def _holding(self, event: Event) -> str:
         batch = self._batches[event.fields["entry"]]
@@ -321,9 +327,9 @@ class _Show:
         )
         fleet = limpet.open(self._place, read_only=True)
         self._act("Whose results stand in the index? Anybody can ask it, in SQL.")
-        ask(self.screen, fleet, WORKERS)
+        answer = ask(self.screen, fleet, WORKERS)
         self._act("What the store holds, read back afresh.")
-        self.kept_promises = report(self.screen, fleet, self._logs, seen)
+        self.kept_promises = report(self.screen, fleet, self._logs, seen, answer)
         tasks = self.crew.requests("tasks") + Counter(self._fleet.meter.snapshot().requests)
         index = self.crew.requests("index") + Counter(self._indexed.meter.snapshot().requests)
         prices(self.screen, self.board.total, tasks, index, fleet.meter.snapshot().requests)

@@ -9,19 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limpet.cli.demo_index import by_worker, find_records, read_records, table_of
+from limpet.cli.demo_index import QUERY, by_worker, find_records, read_records, table_of
 from limpet.cli.demo_report import find, read_back, runs_in
+from limpet.cli.demo_screen import MARGIN
+from limpet.cli.demo_tasks import INDEX
 from limpet.cli.queue_bill import SQS_BATCH, sqs
 from limpet.cli.queue_options import clean
+from limpet.errors import Unsupported
 from limpet.store.prices import AS_OF, dollars
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.cli.demo_screen import Screen
 
-__all__ = ["Seen", "ask", "farewell", "prices", "report"]
+__all__ = ["Answer", "Seen", "ask", "farewell", "prices", "report"]
 
-LOOK = ("status", "queue ls demo --failed", "queue cost demo", "index stats results")
+LOOK = (
+    "status",
+    "queue ls demo --failed",
+    "queue cost demo",
+    f"index stats {INDEX}",
+    f'index sql "from {INDEX} limit 5"',
+)
+
+Answer = Sequence[tuple[Any, ...]]
+"""The rows that SQL gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +49,27 @@ class Seen:
     merged: int
 
 
-def ask(screen: Screen, fleet: Fleet, colours: Mapping[str, str]) -> None:
-    """Print whose results stand in the index."""
-    screen.say(table_of(by_worker(fleet.index("results").scan()), colours))
+def ask(screen: Screen, fleet: Fleet, colours: Mapping[str, str]) -> Answer | None:
+    """Print whose results stand in the index, and return what SQL answered; None where DuckDB is not installed."""
+    index = fleet.index(INDEX)
+    try:
+        answer = [*index.sql("\n".join(QUERY))]
+    except Unsupported as missing:
+        screen.say(table_of(by_worker(index.scan()), colours))
+        screen.say(f"[dim]{MARGIN}worked out by a scan; for SQL: {clean(missing.hint)}[/dim]")
+        return None
+    for line in QUERY:
+        screen.say(f"[dim]{MARGIN}{line}[/dim]")
+    screen.say(table_of(answer, colours))
+    return answer
 
 
-def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen) -> bool:
+def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen, answer: Answer | None) -> bool:
     """Print what the store holds beside what it must hold; whether every promise was kept."""
     ended, indexed = read_back(fleet), read_records(fleet)
     found = find(seen.ids, ended, runs_in(logs))
     stored = find_records(seen.ids, ended, indexed.records)
+    rows = by_worker(indexed.records)
     cell = fleet.cell(seen.fenced).read()
     kept = cell is not None and cell.value == seen.signed
     sums = f"{found.pushed:,} pushed = {found.completed:,} completed + {found.failed:,} failed"
@@ -63,6 +86,7 @@ def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen) -> bool:
         screen.fact("results", f"{found.completed:,} read back, {found.wrong} wrong", not found.wrong),
         screen.fact("index", records, stored.sound),
         screen.fact("compiled", folded, not indexed.waiting),
+        answer is None or screen.fact("sql", "the table above, held against a scan", answer == rows),
         screen.fact("taken over", taken, len(seen.takeovers) == 2),
         screen.fact("fencing", f"{seen.refused} late write refused", seen.refused == 1 and kept),
         screen.fact("run twice", again),
@@ -76,10 +100,11 @@ def prices(screen: Screen, total: int, tasks: Counter[str], index: Counter[str],
     screen.fact("", f"{index.total():,} for the index: {_by_verb(index)}")
     mine = dollars(tasks, "s3")
     screen.fact("price", f"${mine:.5f} for tasks, ${dollars(index, 's3'):.5f} for the index, on S3 ({AS_OF})")
+    screen.fact("", "[dim]100 records at once are some 80 PUTs, 10,000 at once are 256[/dim]")
     screen.fact("", f"${dollars(read_back, 's3'):.5f} to read it all back")
     single, tens = sqs(total, 1).dollars, sqs(total, SQS_BATCH).dollars
     who = "Limpet is cheaper" if mine < tens else "SQS is cheaper" if mine > single else "in tens SQS is cheaper"
-    screen.fact("on SQS", f"tasks only: ${single:.5f}, in tens ${tens:.5f}; {who}")
+    screen.fact("on SQS", f"tasks: ${single:.5f}, in tens ${tens:.5f}; {who}")
 
 
 def _by_verb(spent: Counter[str]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from limpet.cli.demo_report import Ended
+from limpet.cli.demo_screen import MARGIN
 from limpet.cli.demo_tasks import INDEX, KEY, expected
 from limpet.cli.queue_options import clean
 from limpet.keys import IndexKeys
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from limpet.app import Fleet
 
-__all__ = ["QUERY", "InIndex", "Indexed", "by_worker", "find_records", "has_sql", "read_records", "table_of"]
+__all__ = ["QUERY", "InIndex", "Indexed", "by_worker", "find_records", "read_records", "table_of"]
 
 QUERY = (
-    "select worker, count(*) as records, sum(square) as total, max(updated_at) as latest",
+    "select worker, count(*) as records, sum(square) as total,",
+    "       max(updated_at) as latest",
     f"from {INDEX} group by worker order by worker",
 )
 
@@ -67,11 +68,6 @@ def find_records(ids: Sequence[str], ended: Ended, records: Iterable[Mapping[str
     return InIndex(count, wrong, len(owed.keys() - seen))
 
 
-def has_sql() -> bool:
-    """Whether this Python can ask an index in SQL."""
-    return find_spec("duckdb") is not None
-
-
 def by_worker(records: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """What `QUERY` answers, worked out here."""
     rows: dict[str, tuple[int, int, Any]] = {}
@@ -93,4 +89,4 @@ def table_of(rows: Iterable[Sequence[Any]], colours: Mapping[str, str]) -> Rende
         colour = colours.get(worker, "default")
         at = f"{latest:%H:%M:%S.%f}"[:-3]
         table.add_row(f"[{colour}]{clean(worker)}[/{colour}]", f"{records:,}", f"{total:,}", at)
-    return Padding(table, (0, 0, 0, 15), expand=False)
+    return Padding(table, (0, 0, 0, len(MARGIN)), expand=False)

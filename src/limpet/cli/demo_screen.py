@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-__all__ = ["Board", "Member", "Screen"]
+__all__ = ["MARGIN", "Board", "Member", "Screen"]
 
 IDLE_AFTER_S = 0.8
 REFRESH_S = 0.1
 BAR = 30
+MARGIN = " " * 15
+"""Before what is said by nobody in particular: the time and a name would stand there."""
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ class _Adopter:
                     raise data
                 lines = self._lines_of(name, data, wanted[name].modified)
             except LimpetError as error:
-                self.report.bad.append(BadFile(name, f"{error} ({error.hint})" if error.hint else str(error)))
+                self._bad(name, f"{error} ({error.hint})" if error.hint else str(error))
             else:
                 self._keep(name, lines)
         if self._size >= PACKS_BYTES:
@@ -105,8 +105,12 @@ class _Adopter:
                 if error is None:
                     self.report.deleted += 1
                 else:
-                    self.report.bad.append(BadFile(name, f"it was taken in, but stays: {error}"))
+                    self._bad(name, f"it was taken in, but stays: {error}")
         self._lines, self._size, self._names = {}, 0, []
+
+    def _bad(self, name: str, reason: str) -> None:
+        """Note a bad file. On a disk its name may be no valid Unicode."""
+        self.report.bad.append(BadFile(name.encode(errors="replace").decode(), reason))
 
     def _demand_foreign(self) -> None:
         """Shards of our own have escapes and tombstones, which a plain file has not.   Raises: Invalid."""

@@ -10,28 +10,36 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
+from limpet.errors import Invalid, LimpetError
+from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.compiler import Compiler, CompileReport
-from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.decide import shard_ids
 from limpet.index.described import write_descriptions
-from limpet.index.manifest import Manifest, counted, fresh
+from limpet.index.findings import VerifyReport
+from limpet.index.layout import Layout
+from limpet.index.manifest import Manifest, counted
+from limpet.index.offline import Whole
+from limpet.index.purge import PurgeReport, purge
 from limpet.index.reader import Reader
-from limpet.index.schema import extended, with_own
+from limpet.index.reshard import ReshardReport, reshard
+from limpet.index.rows import Rows
+from limpet.index.sources import Source
+from limpet.index.sql import Parameters, sql
 from limpet.index.stamps import Stamps
 from limpet.index.stats import IndexStats, stats
 from limpet.index.storage import Storage, Work
 from limpet.index.typed import Typed
+from limpet.index.verify import verify
 from limpet.index.writer import Writer
 from limpet.keys import IndexKeys
 from limpet.lease import Sightings
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Put, Store
+from limpet.store.api import Store
 
 __all__ = ["Index", "Job"]
 
 R = TypeVar("R")
 
-DEPTH = 2
 PART = 8
 AT_ONCE = 8
 
@@ -76,13 +84,11 @@ class Index(Generic[R]):
         self._typed = typed
         self._stamps = stamps
         self._sightings = sightings
-        self._depth = depth
         self._job = job
         self._storage = Storage(store, IndexKeys.of(name), runtime)
         self._cell = Cell(store, self._storage.keys.manifest, struct_codec(Manifest), runtime)
+        self._layout = Layout(self._storage, self._cell, name, typed, depth)
         self._opened: _Opened[R] | None = None
-        if depth is not None and depth not in DEPTHS:
-            raise Invalid(f"an index has a depth of {DEPTHS[0]} to {DEPTHS[-1]}, not {depth}")
 
     def __repr__(self) -> str:
         return f"Index({self.name!r})"
@@ -158,6 +164,36 @@ class Index(Generic[R]):
         for lines in opened.reader.scan():
             for line in lines:
                 yield self._typed.record(schema.values(line))
+
+    def sql(self, query: str, parameters: Parameters | None = None, *, allow_files: bool = False) -> Rows:
+        """Answer a SELECT over this index, and any other of the fleet, each a table of its name.
+
+        Raises, Cost: as `limpet.index.sql.sql`; needs the extra `sql`.
+        """
+        return sql(self._storage.store, self._runtime, query, parameters, allow_files=allow_files)
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Read everything again; with `repair`, put right what can be derived.   See `limpet.index.verify.verify`."""
+        return verify(self._whole(), repair=repair)
+
+    def adopt(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
+        """Take in plain `{key}.usv` files.   See `limpet.index.adopt.adopt`."""
+        return adopt(self._whole(), self._stamps, source, quiesced=quiesced)
+
+    def reshard(self, depth: int, *, quiesced: bool = False) -> ReshardReport:
+        """Give it shards of another depth, while nobody uses it.   See `limpet.index.reshard.reshard`."""
+        report = reshard(self._whole(), depth, quiesced=quiesced)
+        self._opened = None
+        return report
+
+    def purge(self, *, quiesced: bool = False, older_than_s: float | None = None) -> PurgeReport:
+        """Drop tombstones, while nobody uses it.   See `limpet.index.purge.purge`."""
+        report = purge(self._whole(), quiesced=quiesced, older_than_s=older_than_s)
+        self._opened = None
+        return report
+
+    def _whole(self) -> Whole:
+        return Whole(self.name, self._storage, self._cell, self._sightings, lambda: self.compile(full=True))
 
     def stats(self) -> IndexStats:
         """The index in numbers.   Cost: 1 GET and as `limpet.index.stats.stats`, at least 4 LISTs."""
@@ -281,7 +317,7 @@ class Index(Generic[R]):
     def _open(self, *, again: bool = False) -> _Opened[R]:
         opened = self._opened
         if opened is None or again:
-            manifest = self._load()
+            manifest = self._layout.load()
             if opened is not None and opened.manifest == manifest:
                 return opened
             opened = self._opened = _Opened(
@@ -290,65 +326,3 @@ class Index(Generic[R]):
                 Writer(self._storage, manifest, self._typed, self._stamps),
             )
         return opened
-
-    def _load(self) -> Manifest:
-        seen = self._cell.read()
-        if seen is None:
-            return self._create()
-        manifest = seen.value
-        if self._depth is not None and manifest.depth != self._depth:
-            raise Invalid(
-                f"the index {self.name!r} has depth {manifest.depth}, not {self._depth}",
-                hint="leave depth out, or `limpet index reshard`",
-            )
-        return self._evolved(manifest)
-
-    def _evolved(self, manifest: Manifest) -> Manifest:
-        if self._typed.fields is None:
-            return manifest
-        fields, key = self._typed.fields, self._typed.key or manifest.key
-        if extended(manifest.schema, fields, key) is None:
-            return manifest
-
-        def change(now: Manifest | None) -> Manifest | None:
-            schema = extended(now.schema, fields, key) if now else None
-            if now is None or schema is None:
-                return None
-            return msgspec.structs.replace(now, fields=schema.fields, schema_version=now.schema_version + 1)
-
-        seen = self._cell.update(change)
-        if seen is None:
-            raise self._missing()
-        write_descriptions(self._storage, self.name, seen.value)
-        return seen.value
-
-    def _create(self) -> Manifest:
-        """Lay out a new index: all shards empty, then the manifest, then the descriptions.
-
-        Cost: 1 PUT a shard + 3 PUTs and 2 GETs.
-        Crash: without a manifest there is no index, and creating it again completes it.
-        """
-        if self._typed.fields is None:
-            raise self._missing()
-        if self._typed.key is None:
-            raise Invalid(f"the index {self.name!r} is new: say which field is its key", hint="key=...")
-        manifest = fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
-        puts = [Put(self._storage.keys.shard(shard), b"", Absent()) for shard in shard_ids(manifest.depth)]
-        for outcome in self._storage.store.put_many(puts).values():
-            if isinstance(outcome, LimpetError) and not isinstance(outcome, Conflict):
-                raise outcome
-        try:
-            self._cell.create(manifest)
-        except Conflict:
-            seen = self._cell.read()
-            if seen is None:
-                raise Corrupt(f"{self._cell.key} was removed while it was created") from None
-            return self._evolved(seen.value)
-        write_descriptions(self._storage, self.name, manifest)
-        return manifest
-
-    def _missing(self) -> Missing:
-        return Missing(
-            f"there is no index {self.name!r}",
-            hint='create it with a type: fleet.index(name, Type, key="...") or `limpet index create`',
-        )

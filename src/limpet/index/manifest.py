@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -15,7 +16,7 @@ COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to count each in one small object."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fields of `manifest.json` beside the cell's header.
 
     `generation` rises when shards are laid out anew; `described` is the schema version that datapackage.json shows.
@@ -31,7 +32,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
         """The columns."""
         return Schema(self.fields, self.key)

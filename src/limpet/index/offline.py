@@ -78,8 +78,9 @@ def demand_quiesced(quiesced: bool, *, what: str) -> None:
 def sole(whole: Whole) -> Iterator[Lease]:
     """Be the only one who repairs, reshards or purges this index.
 
-    Raises: Held.   Cost: 1 GET + 2 PUTs, 1 PUT more every 20 s.   Crash: the lock runs out after a minute.
+    Raises: Missing; Held.   Cost: 2 GETs + 2 PUTs, 1 PUT more every 20 s.   Crash: the lock runs out after a minute.
     """
+    load(whole)
     storage = whole.storage
     key = storage.keys.lock(ALL)
     lock = Lock(storage.store, key, key, SOLE_TTL_S, storage.runtime, whole.sightings, look_first=True)

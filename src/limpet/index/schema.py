@@ -75,6 +75,11 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def _readers(self) -> list[tuple[str, Callable[[bytes], Any]]]:
         return [(field.name, reader(field.type)) for field in self.columns]
 
+    @cached_property
+    def _matchers(self) -> dict[int, Callable[[bytes], re.Match[bytes] | None]]:
+        """By width, as they are needed."""
+        return {}
+
     def _pattern(self, width: int) -> re.Pattern[bytes]:
         """Every line of so many fields that this schema, an older or a newer one writes. JSON is in groups."""
         shape = self.shape
@@ -205,7 +210,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         except UnicodeDecodeError as error:
             raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
         least = self.shape.gone_at + 1
-        patterns: dict[int, Callable[[bytes], re.Match[bytes] | None]] = {}
+        patterns = self._matchers
         for number, line in enumerate(lines, 1):
             width = max(least, line.count(SEPARATOR) + 1)
             matches = patterns.get(width)

@@ -118,5 +118,7 @@ class FolderSource:
 
 
 def _failure(what: str, error: OSError) -> LimpetError:
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"{what}: it is not there")
     kind = Denied if isinstance(error, PermissionError) else Unavailable
     return kind(f"{what}: {error.strerror}")

@@ -75,7 +75,10 @@ class Stamps:
                 f"{where}: updated_at is {at}, more than a day ahead of the store's clock",
                 hint="a record from the future would hide every later put; leave updated_at out",
             )
-        return stamp_text(at)
+        try:
+            return stamp_text(at)
+        except OverflowError:
+            raise Invalid(f"{where}: updated_at is {at}, which UTC cannot express") from None
 
     def saw(self, index: str, key: str, stamp: str) -> None:
         """A stamp was shown to this process, or given by it: a later put of the key must count as later."""

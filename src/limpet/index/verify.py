@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from limpet import records
 from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.findings import RESTORE, Finding, VerifyReport
 from limpet.index.inspection import Flaw, Kind, inspect, misnamed
 from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
 from limpet.index.offline import Whole, anew, batches, load, sole
@@ -18,71 +19,7 @@ from limpet.index.schema import DELETED, UPDATED_AT
 from limpet.keys import Key
 from limpet.store.api import Blob
 
-__all__ = ["HINTS", "NOTES", "Finding", "VerifyReport", "verify"]
-
-NOTES: frozenset[Kind] = frozenset({"behind", "quarantined"})
-"""Worth knowing, and nothing is wrong: counts may lag behind after a crash, and quarantine is where bad objects go."""
-
-_RESTORE = "restore the object from a backup; records that are lost cannot be made anew"
-_REPAIR = "`limpet index verify --repair` puts it right"
-_COMPILE = "the next compile moves it to quarantine; restore it from a backup, or put its records again"
-
-HINTS: dict[Kind, str] = {
-    "bad_line": _RESTORE,
-    "bad_value": _RESTORE,
-    "behind": "the next compile of that shard notes it, or `limpet index verify --repair`",
-    "counts": _REPAIR,
-    "cut_off": _RESTORE,
-    "description": _REPAIR,
-    "duplicate": _REPAIR,
-    "lost": _RESTORE,
-    "misnamed": _REPAIR,
-    "misplaced": _REPAIR,
-    "missing_shard": _RESTORE,
-    "order": _REPAIR,
-    "quarantined": "look at it, put its records again if they matter, and remove it",
-    "stray": "if no reshard is under way, `limpet index verify --repair` brings its records home",
-    "unknown": "Limpet did not write it and never touches it; move it elsewhere, or `limpet index adopt` it",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that verify found. `what` follows the object's name; `repaired` says that it is so no longer."""
-
-    kind: Kind
-    key: Key
-    what: str
-    repaired: bool = False
-
-    @property
-    def wrong(self) -> bool:
-        """Whether it is more than a note, and still so."""
-        return not self.repaired and self.kind not in NOTES
-
-    @property
-    def hint(self) -> str:
-        """What to do about it."""
-        if self.kind in ("bad_line", "bad_value", "cut_off") and "/shards/" not in self.key:
-            return _COMPILE
-        return HINTS[self.kind]
-
-
-@dataclass(slots=True)
-class VerifyReport:
-    """What was read, and what was found. `records` and `tombstones` are those of the shards, `waiting` is objects."""
-
-    shards: int = 0
-    waiting: int = 0
-    records: int = 0
-    tombstones: int = 0
-    read_bytes: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong, or nothing any more."""
-        return not any(finding.wrong for finding in self.findings)
+__all__ = ["verify"]
 
 
 def verify(whole: Whole, *, repair: bool = False) -> VerifyReport:
@@ -269,7 +206,7 @@ class _Verifier:
 def _demand_sense(manifest: Manifest, key: Key) -> None:
     names = {field.name for field in manifest.fields}
     if manifest.depth not in DEPTHS or not {manifest.key, UPDATED_AT, DELETED} <= names:
-        raise Corrupt(f"{key} makes no sense: depth {manifest.depth}, key {manifest.key!r}", hint=_RESTORE)
+        raise Corrupt(f"{key} makes no sense: depth {manifest.depth}, key {manifest.key!r}", hint=RESTORE)
 
 
 def _wrong_counts(manifest: Manifest) -> str | None:

@@ -108,6 +108,7 @@ class Books:
     operations: int = 0
     _by: dict[tuple[str, str], Line] = field(default_factory=dict)
     _floor: dict[str, Rank] = field(default_factory=dict)
+    _safe: dict[str, Rank] = field(default_factory=dict)
     _handles: dict[str, _Handle] = field(default_factory=dict)
 
     def sends(self, who: str, line: Line, given: Container[str]) -> None:
@@ -128,8 +129,13 @@ class Books:
         """A write was answered: from now on everybody sees it, or something later."""
         for line in lines:
             self._raise(line.key, line.rank)
+            self._safe[line.key] = max(line.rank, self._safe.get(line.key, line.rank))
             if line.by in given:
                 self._handle(who).saw(line.key, line.stamp)
+
+    def lost_power(self) -> None:
+        """What was only read may be gone: a reader sees a write before it is durable."""
+        self._floor = dict(self._safe)
 
     def begins(self, keys: Iterable[str]) -> Floors:
         """A read sets out."""
@@ -176,4 +182,3 @@ class Books:
 
     def _handle(self, who: str) -> _Handle:
         return self._handles.setdefault(who, _Handle())
-

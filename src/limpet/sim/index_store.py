@@ -1,17 +1,18 @@
-"""What the index's world adds to the bucket: a look at every write, and an index that is there from the start."""
+"""What the index's world adds to a store: a look at every write, and an index that is there from the start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from limpet.cell import Cell, struct_codec
-from limpet.index import describe
+from limpet.index import compiler, decide, describe, reader, seek
+from limpet.index import index as facade
 from limpet.index.decide import digest, shard_id, shard_ids
 from limpet.index.manifest import Count, Manifest, counted, fresh
 from limpet.index.schema import with_own
@@ -20,15 +21,36 @@ from limpet.keys import IndexKeys, Key
 from limpet.sim.bucket import SimStore
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import World
-from limpet.store.api import Always, Version, When
+from limpet.store import DirectoryStore
+from limpet.store.api import Always, Store, Version, When
 from limpet.store.memory import MemoryStore
 
-__all__ = ["DEPTH", "INDEX", "KEYS", "NEWER", "OLDER", "IndexStore", "Newer", "Older", "layout", "tuned"]
+__all__ = [
+    "DEPTH",
+    "INDEX",
+    "KEYS",
+    "NAMES",
+    "NEWER",
+    "OLDER",
+    "WAITING",
+    "BucketStore",
+    "DiskStore",
+    "Newer",
+    "Older",
+    "Watched",
+    "layout",
+    "tuned",
+    "tuning",
+]
 
 INDEX = "ix"
 KEYS = IndexKeys.of(INDEX)
+WAITING = (f"{KEYS.inbox}/", f"{KEYS.packs}/")
+"""Below these lies what is not folded yet."""
 DEPTH = 1
 """Sixteen shards: a real index has more, and none of them would matter more."""
+NAMES = ("b", "e", "f1", "h1", "~x", "a2", "c", "f")
+"""The keys that users write: four of one shard, one of another, three of a third."""
 OLD = ("old0", "old19", "old39", "old63", "old3", "old43", "old50", "old61", "old36", "old54", "old101")
 """Keys of records that are there from the start, in the three shards that the users write to."""
 
@@ -56,8 +78,26 @@ OLDER = typed(Older, "key")
 NEWER = typed(Newer, "key")
 
 
-class IndexStore(SimStore):
-    """The bucket, with somebody who looks at every put before it is sent."""
+class Watched(Store, Protocol):
+    """A store with somebody who looks at every put before it is sent."""
+
+    watch: Callable[[Key, bytes], None] | None
+
+
+class BucketStore(SimStore):
+    """The bucket, watched."""
+
+    watch: Callable[[Key, bytes], None] | None = None
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        if self.watch is not None:
+            self.watch(key, data)
+        return super().put(key, data, when=when)
+
+
+class DiskStore(DirectoryStore):
+    """A directory, watched."""
 
     watch: Callable[[Key, bytes], None] | None = None
 
@@ -72,7 +112,7 @@ class IndexStore(SimStore):
 def layout() -> Mapping[Key, bytes]:
     """The objects of an index with a few old records."""
     assert OLDER.fields is not None
-    shards = {shard: b"" for shard in shard_ids(DEPTH)}
+    shards = dict.fromkeys(shard_ids(DEPTH), b"")
     for key in sorted(OLD, key=lambda key: digest(key.encode())):
         shards[shard_id(key, DEPTH)] += f"{key}\x1ffounder\x1f2025-12-31T00:00:00.000000Z\x1f0\n".encode()
     counts = {shard: Count(data.count(b"\n"), len(data)) for shard, data in shards.items()}
@@ -100,3 +140,25 @@ def tuned(settings: Mapping[tuple[ModuleType, str], Any]) -> Iterator[None]:
     finally:
         for (module, name), value in before.items():
             setattr(module, name, value)
+
+
+def tuning(world: World, lock_ttl_s: float) -> Mapping[tuple[ModuleType, str], Any]:
+    """A compiler that folds or packs as if shards were large, and searches that take several reads, in most runs."""
+    chance = world.chance
+    settings: dict[tuple[ModuleType, str], Any] = {(compiler, "LOCK_TTL_S"): lock_ttl_s, (facade, "DEPTH"): DEPTH}
+    if chance(50) < 0.75:
+        settings |= {
+            (decide, "FOLD_BELOW_BYTES"): 0,
+            (decide, "FOLD_SHARE"): 0.5 + 9 * chance(51),
+            (decide, "FOLD_PACKS"): 2 + int(3 * chance(52)),
+            (decide, "FOLD_AGE"): timedelta(seconds=5 + 200 * chance(53)),
+            (decide, "PACK_SINGLES"): 1 + int(2 * chance(54)),
+        }
+    if chance(55) < 0.6:
+        settings |= {
+            (seek, "WINDOW_MIN"): 64,
+            (seek, "ANCHOR"): 64,
+            (seek, "BYTES_MAX"): 256,
+            (reader, "SHARE_FOR_WHOLE"): 0 if chance(56) < 0.5 else 60,
+        }
+    return settings

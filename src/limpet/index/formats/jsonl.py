@@ -12,7 +12,7 @@ from limpet.errors import Invalid
 from limpet.index.formats.api import SAMPLE_ROWS, Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field
 from limpet.index.formats.convert import from_json
 from limpet.index.formats.infer import fields_of_json
-from limpet.index.formats.lines import BOM, Lines, gathered, placed
+from limpet.index.formats.lines import BOM, Lines, gathered, placed, text_of
 from limpet.index.schema import LINE_BYTES_MAX, Schema
 
 __all__ = ["Jsonl", "json_decoder", "parsed"]
@@ -70,13 +70,13 @@ class Jsonl:
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """See `Format.decoder`."""
         decode = json_decoder(schema)
-        return lambda raw: decode(parsed(raw.removeprefix(BOM)))
+        return lambda raw: decode(parsed(text_of(raw.removeprefix(BOM))))
 
     def sample(self, stream: IO[bytes]) -> Sample:
         """See `Format.sample`."""
         rows = []
         for number, raw in islice(Lines(stream, Mark()).records(), SAMPLE_ROWS):
-            rows.append(parsed(raw.removeprefix(BOM), what=f"line {number}"))
+            rows.append(parsed(text_of(raw.removeprefix(BOM)), what=f"line {number}"))
         if not rows:
             raise Invalid("the file is empty, so its fields cannot be told")
         return Sample(fields_of_json(rows))

@@ -1,6 +1,6 @@
 """The worlds that `python -m limpet.sim` can run, by name."""
 
-from limpet.sim.scenarios import directory, index, kernel, queue, supervisor
+from limpet.sim.scenarios import directory, index, index_disk, kernel, queue, supervisor
 from limpet.sim.shrink import Run
 
 __all__ = ["SCENARIOS"]
@@ -11,4 +11,5 @@ SCENARIOS: dict[str, Run] = {
     "queue": queue.run,
     "supervisor": supervisor.run,
     "index": index.run,
+    "index_disk": index_disk.run,
 }

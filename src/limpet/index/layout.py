@@ -1,0 +1,100 @@
+"""How an index comes to be, and how its columns grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from limpet.cell import Cell
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
+from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.described import write_descriptions
+from limpet.index.manifest import Manifest, fresh
+from limpet.index.schema import extended, with_own
+from limpet.index.storage import Storage
+from limpet.index.typed import Typed
+from limpet.store.api import Absent, Put
+
+__all__ = ["Layout"]
+
+DEPTH = 2
+
+
+class Layout:
+    """The manifest of one index, as a program's type wants it to be."""
+
+    def __init__(self, storage: Storage, cell: Cell[Manifest], name: str, typed: Typed[Any], depth: int | None):
+        if depth is not None and depth not in DEPTHS:
+            raise Invalid(f"an index has a depth of {DEPTHS[0]} to {DEPTHS[-1]}, not {depth}")
+        self._storage = storage
+        self._cell = cell
+        self._name = name
+        self._typed = typed
+        self._depth = depth
+
+    def load(self) -> Manifest:
+        """The manifest as it is now: created if there is none, extended if the type has new columns.
+
+        Raises: Missing without a type; Invalid for a type that does not fit.   Cost: 1 GET; see `_create`, `_evolved`.
+        """
+        seen = self._cell.read()
+        if seen is None:
+            return self._create()
+        if self._depth is not None and seen.value.depth != self._depth:
+            raise Invalid(
+                f"the index {self._name!r} has depth {seen.value.depth}, not {self._depth}",
+                hint="leave depth out, or `limpet index reshard`",
+            )
+        return self._evolved(seen.value)
+
+    def _evolved(self, manifest: Manifest) -> Manifest:
+        """The manifest with the type's new columns.   Cost: 0, or 1 GET + 1 PUT and the descriptions."""
+        if self._typed.fields is None:
+            return manifest
+        fields, key = self._typed.fields, self._typed.key or manifest.key
+        if extended(manifest.schema, fields, key) is None:
+            return manifest
+
+        def change(now: Manifest | None) -> Manifest | None:
+            schema = extended(now.schema, fields, key) if now else None
+            if now is None or schema is None:
+                return None
+            return msgspec.structs.replace(now, fields=schema.fields, schema_version=now.schema_version + 1)
+
+        seen = self._cell.update(change)
+        if seen is None:
+            raise self._missing()
+        write_descriptions(self._storage, self._name, seen.value)
+        return seen.value
+
+    def _create(self) -> Manifest:
+        """Lay out a new index: all shards empty, then the manifest, then the descriptions.
+
+        Cost: 1 PUT a shard + 3 PUTs and 2 GETs.
+        Crash: without a manifest there is no index, and creating it again completes it.
+        """
+        if self._typed.fields is None:
+            raise self._missing()
+        if self._typed.key is None:
+            raise Invalid(f"the index {self._name!r} is new: say which field is its key", hint="key=...")
+        manifest = fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
+        puts = [Put(self._storage.keys.shard(shard), b"", Absent()) for shard in shard_ids(manifest.depth)]
+        for outcome in self._storage.store.put_many(puts).values():
+            if isinstance(outcome, LimpetError) and not isinstance(outcome, Conflict):
+                raise outcome
+        try:
+            self._cell.create(manifest)
+        except Conflict:
+            seen = self._cell.read()
+            if seen is None:
+                raise Corrupt(f"{self._cell.key} was removed while it was created") from None
+            return self._evolved(seen.value)
+        write_descriptions(self._storage, self._name, manifest)
+        return manifest
+
+    def _missing(self) -> Missing:
+        return Missing(
+            f"there is no index {self._name!r}",
+            hint='create it with a type: fleet.index(name, Type, key="...") or `limpet index create`',
+        )

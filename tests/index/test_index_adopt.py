@@ -1,0 +1,391 @@
+"""`adopt`: the plain files of seed 001, and folders of them, become records of an index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import limpet
+from index_whole import Killed, Meddled, whole_of
+from kernel_helpers import ManualRuntime
+from limpet.app import Fleet
+from limpet.errors import Denied, Invalid, LimpetError, Missing
+from limpet.index import Index
+from limpet.index.adopt import AdoptReport, adopt
+from limpet.index.decide import shard_id
+from limpet.index.sources import FolderSource, Source, StoreSource
+from limpet.index.verify import verify
+from limpet.keys import IndexKeys, Key
+from limpet.store import MemoryStore
+
+KEYS = IndexKeys.of("domains")
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+US, RS = "\x1f", "\x1e"
+
+
+@dataclass
+class Domain:
+    """Seed 001's columns."""
+
+    domain: str
+    company_name: str | None
+    scraper_version: int | None
+    updated_at: datetime | None = None
+
+
+def plain(*fields: str, end: str = "\n") -> bytes:
+    """A record as the seed's workers write it."""
+    return (US.join(fields) + end).encode()
+
+
+def seeded(domain: str, version: int = 1, at: str = "2026-01-02T03:04:05Z") -> bytes:
+    """One good record."""
+    return plain(domain, f"{domain} Inc", str(version), at)
+
+
+def put(fleet: Fleet, name: str, data: bytes) -> None:
+    """A plain file beside the manifest."""
+    fleet.store.put(Key(f"{KEYS.root}/{name}"), data)
+
+
+@pytest.fixture
+def index(fleet: Fleet) -> Index[Domain]:
+    """An empty index of the seed's columns."""
+    index = fleet.index("domains", Domain, key="domain")
+    assert index.manifest.depth == 2
+    return index
+
+
+@pytest.fixture
+def memory() -> tuple[Fleet, Index[Domain]]:
+    """The same, in memory."""
+    fleet = limpet.open("memory://")
+    index = fleet.index("domains", Domain, key="domain")
+    assert index.manifest.depth == 2
+    return fleet, index
+
+
+def take(index: Index[Any], source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
+    """Adopt into it."""
+    return adopt(whole_of(index), index._stamps, source, quiesced=quiesced)
+
+
+def test_the_seed_s_own_layout(fleet: Fleet, index: Index[Domain]) -> None:
+    names = [f"site{n}.com" for n in range(20)]
+    for n, name in enumerate(names):
+        put(fleet, f"{name}.usv", seeded(name, n))
+    index.put(Domain("mine.com", None, None, AT))
+    report = take(index)
+    assert (report.files, report.records, report.deleted, report.bad) == (20, 20, 0, [])
+    assert report.packs == len({shard_id(name) for name in names})
+    wanted = {name: Domain(name, f"{name} Inc", n, AT) for n, name in enumerate(names)}
+    assert index.get_many(names) == wanted
+    index.compile(full=True)
+    assert {record.domain: record for record in index.scan()} == wanted | {
+        "mine.com": Domain("mine.com", None, None, AT)
+    }
+    assert {finding.kind for finding in verify(whole_of(index)).findings} == {"unknown"}
+    gone = take(index, quiesced=True)
+    assert (gone.files, gone.deleted) == (20, 20)
+    assert verify(whole_of(index)).findings == []
+    assert {record.domain for record in index.scan()} == {*names, "mine.com"}
+
+
+def test_twice_changes_nothing(memory: tuple[Fleet, Index[Domain]]) -> None:
+    fleet, index = memory
+    for n in range(5):
+        put(fleet, f"site{n}.com.usv", seeded(f"site{n}.com", n)[: -1 if n % 2 else None])
+    put(fleet, "old.com.usv", plain("old.com", "Old"))
+    take(index)
+    index.compile(full=True)
+    shards = {stat.key: fleet.store.get(stat.key).data for stat in fleet.store.list(KEYS.shards)}
+    shards = {key: data for key, data in shards.items() if key.endswith(".usv")}
+    take(index)
+    index.compile(full=True)
+    assert {key: fleet.store.get(key).data for key in shards} == shards
+
+
+def test_a_later_record_and_a_tombstone_stand(memory: tuple[Fleet, Index[Domain]]) -> None:
+    fleet, index = memory
+    put(fleet, "a.com.usv", seeded("a.com", 1))
+    put(fleet, "b.com.usv", seeded("b.com", 1))
+    index.put(Domain("a.com", "new", 2))
+    index.delete("b.com")
+    assert take(index).records == 2
+    index.compile(full=True)
+    assert [(record.domain, record.company_name) for record in index.scan()] == [("a.com", "new")]
+
+
+GOOD: dict[str, tuple[bytes, Domain]] = {
+    "as it is": (seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
+    "no line feed": (seeded("a.com")[:-1], Domain("a.com", "a.com Inc", 1, AT)),
+    "RS at the end": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end=RS), Domain("a.com", "A", 1, AT)),
+    "RS and LF": (plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"), Domain("a.com", "A\nB", 1, AT)),
+    "CR and LF": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end="\r\n"), Domain("a.com", "A", 1, AT)),
+    "a mark of the byte order": (b"\xef\xbb\xbf" + seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
+    "empty fields": (plain("a.com", "", "", "2026-01-02T03:04:05Z"), Domain("a.com", None, None, AT)),
+    "a backslash": (plain("a.com", "\\N\\", "1", "2026-01-02T03:04:05Z"), Domain("a.com", "\\N\\", 1, AT)),
+    "no zone": (plain("a.com", "A", "1", "2026-01-02T03:04:05"), Domain("a.com", "A", 1, AT)),
+    "a blank": (plain("a.com", "A", " 1 ", "2026-01-02 03:04:05+00:00"), Domain("a.com", "A", 1, AT)),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_what_is_tolerated(memory: tuple[Fleet, Index[Domain]], case: str) -> None:
+    fleet, index = memory
+    data, wanted = GOOD[case]
+    put(fleet, "a.com.usv", data)
+    assert take(index).bad == []
+    assert index.get("a.com") == wanted
+
+
+@pytest.mark.parametrize("fields", [("a.com",), ("a.com", "A"), ("a.com", "A", "1"), ("a.com", "A", "1", "")])
+def test_without_a_time_that_of_the_file_counts(memory: tuple[Fleet, Index[Domain]], fields: tuple[str, ...]) -> None:
+    fleet, index = memory
+    put(fleet, "a.com.usv", plain(*fields))
+    take(index)
+    found = index.get("a.com")
+    assert found is not None
+    assert found.updated_at == fleet.store.head(Key(f"{KEYS.root}/a.com.usv")).modified
+
+
+BAD: dict[str, tuple[str, bytes, str]] = {
+    "a header": ("a.com.usv", plain("domain", "company_name", "scraper_version") + seeded("a.com"), "header"),
+    "two records": ("a.com.usv", seeded("a.com") + seeded("a.com"), "2 records"),
+    "another key": ("a.com.usv", seeded("b.com"), "not that of its key 'b.com'"),
+    "no key": ("a.com.usv", plain("", "A"), "empty"),
+    "empty": ("a.com.usv", b"", "empty"),
+    "too many fields": ("a.com.usv", plain("a.com", "A", "1", "2026-01-02T03:04:05Z", "x"), "5 fields"),
+    "a bad integer": ("a.com.usv", plain("a.com", "A", "one"), "'scraper_version'"),
+    "a bad time": ("a.com.usv", plain("a.com", "A", "1", "yesterday"), "'updated_at'"),
+    "the future": ("a.com.usv", seeded("a.com", 1, "2999-01-01T00:00:00Z"), "ahead"),
+    "not UTF-8": ("a.com.usv", b"a.com\x1f\xff\n", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_reported_and_kept_and_the_rest_goes_on(memory: tuple[Fleet, Index[Domain]], case: str) -> None:
+    fleet, index = memory
+    name, data, said = BAD[case]
+    put(fleet, name, data)
+    put(fleet, "good.com.usv", seeded("good.com"))
+    report = take(index, quiesced=True)
+    [bad] = report.bad
+    assert bad.name == name
+    assert said in bad.reason
+    assert (report.files, report.deleted) == (1, 1)
+    assert fleet.store.get(Key(f"{KEYS.root}/{name}")).data == data
+    assert [record.domain for record in index.scan()] == ["good.com"]
+
+
+def test_other_files_and_folders_are_left_alone(memory: tuple[Fleet, Index[Domain]]) -> None:
+    """What lies in folders of the index is its own."""
+    fleet, index = memory
+    index.put(Domain("mine.com", "x", 1))
+    index.compile(full=True)
+    index.put_many([Domain(f"w{n}.com", "x", 1) for n in range(20)])
+    for name in ("a.com.usv", "notes.txt", "inbox0.usv", "zz.com.usv"):
+        put(fleet, name, seeded(name.removesuffix(".usv")))
+    before = {stat.key for stat in fleet.store.list(KEYS.root)}
+    report = take(index, quiesced=True)
+    assert (report.files, report.ignored, report.bad) == (3, 4, [])
+    after = {stat.key for stat in fleet.store.list(KEYS.root)}
+    assert before - after == {f"{KEYS.root}/{name}" for name in ("a.com.usv", "inbox0.usv", "zz.com.usv")}
+
+
+def test_a_folder_with_names_that_no_store_would_have(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
+    _, index = memory
+    folder = tmp_path / "domains"
+    (folder / "shards").mkdir(parents=True)
+    (folder / "deeper").mkdir()
+    names = ["Example.COM", "a b.com", "é.com", "x%2Fy", "=61.com"]
+    for name in names:
+        (folder / f"{name}.usv").write_bytes(seeded("x/y" if name == "x%2Fy" else name))
+    (folder / "deeper" / "no.com.usv").write_bytes(seeded("no.com"))
+    (folder / "link.com.usv").symlink_to(folder / "deeper" / "no.com.usv")
+    many = b"".join(seeded(f"s{n}.com", n) for n in range(30)).replace(b"\n", RS.encode())
+    (folder / "shards" / "5e.usv").write_bytes(many)
+    (folder / "shards" / "5e.lock").write_text("{}")
+    (folder / "datapackage.json").write_text("{}")
+    report = take(index, FolderSource(folder))
+    assert (report.files, report.records, report.bad, report.ignored) == (6, 35, [], 2)
+    wanted = {"Example.COM", "a b.com", "é.com", "x/y", "=61.com", *(f"s{n}.com" for n in range(30))}
+    assert {record.domain for record in index.scan()} == wanted
+    left = sorted(path.name for path in folder.rglob("*.usv"))
+    assert take(index, FolderSource(folder), quiesced=True).deleted == 6
+    assert sorted(path.name for path in folder.rglob("*.usv")) == ["link.com.usv", "no.com.usv"]
+    assert len(left) == 8
+    assert {record.domain for record in index.scan()} == wanted
+
+
+def test_the_time_of_a_file_in_a_folder(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
+    _, index = memory
+    (tmp_path / "a.com.usv").write_bytes(plain("a.com"))
+    os.utime(tmp_path / "a.com.usv", (AT.timestamp(), AT.timestamp()))
+    take(index, FolderSource(tmp_path))
+    found = index.get("a.com")
+    assert found is not None
+    assert found.updated_at == AT
+
+
+def test_a_prefix_of_another_store(fleet: Fleet, memory: tuple[Fleet, Index[Domain]]) -> None:
+    _, index = memory
+    fleet.store.put(Key("old/domains/a.com.usv"), seeded("a.com"))
+    fleet.store.put(Key("old/domains/inbox/b.com.usv"), seeded("b.com"))
+    fleet.store.put(Key("old/domains/manifest.json"), b'{"shards": 1}')
+    fleet.store.put(Key("old/domains/shards/5e.usv"), seeded("c.com") + seeded("d.com"))
+    fleet.store.put(Key("old/domains/shards/deeper/x.usv"), seeded("x.com"))
+    fleet.store.put(Key("old/domains/zzz/a.usv"), seeded("e.com"))
+    source = StoreSource(fleet.store, "old/domains")
+    assert take(index, source, quiesced=True).deleted == 2
+    assert {record.domain for record in index.scan()} == {"a.com", "c.com", "d.com"}
+    assert len([*fleet.store.list("old/domains")]) == 4
+
+
+def test_of_a_shard_all_or_nothing(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
+    _, index = memory
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "5e.usv").write_bytes(seeded("a.com") + plain("b.com", "B", "x"))
+    report = take(index, FolderSource(tmp_path), quiesced=True)
+    [bad] = report.bad
+    assert bad.name == "shards/5e.usv"
+    assert "record 2" in bad.reason
+    assert [*index.scan()] == []
+    assert (tmp_path / "shards" / "5e.usv").exists()
+
+
+def test_the_newest_of_several_wins(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
+    _, index = memory
+    (tmp_path / "shards").mkdir()
+    newer = seeded("a.com", 2, "2026-02-01T00:00:00Z")
+    (tmp_path / "shards" / "5e.usv").write_bytes(seeded("a.com", 1) + newer + seeded("a.com", 3))
+    (tmp_path / "a.com.usv").write_bytes(seeded("a.com", 4))
+    take(index, FolderSource(tmp_path))
+    found = index.get("a.com")
+    assert found is not None
+    assert found.scraper_version == 2
+
+
+def test_shards_of_our_own_are_refused(memory: tuple[Fleet, Index[Domain]]) -> None:
+    fleet, index = memory
+    index.put(Domain("a.com", "A", 1))
+    index.compile(full=True)
+    other = limpet.open("memory://").index("other", Domain, key="domain")
+    assert other.manifest.depth == 2
+    with pytest.raises(Invalid, match="Limpet's own") as error:
+        take(other, StoreSource(fleet.store, KEYS.root), quiesced=True)
+    assert "export" in error.value.hint
+    assert [*other.scan()] == []
+
+
+def test_no_folder_and_no_index(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
+    fleet, index = memory
+    with pytest.raises(Missing, match="no folder"):
+        take(index, FolderSource(tmp_path / "nowhere"))
+    with pytest.raises(Missing, match="no index"):
+        take(fleet.index("nowhere"))
+
+
+def test_large_takes_are_put_in_parts(
+    tmp_path: Path, memory: tuple[Fleet, Index[Domain]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory stays bounded; each part is durable before its files go."""
+    _, index = memory
+    monkeypatch.setattr("limpet.index.adopt.PACKS_BYTES", 2000)
+    for n in range(600):
+        (tmp_path / f"s{n}.com.usv").write_bytes(seeded(f"s{n}.com", n))
+    report = take(index, FolderSource(tmp_path), quiesced=True)
+    assert (report.files, report.deleted) == (600, 600)
+    assert report.packs > len({shard_id(f"s{n}.com") for n in range(600)})
+    assert len([*index.scan()]) == 600
+
+
+def test_cost(memory: tuple[Fleet, Index[Domain]]) -> None:
+    fleet, index = memory
+    names = [f"site{n}.com" for n in range(300)]
+    for name in names:
+        put(fleet, f"{name}.usv", seeded(name))
+    index.put(Domain("clock.com", None, None))
+    index.compile(full=True)
+    shards = len({shard_id(name) for name in names})
+    with fleet.meter.measure() as cost:
+        take(index, quiesced=True)
+    # one LIST for each folder that is jumped over, and the first
+    assert cost.requests == {"get": 301, "put": shards, "delete": 300, "list": 2}
+
+
+class Refusing:
+    """A source whose files cannot be deleted."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.files = source.files
+        self.read = source.read
+
+    def delete(self, names: Any) -> dict[str, LimpetError | None]:
+        """See `Source.delete`."""
+        return {name: Denied("no") for name in names}
+
+
+def test_what_cannot_be_deleted_is_reported(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
+    _, index = memory
+    (tmp_path / "a.com.usv").write_bytes(seeded("a.com"))
+    report = take(index, Refusing(FolderSource(tmp_path)), quiesced=True)
+    assert (report.files, report.deleted) == (1, 0)
+    [bad] = report.bad
+    assert "stays" in bad.reason
+    assert index.get("a.com") is not None
+
+
+def test_a_crash_at_any_write_loses_nothing() -> None:
+    """Whatever is deleted is in the index by then; the next run takes in the rest."""
+    names = [f"site{n}.com" for n in range(12)]
+    died = 0
+    for number in count(1):
+        bucket = MemoryStore(ManualRuntime())
+        index = _opened(bucket, lambda verb: None)
+        for name in names:
+            bucket.put(Key(f"{KEYS.root}/{name}.usv"), seeded(name))
+        left = [number]
+
+        def die(verb: str, left: list[int] = left) -> None:
+            left[0] -= verb in ("put", "delete")
+            if left[0] <= 0:
+                raise Killed
+
+        try:
+            take(_opened(bucket, die), quiesced=True)
+        except Killed:
+            died += 1
+            there = {stat.key for stat in bucket.list(KEYS.root)}
+            gone = {name for name in names if f"{KEYS.root}/{name}.usv" not in there}
+            assert gone <= {record.domain for record in index.scan()}
+        else:
+            break
+        take(_opened(bucket, lambda verb: None), quiesced=True)
+        assert {record.domain for record in index.scan()} == {*names}
+        assert verify(whole_of(index)).findings == []
+    assert died > len(names)
+
+
+def _opened(bucket: MemoryStore, before: Callable[[str], None]) -> Index[Any]:
+    runtime = ManualRuntime(owner=f"p{len([*bucket.list()])}")
+    runtime.wall_offset_s = timedelta(days=200).total_seconds()
+    store = Meddled(bucket, runtime)
+    store.before = lambda verb, key: before(verb)
+    from limpet.index.stamps import stamps_of
+    from limpet.index.typed import typed
+    from limpet.lease import Sightings
+
+    index: Index[Any] = Index(
+        store, "domains", runtime, typed(Domain, "domain"), stamps_of(store, runtime, "memory"), Sightings(runtime)
+    )
+    assert index.manifest.depth == 2
+    return index

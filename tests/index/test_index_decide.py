@@ -1,0 +1,228 @@
+"""What the index decides: where a record lives, which of two wins, what a compiler does."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from index_helpers import keys_in
+from kernel_helpers import steady
+from limpet.errors import Corrupt
+from limpet.index import shard_id
+from limpet.index.decide import (
+    FOLD_AGE,
+    FOLD_BELOW_BYTES,
+    FOLD_PACKS,
+    FOLD_SHARE,
+    PACK_SINGLES,
+    Shape,
+    Step,
+    Waiting,
+    digest,
+    fractions,
+    key_of,
+    keys_of,
+    merge,
+    newest,
+    next_step,
+    packed,
+    rank,
+    shard_ids,
+    shard_of,
+)
+
+SHAPE = Shape(key_at=0, stamp_at=2, gone_at=3, width=4)
+WIDE = Shape(key_at=0, stamp_at=2, gone_at=3, width=6)
+
+
+def line(key: str, text: str = "x", stamp: int = 0, gone: int = 0, *later: str) -> bytes:
+    """A line as a schema writes it."""
+    return "\x1f".join([key, text, f"2026-01-01T00:00:00.{stamp:06}Z", str(gone), *later]).encode()
+
+
+lines = st.builds(
+    line,
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.sampled_from(["x", "y", "\\N"]),
+    st.integers(0, 3),
+    st.integers(0, 1),
+)
+
+
+# ---- places ----
+
+
+@pytest.mark.parametrize("key", ["example.com", "", "é", "a/b", "x" * 5000])
+def test_the_shard_of_a_key_is_that_of_the_seed(key: str) -> None:
+    def get_shard_id(domain: str) -> str:
+        return hashlib.sha256(domain.encode()).hexdigest()[:2]
+
+    assert shard_id(key) == get_shard_id(key)
+    assert shard_id(key, 4) == hashlib.sha256(key.encode()).hexdigest()[:4]
+    assert shard_of(digest(key.encode()), 3) == shard_id(key, 3)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_the_shards_of_an_index(depth: int) -> None:
+    ids = shard_ids(depth)
+    assert len(ids) == len({*ids}) == 16**depth
+    assert {shard_id(str(n), depth) for n in range(200)} <= {*ids}
+    assert ids == sorted(ids)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_how_far_into_its_shard_a_key_lies(depth: int) -> None:
+    places = sorted(digest(key.encode()) for key in keys_in("3a", 200))
+    places = [place for place in places if shard_of(place, depth) == shard_of(places[0], depth)]
+    found = [fractions(place, depth) for place in places]
+    assert found == sorted(found)
+    assert all(0 <= each < 1 for each in found)
+    assert fractions(b"\x3a" + bytes(31), 2) == 0.0
+    assert fractions(b"\x3a\x80" + bytes(30), 2) == 0.5
+
+
+# ---- winners ----
+
+
+def test_the_later_wins_then_the_tombstone_then_the_greater_bytes() -> None:
+    rising = [
+        line("a", "z", 1, 0),
+        line("a", "a", 2, 0),
+        line("a", "b", 2, 0),
+        line("a", "\\N", 2, 1),
+        line("a", "a", 3, 0),
+    ]
+    assert sorted(rising, key=lambda each: rank(each, SHAPE)) == rising
+
+
+def test_a_column_that_came_later_does_not_decide_while_it_is_null() -> None:
+    assert rank(line("a", "x", 1, 0, "\\N", "\\N"), WIDE) == rank(line("a", "x", 1, 0), WIDE)
+    assert rank(line("a", "x", 1, 0, "\\N", "7"), WIDE) > rank(line("a", "x", 1, 0), WIDE)
+    assert rank(line("a", "x", 1, 0, "\\N", "7"), WIDE) > rank(line("a", "x", 1, 0, "\\N", "\\N"), WIDE)
+
+
+def test_a_line_with_too_few_fields_is_corrupt() -> None:
+    key_last = Shape(key_at=2, stamp_at=0, gone_at=1, width=3)
+    for act in (
+        lambda: rank(b"a\x1fb", SHAPE),
+        lambda: key_of(b"a\x1fb", key_last),
+        lambda: keys_of([b"a\x1fb"], key_last),
+        lambda: newest([line("a"), b"a"], SHAPE),
+    ):
+        with pytest.raises(Corrupt, match="too few fields"):
+            act()
+
+
+def test_an_escaped_key_is_the_key_that_was_put() -> None:
+    assert key_of(line("a\\n\\x1fb\\\\"), SHAPE) == b"a\n\x1fb\\"
+    assert keys_of([line("a\\n"), line("b")], SHAPE) == [b"a\n", b"b"]
+
+
+# ---- merging ----
+
+
+def merged(base: bytes, some: list[bytes], shape: Shape = SHAPE) -> bytes:
+    return merge(base.split(b"\n")[:-1], newest(some, shape), shape, what="it").data
+
+
+@steady
+@given(st.lists(lines, max_size=12), st.lists(lines, max_size=12), st.data())
+def test_merging_does_not_depend_on_order_or_on_how_often(
+    one: list[bytes], two: list[bytes], data: st.DataObject
+) -> None:
+    whole = merged(b"", [*one, *two])
+    assert merged(merged(b"", one), two) == whole
+    assert merged(merged(b"", two), one) == whole
+    assert merged(whole, one) == whole
+    assert merged(b"", data.draw(st.permutations([*one, *two]))) == whole
+    assert packed(newest([*one, *two], SHAPE), SHAPE) == whole, "a pack of all is the same"
+
+
+@steady
+@given(st.lists(lines, max_size=12), st.lists(lines, max_size=12))
+def test_a_merge_is_what_a_dict_would_say(base: list[bytes], some: list[bytes]) -> None:
+    winners: dict[bytes, bytes] = {}
+    for each in (*base, *some):
+        key = each.split(b"\x1f")[0]
+        if key not in winners or rank(each, SHAPE) > rank(winners[key], SHAPE):
+            winners[key] = each
+    before = merged(b"", base).split(b"\n")[:-1]
+    after = merge(before, newest(some, SHAPE), SHAPE, what="it")
+    assert after.data.split(b"\n")[:-1] == [winners[key] for key in sorted(winners, key=digest)]
+    assert after.records == len(winners)
+    assert after.won == len({*after.data.split(b"\n")[:-1]} - {*before})
+
+
+def test_merging_pads_old_lines_and_keeps_newer_ones_whole() -> None:
+    base = merged(b"", [line("a", "old", 1)])
+    wide = merged(base, [line("b", "new", 1, 0, "7", "8", "9")], WIDE).split(b"\n")[:-1]
+    assert {*wide} == {line("a", "old", 1, 0, "\\N", "\\N"), line("b", "new", 1, 0, "7", "8", "9")}
+
+
+def test_a_base_out_of_order_or_with_a_key_twice_is_corrupt() -> None:
+    good = [line(key) for key in sorted("abcd", key=lambda key: digest(key.encode()))]
+    assert merge(good, {}, SHAPE, what="it").records == 4
+    for bad in permutations(good):
+        if [*bad] != good:
+            with pytest.raises(Corrupt, match="it is out of order"):
+                merge(bad, {}, SHAPE, what="it")
+    with pytest.raises(Corrupt):
+        merge([good[0], good[0], *good[1:]], {}, SHAPE, what="it")
+
+
+# ---- what a compiler does ----
+
+LARGE = 100 * FOLD_BELOW_BYTES
+YOUNG = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "base", "full", "step"),
+    [
+        (Waiting(0, 0, 0, YOUNG), LARGE, True, Step.REST),
+        (Waiting(0, 0, 0, YOUNG), 0, False, Step.REST),
+        (Waiting(1, 0, 50, YOUNG), 0, False, Step.FOLD),
+        (Waiting(1, 0, 50, YOUNG), FOLD_BELOW_BYTES, False, Step.FOLD),
+        (Waiting(1, 0, 50, YOUNG), FOLD_BELOW_BYTES + 1, False, Step.REST),
+        (Waiting(1, 0, 50, YOUNG), LARGE, False, Step.REST),
+        (Waiting(1, 0, 50, YOUNG), LARGE, True, Step.FOLD),
+        (Waiting(0, 1, 50, YOUNG), LARGE, False, Step.REST),
+        (Waiting(1, 0, 50, FOLD_AGE), LARGE, False, Step.FOLD),
+        (Waiting(0, 1, int(LARGE * FOLD_SHARE), YOUNG), LARGE, False, Step.FOLD),
+        (Waiting(0, 1, int(LARGE * FOLD_SHARE) - 1, YOUNG), LARGE, False, Step.REST),
+        (Waiting(PACK_SINGLES - 1, 0, 50, YOUNG), LARGE, False, Step.REST),
+        (Waiting(PACK_SINGLES, 0, 50, YOUNG), LARGE, False, Step.PACK),
+        (Waiting(PACK_SINGLES, 1, 50, YOUNG), LARGE, False, Step.REST),
+        (Waiting(2 * PACK_SINGLES, 1, 50, YOUNG), LARGE, False, Step.PACK),
+        (Waiting(0, FOLD_PACKS - 1, 50, YOUNG), LARGE, False, Step.REST),
+        (Waiting(0, FOLD_PACKS, 50, YOUNG), LARGE, False, Step.FOLD),
+    ],
+)
+def test_the_next_step(waiting: Waiting, base: int, full: bool, step: Step) -> None:
+    assert next_step(waiting, base, full=full) is step
+
+
+@pytest.mark.parametrize("size", [50, 400, 4096])
+def test_singles_that_keep_coming_make_few_packs(size: int) -> None:
+    """However many are put between two runs, a lookup opens few packs, and each byte is written a few times only."""
+    for at_once in (1, 7, 100):
+        singles = packs = waiting = written = put = most = 0
+        base = LARGE
+        for _ in range(20_000 // at_once):
+            singles, waiting, put = singles + at_once, waiting + at_once * size, put + at_once * size
+            match next_step(Waiting(singles, packs, waiting, YOUNG), base):
+                case Step.FOLD:
+                    base += waiting
+                    written += base
+                    singles = packs = waiting = 0
+                case Step.PACK:
+                    written += singles * size
+                    singles, packs = 0, packs + 1
+            most = max(most, packs)
+        assert most < FOLD_PACKS
+        assert written <= (2 + 1 / FOLD_SHARE) * put + base
