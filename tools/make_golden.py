@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +20,9 @@ from typing import Any
 from limpet import keys
 from limpet.app.formats import FleetRecord, fresh
 from limpet.cell import PLAIN, Cell, struct_codec
+from limpet.index import Index
+from limpet.index.stamps import stamps_of
+from limpet.index.typed import typed
 from limpet.lease import Lease, Lock, Sightings
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim
@@ -27,7 +30,20 @@ from limpet.runtime import SystemRuntime, Worker, ulid
 from limpet.store import DirectoryStore
 from limpet.store.probe import Findings
 
-__all__ = ["AWKWARD", "CELLS", "ENDED", "LARGE", "LOCKS", "QUEUE", "WAITING", "build", "main"]
+__all__ = [
+    "AWKWARD",
+    "CELLS",
+    "DELETED",
+    "ENDED",
+    "INDEX",
+    "LARGE",
+    "LOCKS",
+    "QUEUE",
+    "RECORDS",
+    "WAITING",
+    "build",
+    "main",
+]
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 WEEK_S = 7 * 86400.0
@@ -65,6 +81,54 @@ ENDED: dict[str, tuple[str, Any]] = {
 
 WAITING: dict[str, Any] = {"a/b é": {"domain": "a.com", "deep": [1, None, {"x": "\u2028"}]}, "x" * 300: {"n": 1}}
 """Single tasks that wait, and their payloads."""
+
+INDEX = "../Größe %2e"
+TEXT = 'quote " slash \\ null \\N line \n return \r unit \x1f record \x1e nul \x00 del \x7f \u2028 crab \U0001f980'
+
+RECORDS: dict[str, dict[str, Any]] = {
+    **{f"plain{n}": {"text": f"compiled {n}", "number": n} for n in range(12)},
+    "every kind": {
+        "text": TEXT,
+        "number": -(2**63),
+        "ratio": 1e300,
+        "good": False,
+        "day": date(1999, 12, 31),
+        "moment": datetime(2024, 2, 29, 23, 59, 59, 999999, tzinfo=UTC),
+        "tags": ["x", "", None],
+        "extra": {"deep": [1, -2.5, True, None, TEXT]},
+        "whatever": "any",
+    },
+    "empty": {"text": "", "number": 0, "ratio": 0.0, "good": True, "tags": [], "extra": {}, "whatever": 0},
+    TEXT: {"text": "an awkward key"},
+    "k" * 300: {"text": "a key whose folder is hashed"},
+    "Upper": {"text": "upper"},
+    "upper": {"text": "lower"},
+    "early": {"text": "with a time of its own"},
+    "back": {"text": "deleted, and put again"},
+    "wide": {"text": "compiled with the newer column", "later": "new"},
+    "pack0": {"text": "waits in a pack", "later": None},
+    "pack263": {"text": "waits in a pack", "later": "new"},
+    "plain1": {"text": "waits in a pack", "number": 1},
+    "single": {"text": "waits by itself", "later": "new"},
+    "plain2": {"text": "waits by itself", "number": 2, "later": TEXT},
+}
+"""Each record of the index as it is read: what is not named is null."""
+
+DELETED = ("gone", "gone later")
+"""Keys with a tombstone, compiled and waiting."""
+
+_COLUMNS = [
+    {"name": "id", "type": "string"},
+    {"name": "text", "type": "string"},
+    {"name": "number", "type": "integer"},
+    {"name": "ratio", "type": "number"},
+    {"name": "good", "type": "boolean"},
+    {"name": "day", "type": "date"},
+    {"name": "moment", "type": "datetime"},
+    {"name": "tags", "type": "array"},
+    {"name": "extra", "type": "object"},
+    {"name": "whatever", "type": "any"},
+]
 
 
 class _FixedRuntime(SystemRuntime):
@@ -113,6 +177,7 @@ class _NoThread:
 class _FixedStore(DirectoryStore):
     """A directory that is never probed for its clock. `fixed`: a moment that finds its way into what is written."""
 
+    at_once = 1
     fixed: datetime | None = None
 
     def now(self, *, max_age_s: float | None = None) -> datetime:
@@ -213,6 +278,37 @@ class _Builder:
         queue.push({"n": 1}, id="delayed", delay_s=60)
         self.queue().pause()
 
+    def records(self, *later: str) -> Index[dict[str, Any]]:
+        """A fresh process's handle of the index, with columns that came later."""
+        self.runtime.act()
+        self.store.fixed = self.runtime.wall()
+        columns = [*_COLUMNS, *({"name": name, "type": "string"} for name in later)]
+        stamps = stamps_of(self.store, self.runtime, f"act {self.runtime.wall()}")
+        kind = typed({"fields": columns, "primaryKey": "id"}, None)
+        return Index(self.store, INDEX, self.runtime, kind, stamps, self.sightings)
+
+    def index(self) -> None:
+        """Shards of an older and a newer schema; packs, singles and tombstones that wait; and what was set aside."""
+        named = {id_: {"id": id_, **values} for id_, values in RECORDS.items()}
+        waiting = ("wide", "pack0", "pack263", "plain1", "single", "plain2")
+        first = [record for id_, record in named.items() if id_ not in (*waiting, "early", "back")]
+        self.records().put_many([*first, {"id": "plain1"}, {"id": "plain2"}, {"id": "gone"}, {"id": "gone later"}])
+        self.records().put({**named["early"], "updated_at": START - timedelta(days=1)})
+        self.records().delete("gone")
+        self.records().put({"id": "back", "text": "first"})
+        self.records().delete("back")
+        self.records().compile(full=True)
+        self.records().put(named["back"])
+        self.records("later").put(named["wide"])
+        rubbish = keys.IndexKeys.of(INDEX).pack("3a", ulid(0, 2))
+        self.store.put(rubbish, b"rubbish")
+        self.records("later").compile(full=True)
+        self.records("later").put_many(named[id_] for id_ in ("pack0", "pack263", "plain1"))
+        self.records("later").put(named["single"])
+        self.records("later").put({"id": "plain2", "text": "an older one that waits"})
+        self.records("later").put(named["plain2"])
+        self.records("later").delete("gone later")
+
 
 def build(root: Path) -> None:
     """Write the golden directory below `root`, which must not exist."""
@@ -224,6 +320,7 @@ def build(root: Path) -> None:
     builder.ended_tasks()
     builder.batches()
     builder.entries()
+    builder.index()
     shutil.rmtree(root / ".limpet")  # locks and temp files of the directory store: no part of the format
 
 

@@ -7,13 +7,15 @@ import os
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import count
 from typing import Any
 
 import limpet
 from limpet.errors import OutcomeUnknown, Unavailable
-from limpet.index import Index, decide
+from limpet.index import Index, decide, shard_id
 
-__all__ = ["BEGAN", "SHARED", "Item", "compile_records", "records", "write_records"]
+__all__ = ["BEGAN", "SHARED", "Item", "compile_records", "key", "records", "write_records"]
 
 SHARED = 40
 """Keys that all writers put, with times of their own."""
@@ -35,6 +37,12 @@ def records(place: Any) -> Index[Item]:
     """The index that all of them use."""
     index: Index[Item] = place.index("items", Item, key="key")
     return index
+
+
+@cache
+def key(name: str) -> str:
+    """A key of that name in one of two shards, so that there is always somebody else at work."""
+    return next(found for n in count() if shard_id(found := f"{name}.{n}") in ("3a", "77"))
 
 
 def write_records(url: str, slot: str, notes: str) -> None:
@@ -68,20 +76,20 @@ def _act(slot: str, text: str) -> dict[str, Any]:
     chance = random.random()
     if chance < 0.4:
         keys = random.sample(range(SHARED), random.choice((1, 1, 1, 5)))
-        items = [[f"shared{n}", text, random.randrange(10**12)] for n in keys]
+        items = [[key(f"shared{n}"), text, random.randrange(10**12)] for n in keys]
         return {"kind": "shared", "items": items}
     if chance < 0.43:
-        return {"kind": "shared", "items": [[f"shared{SHARED - 1 - random.randrange(MORTAL)}", None, None]]}
+        return {"kind": "shared", "items": [[key(f"shared{SHARED - 1 - random.randrange(MORTAL)}"), None, None]]}
     keys = random.sample(range(OWN), random.choice((1, 1, 1, 3)))
     gone = chance < 0.6 and len(keys) == 1
-    return {"kind": "own", "items": [[f"own{slot}.{n}", None if gone else text, None] for n in keys]}
+    return {"kind": "own", "items": [[key(f"own{slot}.{n}"), None if gone else text, None] for n in keys]}
 
 
 def _do(index: Index[Item], act: dict[str, Any]) -> None:
     values: list[dict[str, Any]] = []
-    for key, text, at_us in act["items"]:
+    for name, text, at_us in act["items"]:
         stamp = {} if at_us is None else {"updated_at": BEGAN + timedelta(microseconds=at_us)}
-        values.append({"key": key, "text": text, **stamp})
+        values.append({"key": name, "text": text, **stamp})
     if values[0]["text"] is None:
         index.delete(values[0]["key"])
     elif len(values) == 1:
@@ -94,12 +102,13 @@ def compile_records(url: str, notes: str) -> None:
     """Compile, for ever, now all and now what is due; packs are made although the index is small."""
     lines = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     decide.FOLD_BELOW_BYTES = 0
-    decide.FOLD_SHARE = 0.5
-    decide.PACK_SINGLES = 2
+    decide.FOLD_SHARE = 10.0
+    decide.FOLD_PACKS = 3
+    decide.PACK_SINGLES = 1
     index = records(limpet.open(url))
     while True:
         try:
-            report = index.compile(full=random.random() < 0.3)
+            report = index.compile(full=random.random() < 0.2)
         except (OutcomeUnknown, Unavailable):
             continue
         os.write(lines, json.dumps({"folded": report.folded, "packed": report.packed}).encode() + b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ import limpet
 from limpet.app import Fleet
 from limpet.cell import Fence
 from limpet.errors import Corrupt, Held, LeaseLost, LimpetError, Unsupported
+from limpet.index import Index
 from limpet.lease import Lease, State
 from limpet.queue import BucketQueue
 
@@ -228,6 +230,92 @@ def test_a_golden_lease_is_held_under_its_slot(copy: Path) -> None:
     assert not queue_of(fleet, golden.AWKWARD).claim(), "one rests, the other is held"
     assert queue.cancel("held")
     assert queue.result("held").state == "cancelled"
+
+
+# ---- the index ----
+
+
+def root_of(fleet: Path) -> Path:
+    """The folder of the golden index."""
+    (found,) = (fleet / "indexes").iterdir()
+    return found
+
+
+def records_of(index: Index[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What a scan shows, without times and nulls."""
+    return {record["id"]: known(record) for record in index.scan()}
+
+
+def known(record: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a record that its golden form may name."""
+    return {name: value for name, value in record.items() if name not in ("id", "updated_at") and value is not None}
+
+
+WANTED = {
+    id_: {name: value for name, value in each.items() if value is not None} for id_, each in golden.RECORDS.items()
+}
+
+
+def test_every_record_reads_as_it_was_put(copy: Path) -> None:
+    before = files(copy)
+    index = limpet.open(copy, read_only=True).index(golden.INDEX)
+    assert records_of(index) == WANTED
+    for id_, wanted in WANTED.items():
+        found = index.get(id_)
+        assert found is not None
+        assert known(found) == wanted, id_
+    assert {id_: known(each) for id_, each in index.get_many([*WANTED, *golden.DELETED]).items()} == WANTED
+    assert [index.get(id_) for id_ in golden.DELETED] == [None, None]
+    early = index.get("early")
+    assert early is not None
+    assert early["updated_at"].isoformat() == "2026-01-01T03:04:05+00:00"
+    assert files(copy) == before
+
+
+def test_the_golden_index_holds_one_of_everything() -> None:
+    """Else the tests beside this one would prove nothing."""
+    root = root_of(FORMAT1)
+    shards = {path.stem: path.read_bytes() for path in (root / "shards").glob("*.usv")}
+    lines = [line for data in shards.values() for line in data.split(b"\n")[:-1]]
+    assert len(shards) == 256
+    assert {line.count(b"\x1f") for line in lines} == {11, 12}, "lines of an older schema, and of a newer"
+    assert sum(line.split(b"\x1f")[11] == b"1" for line in lines) == 1, "a tombstone"
+    assert len([*(root / "packs").rglob("*.usv")]) == 1
+    singles = [*(root / "inbox").rglob("*.usv")]
+    assert len(singles) == 5
+    assert sum(path.read_bytes().split(b"\x1f")[11] == b"1" for path in singles) == 1, "and one that waits"
+    assert len([*(root / "quarantine").rglob("*.json")]) == 1
+    assert (root / "datapackage.json").exists()
+
+
+def test_the_golden_index_is_compiled_and_goes_on(copy: Path) -> None:
+    fleet = limpet.open(copy, durability="os")
+    index = fleet.index(golden.INDEX)
+    assert (index.manifest.schema_version, index.manifest.depth, index.manifest.generation) == (2, 2, 1)
+    assert sum(index.manifest.records) == len(WANTED) - 3 + len(golden.DELETED), "three were new and wait"
+    report = index.compile(full=True)
+    assert (report.folded, report.objects, report.quarantined) == (5, 6, 0)
+    assert records_of(index) == WANTED
+    assert sum(limpet.open(copy).index(golden.INDEX).manifest.records) == len(WANTED) + len(golden.DELETED)
+    index.put({"id": "plain0", "text": "new", "later": "later"})
+    index.delete("plain1")
+    index.put({"id": "gone", "text": "back"})
+    index.put({"id": "early", "text": "hidden by the one there", "updated_at": datetime(2025, 1, 1, tzinfo=UTC)})
+    wanted = {**WANTED, "plain0": {"text": "new", "later": "later"}, "gone": {"text": "back"}}
+    del wanted["plain1"]
+    assert records_of(index) == wanted
+    index.compile(full=True)
+    assert records_of(limpet.open(copy, read_only=True).index(golden.INDEX)) == wanted
+
+
+def test_the_golden_index_gains_a_column(copy: Path) -> None:
+    fleet = limpet.open(copy, durability="os")
+    columns = [{"name": field.name, "type": field.type} for field in fleet.index(golden.INDEX).manifest.fields]
+    later = fleet.index(golden.INDEX, {"fields": [*columns, {"name": "last", "type": "integer"}], "primaryKey": "id"})
+    later.put({"id": "last", "last": 7})
+    assert later.manifest.schema_version == 3
+    later.compile(full=True)
+    assert records_of(later) == {**WANTED, "last": {"last": 7}}
 
 
 # ---- newer and damaged files ----

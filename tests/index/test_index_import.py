@@ -7,11 +7,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 import limpet
@@ -24,6 +23,9 @@ from limpet.index.importing import Import, identity
 from limpet.index.schema import Field
 from limpet.keys import INDEXES
 
+pyarrow: Any = import_module("pyarrow")
+parquet: Any = import_module("pyarrow.parquet")
+
 COLUMNS = {
     "domain": "string",
     "title": "string",
@@ -34,6 +36,7 @@ COLUMNS = {
     "at": "datetime",
     "tags": "array",
 }
+STAMP = b"2026-01-01T00:00:00.000000Z"
 PACKAGE = {"fields": [{"name": name, "type": kind} for name, kind in COLUMNS.items()]}
 
 
@@ -88,7 +91,7 @@ def test_csv_is_typed_by_the_columns(fleet: Fleet) -> None:
 
 def test_columns_may_be_left_out_unless_they_must_be_there(index: Index[Any]) -> None:
     _import(index, "domain\na.com\n")
-    assert index.get("a.com")["title"] is None
+    assert _values(index, "title") == {"a.com": (None,)}
     for text, said in [
         ("title\nx\n", "the header has no field 'domain', which every record needs"),
         ("domain,nope\na,b\n", "the header has a field 'nope', which the index does not have"),
@@ -106,7 +109,7 @@ def test_an_empty_field_that_must_be_there_is_an_empty_string() -> None:
     package = {"fields": [{"name": "id"}, {"name": "name", "constraints": {"required": True}}]}
     index = limpet.open("memory://").index("x", package, key="id")
     _import(index, "id,name\na,\n")
-    assert index.get("a")["name"] == ""
+    assert [record["name"] for record in index.scan()] == [""]
 
 
 BAD = [
@@ -199,7 +202,7 @@ def test_json_lines_that_are_bad(index: Index[Any], line: str, said: str) -> Non
 
 def _parquet(**columns: Any) -> bytes:
     stream = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), stream)
+    parquet.write_table(pyarrow.table(columns), stream)
     return stream.getvalue()
 
 
@@ -246,27 +249,24 @@ def test_lines_of_another_index_with_its_tombstones(fleet: Fleet) -> None:
         new.put({"domain": domain, "updated_at": datetime(2026, 1, 1, tzinfo=UTC)})
     old.delete("a")
     old.compile(full=True)
-    shards = [
-        fleet.store.get(stat.key).data for stat in fleet.store.list(old.storage.keys.shards) if ".usv" in stat.key
-    ]
-    assert _import(new, b"".join(shards), "usv").state.records == 2
+    shards = [stat.key for stat in fleet.store.list(old.storage.keys.shards) if stat.key.endswith(".usv")]
+    data = b"".join(fleet.store.get(key).data for key in shards)
+    assert _import(new, data, "usv").state.records == 2
     assert [*_values(new)] == ["b"]
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"a\x1fx", "line 1: it: line 1 is not a record of this index"),
-        (
-            b"\x1f".join([b"a", *[b"\\N"] * 7, b"2026-01-01T00:00:00.000000Z", b"0", b"more"]),
-            "expected 10 fields, got 11",
-        ),
-        (b"\x1f".join([b"a", b"\xff", *[b"\\N"] * 6, b"2026-01-01T00:00:00.000000Z", b"0"]), "is not UTF-8"),
+        (b"a|x", "line 1: it is not a record of this index: b'a\\x1fx'"),
+        (b"a||||||||" + STAMP + b"|0|more", "line 1: expected 10 fields, got 11"),
+        (b"a|\xff|||||||" + STAMP + b"|0", "line 1: byte 0xff is not UTF-8"),
+        (b"a||||||||2026-02-30T00:00:00.000000Z|0", "line 1: it is not a record of this index"),
     ],
 )
 def test_lines_that_are_bad(index: Index[Any], line: bytes, said: str) -> None:
     with pytest.raises(Invalid) as error:
-        _import(index, line + b"\n", "usv")
+        _import(index, line.replace(b"||", b"|\\N|").replace(b"||", b"|\\N|").replace(b"|", b"\x1f") + b"\n", "usv")
     assert said in str(error.value)
 
 
@@ -352,18 +352,8 @@ def test_columns_of_parquet() -> None:
         j=[b"x"],
     )
     kinds = [field.type for field in FORMATS["parquet"].sample(io.BytesIO(data)).fields]
-    assert kinds == [
-        "string",
-        "integer",
-        "number",
-        "boolean",
-        "date",
-        "datetime",
-        "object",
-        "array",
-        "string",
-        "string",
-    ]
+    numbers = ["integer", "number", "boolean", "date", "datetime"]
+    assert kinds == ["string", *numbers, "object", "array", "string", "string"]
     with pytest.raises(Invalid, match="field 'a': the times have no time zone"):
         FORMATS["parquet"].sample(io.BytesIO(_parquet(a=[datetime(2026, 1, 1)])))
 
@@ -406,9 +396,8 @@ def test_of_two_with_one_key_the_later_wins(index: Index[Any], batch: int) -> No
 
 
 def test_what_was_put_while_it_ran_stays(index: Index[Any]) -> None:
-    work = Import(
-        index, io.BytesIO(b"domain,title\na,file\nb,file\n"), file="x", format="csv", limits=Limits(records=1)
-    )
+    stream = io.BytesIO(b"domain,title\na,file\nb,file\n")
+    work = Import(index, stream, file="x", format="csv", limits=Limits(records=1))
     run = work.run()
     next(run)
     index.put({"domain": "a", "title": "put"})
@@ -470,14 +459,15 @@ def test_it_goes_on_where_it_was(fleet: Fleet, file: Path, chunks: int) -> None:
 
 def test_a_chunk_taken_twice_writes_the_same_lines(index: Index[Any], file: Path) -> None:
     """As after a crash between the last write of a chunk and the note that it is in."""
-    first = _abandoned(index, file, 1)
+    store = index.storage.store
+    _abandoned(index, file, 1)
+    [cell] = store.list(f"{INDEXES}/sites/imports")
+    noted = store.get(cell.key).data
+    _abandoned(index, file, 1)
     before = {record["domain"]: record for record in index.scan()}
-    cell = [stat.key for stat in index.storage.store.list(f"{INDEXES}/sites/imports")]
-    index.storage.store.delete(cell[0])
-    with file.open("rb") as stream:
-        second = _open(index, stream)
-        second._order = first._order
-        next(second.run())
+    assert len(before) == 20
+    store.put(cell.key, noted)
+    assert _abandoned(index, file, 1).state.records == 20
     assert {record["domain"]: record for record in index.scan()} == before
 
 
@@ -531,7 +521,7 @@ def test_bad_records_are_kept_once(index: Index[Any], tmp_path: Path) -> None:
 def test_parquet_goes_on_inside_a_row_group(index: Index[Any], tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     table = pyarrow.table({"domain": [f"d{n}" for n in range(100)], "visits": [*range(100)]})
-    pyarrow.parquet.write_table(table, path, row_group_size=30)
+    parquet.write_table(table, path, row_group_size=30)
     limits = Limits(records=20)
     with path.open("rb") as stream:
         run = Import(index, stream, file="x", format="parquet", id="p", limits=limits).run()
@@ -557,8 +547,10 @@ def test_a_line_without_end_is_not_read_whole(format: str, monkeypatch: pytest.M
         monkeypatch.setattr(f"limpet.index.formats.{module}.LINE_BYTES_MAX", 1 << 16)
     monkeypatch.setattr("limpet.index.formats.strict.BLOCK", 1 << 12)
     stream = io.BytesIO(b"domain\x1f\x1e\n" + b"x" * (1 << 20))
+    head = FORMATS[format].head(stream)
+    stream.seek(head.start.position)
     with pytest.raises(Invalid, match=r"(line|record) 2 has more than"):
-        [*FORMATS[format].chunks(stream, FORMATS[format].head(stream), FORMATS[format].head(stream).start, Limits())]
+        [*FORMATS[format].chunks(stream, head, head.start, Limits())]
     assert stream.tell() < 1 << 18
 
 
@@ -588,12 +580,13 @@ def test_workers_take_chunks_and_the_order_is_kept(url: str, file: Path) -> None
     assert work.state.done
 
 
-def test_a_bad_record_at_a_worker(index: Index[Any], file: Path) -> None:
+def test_a_bad_record_at_a_worker(url: str, file: Path) -> None:
+    index = _index(limpet.open(url))
     file.write_text(file.read_text() + "x,y,z\n")
     with file.open("rb") as stream, ThreadPoolExecutor(2) as pool:
         work = _open(index, stream)
         with pytest.raises(Invalid, match="line 39: expected 2 fields, got 3"):
-            [*work.run(work._here, pool, at_once=2)]
+            [*work.run(ImportJob(limpet.open, url, "sites"), pool, at_once=2)]
     assert (work.state.records, len(_values(index))) == (30, 30)
 
 

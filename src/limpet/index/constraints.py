@@ -77,9 +77,9 @@ def _canonical(name: str, value: Any, kind: Kind) -> Any:
 def _literal(value: Any, kind: Kind) -> Plain:
     """A value of the kind as JSON can hold it. A data package may give it as text."""
     if isinstance(value, str) and kind != "string":
-        value = reader(kind)(value.encode())
-    data = writer(kind)(value)
-    literal: Plain = data.decode() if kind in ("date", "datetime") else reader(kind)(data)
+        value = reader(kind)(value)
+    text = writer(kind)(value).decode()
+    literal: Plain = text if kind in ("date", "datetime") else reader(kind)(text)
     return literal
 
 
@@ -97,16 +97,13 @@ def _le(one: Any, other: Any) -> bool:
     return bool(one <= other)
 
 
-Check = Callable[[bytes, Any], str | None]
-
-
 def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
     """A judge of the bytes of a field.   The function raises: Invalid, saying what was expected and what came."""
     checks = [*_checks(limits, kind)]
     read = reader(kind)
 
     def check(data: bytes) -> None:
-        value = read(data)
+        value = read(data.decode())
         for good, expected in checks:
             if not good(value):
                 raise Invalid(f"expected {expected}, got {shown(value)}")
@@ -116,7 +113,7 @@ def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
 
 def _checks(limits: Constraints, kind: Kind) -> list[tuple[Callable[[Any], bool], str]]:
     def limit(given: Plain | None) -> Any:
-        return reader(kind)(given.encode()) if isinstance(given, str) and kind != "string" else given
+        return reader(kind)(given) if isinstance(given, str) and kind != "string" else given
 
     checks: list[tuple[Callable[[Any], bool], str]] = []
     if limits.enum is not None:

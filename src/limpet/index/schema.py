@@ -10,35 +10,24 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.constraints import Constraints, checker, loosened
+from limpet.index.constraints import loosened
 from limpet.index.decide import Shape, digest, keys_of, shard_of
+from limpet.index.fields import DELETED, GONE, UPDATED_AT, Field, Plan, plan_of
 from limpet.index.text import NULL, SEPARATOR, escape, lines_of
-from limpet.index.values import JSON_KINDS, PATTERNS, Kind, plain, reader, shown, writer
+from limpet.index.values import JSON_KINDS, PATTERNS, plain, reader, shown, writer
 
 __all__ = ["DELETED", "LINE_BYTES_MAX", "UPDATED_AT", "Field", "Schema", "checked", "extended", "stamp_in", "with_own"]
 
-UPDATED_AT = "updated_at"
-DELETED = "_deleted"
-LIVE, GONE = b"0", b"1"
 KEY_KINDS = ("string", "integer")
 KEY_BYTES_MAX = 2048
 SHORT_KEY = KEY_BYTES_MAX // 4
 """So many characters fit in a key, even if each is escaped."""
 LINE_BYTES_MAX = 16 << 20
-
-
-class Field(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column. `required`: a live record must have a value there. `constraints`: what that value must meet."""
-
-    name: str
-    type: Kind
-    required: bool = False
-    constraints: Constraints | None = None
 
 
 class Schema(msgspec.Struct, frozen=True, dict=True):
@@ -59,21 +48,8 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return tuple(field for field in self.fields if field.name != DELETED)
 
     @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(field.name for field in self.columns)
-
-    @cached_property
-    def _given(self) -> tuple[Field, ...]:
-        """The columns whose values come from the user."""
-        return tuple(field for field in self.columns if field.name != UPDATED_AT)
-
-    @cached_property
-    def _writers(self) -> list[tuple[str, Callable[[Any], bytes]]]:
-        return [(field.name, _writer(field)) for field in self._given]
-
-    @cached_property
-    def _readers(self) -> list[tuple[str, Callable[[bytes], Any]]]:
-        return [(field.name, reader(field.type)) for field in self.columns]
+    def _plan(self) -> Plan:
+        return plan_of(self.fields)
 
     @cached_property
     def _matchers(self) -> dict[int, Callable[[bytes], re.Match[bytes] | None]]:
@@ -113,21 +89,13 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
         Raises: Invalid, naming the record, the field, what was expected and what came.
         """
-        if not values.keys() <= self._names:
-            raise Invalid(
-                f"{where}: there is no field {shown(min(values.keys() - self._names, key=str))}",
-                hint=f"the fields are {', '.join(field.name for field in self.columns)}",
-            )
-        get = values.get
+        plan = self._plan
         try:
-            parts = [NULL if (value := get(name)) is None else write(value) for name, write in self._writers]
-        except Invalid:
-            self._refuse(values, where)
-        if NULL in parts:
-            self._check_required(values, where)
-        parts.insert(self.shape.stamp_at, stamp.encode())
-        parts.insert(self.shape.gone_at, LIVE)
-        line = SEPARATOR.join(parts)
+            line = plan.line(plan.row(values), stamp)
+        except LookupError:
+            raise self._unknown(values, where) from None
+        except Invalid as error:
+            raise Invalid(f"{where}: {error}", hint=error.hint) from None
         if len(line) > LINE_BYTES_MAX:
             raise Invalid(
                 f"{where}: it has {len(line)} bytes, more than the {LINE_BYTES_MAX} that a record may have",
@@ -135,21 +103,10 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             )
         return line
 
-    def _refuse(self, values: Mapping[str, Any], where: str) -> NoReturn:
-        """Find the field that cannot be written, and say so."""
-        self._check_required(values, where)
-        for name, write in self._writers:
-            try:
-                if values.get(name) is not None:
-                    write(values[name])
-            except Invalid as error:
-                raise Invalid(f"{where}: field {name!r}: {error}", hint=error.hint) from None
-        raise Invalid(f"{where}: it changed while it was written")
-
-    def _check_required(self, values: Mapping[str, Any], where: str) -> None:
-        for field in self._given:
-            if field.required and values.get(field.name) is None:
-                raise Invalid(f"{where}: field {field.name!r}: expected {field.type}, got nothing")
+    def _unknown(self, values: Mapping[str, Any], where: str) -> Invalid:
+        names = [field.name for field in self.columns]
+        name = next(name for name in values if name not in names)
+        return Invalid(f"{where}: there is no field {shown(name)}", hint=f"the fields are {', '.join(names)}")
 
     def tombstone(self, key: str, stamp: str) -> bytes:
         """The line that says a key was deleted."""
@@ -172,32 +129,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
         Raises: Corrupt, naming the field.
         """
-        parts = line.split(SEPARATOR)
-        shape = self.shape
-        if len(parts) < shape.width:
-            if len(parts) <= shape.gone_at:
-                raise Corrupt(f"the line {line[:60]!r} has too few fields")
-            parts += [NULL] * (shape.width - len(parts))
-        del parts[shape.gone_at]
-        try:
-            if NULL in parts:
-                return {
-                    name: None if part == NULL else read(part)
-                    for (name, read), part in zip(self._readers, parts, strict=False)
-                }
-            return {name: read(part) for (name, read), part in zip(self._readers, parts, strict=False)}
-        except (ValueError, Corrupt):
-            raise self._unreadable(parts) from None
-
-    def _unreadable(self, parts: Sequence[bytes]) -> Corrupt:
-        """The error for the first field that cannot be read."""
-        for field, part in zip(self.columns, parts, strict=False):
-            try:
-                if part != NULL:
-                    reader(field.type)(part)
-            except (ValueError, Corrupt):
-                return Corrupt(f"the field {field.name!r} of a line is no valid {field.type}: {part[:40]!r}")
-        raise AssertionError("every field can be read")
+        return self._plan.values(line)
 
     def lines(self, data: bytes, *, what: str) -> list[bytes]:
         """The lines of an object, each checked: what is accepted here, `values` can read.
@@ -232,24 +164,10 @@ def _all_json(fields: Sequence[bytes | None]) -> bool:
     try:
         for field in fields:
             if field is not None and field != NULL:
-                read(field)
+                read(field.decode())
     except ValueError:
         return False
     return True
-
-
-def _writer(field: Field) -> Callable[[Any], bytes]:
-    write = writer(field.type)
-    if field.constraints is None:
-        return write
-    check = checker(field.constraints, field.type)
-
-    def write_checked(value: Any) -> bytes:
-        data = write(value)
-        check(data)
-        return data
-
-    return write_checked
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -168,16 +168,16 @@ def _parsed(session: Any, query: str) -> _Plan:
             "that is not one SELECT: a query can only read",
             hint="begin with select, with, from, values, describe, summarize or show; `limpet index put` writes",
         )
-    names: dict[str, None] = {}
+    names: set[str] = set()
     shows_all = False
     for node in _nodes(tree):
         if node.get("type") == "BASE_TABLE":
-            names[node["table_name"]] = None
+            names.add(node["table_name"])
         elif node.get("type") == "SHOW_REF" and node.get("query") is None:
             shows_all = True
     top = tree["statements"][0]["node"].get("from_table") or {}
     is_description = top.get("type") == "SHOW_REF" and top.get("show_type") != "SUMMARY"
-    return _Plan([*names], shows_all, is_description)
+    return _Plan(sorted(names), shows_all, is_description)
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

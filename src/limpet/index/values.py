@@ -25,7 +25,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.text import BACKSLASH, ESCAPES, escape, unescape
+from limpet.index.text import ESCAPES, escape, unescape
 
 __all__ = ["JSON_KINDS", "KINDS", "PATTERNS", "Kind", "plain", "reader", "shown", "stamp_text", "stamp_time", "writer"]
 
@@ -99,7 +99,7 @@ def stamp_time(text: str) -> datetime:
 
 
 Write = Callable[[Any], bytes]
-Read = Callable[[bytes], Any]
+Read = Callable[[str], Any]
 
 
 def _other(kind: Kind, value: Any) -> bytes:
@@ -208,30 +208,26 @@ def writer(kind: Kind) -> Write:
     return _WRITERS[kind]
 
 
-def _read_string(field: bytes) -> str:
-    return unescape(field).decode() if BACKSLASH in field else field.decode()
+def _read_string(text: str) -> str:
+    return unescape(text.encode()).decode() if "\\" in text else text
 
 
-def _read_boolean(field: bytes) -> bool:
-    if field not in (b"true", b"false"):
+def _read_boolean(text: str) -> bool:
+    if text not in ("true", "false"):
         raise ValueError
-    return field == b"true"
+    return text == "true"
 
 
-def _read_date(field: bytes) -> date:
-    return date.fromisoformat(field.decode())
-
-
-def _read_datetime(field: bytes) -> datetime:
-    at = datetime.fromisoformat(field.decode())
+def _read_datetime(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
     if at.tzinfo is not UTC:
         raise ValueError
     return at
 
 
-def _read_json(field: bytes) -> Any:
+def _read_json(text: str) -> Any:
     try:
-        return msgspec.json.decode(field)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         raise ValueError from None
 
@@ -241,7 +237,7 @@ _READERS: Mapping[Kind, Read] = {
     "integer": int,
     "number": float,
     "boolean": _read_boolean,
-    "date": _read_date,
+    "date": date.fromisoformat,
     "datetime": _read_datetime,
     "object": _read_json,
     "array": _read_json,
@@ -250,5 +246,5 @@ _READERS: Mapping[Kind, Read] = {
 
 
 def reader(kind: Kind) -> Read:
-    """How the bytes of a field that is not null become a value.   The function raises: ValueError, Corrupt."""
+    """How the text of a field that is not null becomes a value.   The function raises: ValueError, Corrupt."""
     return _READERS[kind]

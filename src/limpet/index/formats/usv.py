@@ -14,6 +14,7 @@ from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, 
 from limpet.index.formats.lines import Lines, gathered, placed, text_of
 from limpet.index.schema import DELETED, Schema
 from limpet.index.text import END, NULL, SEPARATOR
+from limpet.index.values import shown
 
 __all__ = ["Usv"]
 
@@ -56,8 +57,11 @@ class Usv:
             try:
                 [line] = schema.lines(line + END, what="it")
                 values = schema.values(line)
-            except Corrupt as error:
-                raise Invalid(str(error), hint="is it strict USV? then say --format strict-usv") from None
+            except Corrupt:
+                raise Invalid(
+                    f"it is not a record of this index: {shown(line)}",
+                    hint="is it strict USV? then say --format strict-usv",
+                ) from None
             if schema.is_gone(line):
                 values[DELETED] = True
             return values

@@ -1,4 +1,4 @@
-"""Processes of one machine around one index in a directory: power loss, failing calls, kill -9 between any two calls."""
+"""Processes of one machine around an index in a directory: power loss, failing calls, kill -9 between any two calls."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ class _StillFiles(SimFiles):
     """Calls that take no time."""
 
     def _do(self, what: str, path: str, call: Callable[[], R]) -> R:
+        self._process.calls += 1
         return call()
 
 
