@@ -14,8 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: have-python ## see a fleet of workers survive kill -9, on a local directory (installs the small core only)
-	@$(PYTHON) tools/install.py core
+demo: have-python ## see a fleet of workers survive kill -9, on a local directory (installs the core and SQL)
+	@$(PYTHON) tools/install.py demo
 	@$(BIN)/limpet demo
 
 test: have-python ## everything that must hold before a commit, with the time budget

@@ -94,7 +94,9 @@ class Process:
     whole: Whole
 
     @classmethod
-    def start(cls, bucket: MemoryStore, time: Time, owner: str, *, depth: int | None = None) -> Process:
+    def start(
+        cls, bucket: MemoryStore, time: Time, owner: str, *, kind: Any = Rec, depth: int | None = None
+    ) -> Process:
         """A new process at work on the index `recs`."""
         runtime = ManualRuntime(time, owner)
         store = Meddled(bucket, runtime)
@@ -102,16 +104,16 @@ class Process:
             store,
             NAME,
             runtime,
-            typed(Rec, "key"),
+            typed(kind, "key"),
             stamps_of(store, runtime, "memory"),
             Sightings(runtime),
             depth=depth,
         )
         return cls(bucket, store, runtime, index, whole_of(index))
 
-    def another(self, owner: str) -> Process:
+    def another(self, owner: str, *, kind: Any = Rec) -> Process:
         """Another process on the same bucket and clock."""
-        return Process.start(self.bucket, self.runtime.time, owner)
+        return Process.start(self.bucket, self.runtime.time, owner, kind=kind)
 
     def die_at_write(self, number: int) -> None:
         """Be killed before the write of that number lands; every later request is lost too."""
@@ -145,7 +147,7 @@ def until_done(bucket: MemoryStore, time: Time, act: Callable[[Whole], object], 
 
 def whole_of(index: Index[Any]) -> Whole:
     """What `Index` hands to operations on all of it."""
-    return Whole(index.name, index._storage, index._cell, index._sightings, compile=lambda: index.compile(full=True))
+    return index._whole()
 
 
 def contents(store: Store, *, locks: bool = False) -> dict[str, bytes]:

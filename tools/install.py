@@ -1,6 +1,6 @@
 """Set up `.venv` and the Debian packages that a make target needs. Standard library only: it runs before the install.
 
-    python3 tools/install.py core | dev | test | test-full | bench
+    python3 tools/install.py core | demo | dev | test | test-full | bench
 
 A second run costs nothing: a stamp in `.venv` holds the digest of what was installed from.
 """
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
-EXTRAS = {"core": "", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]", "bench": "[dev,bench]"}
+EXTRAS = {"core": "", "demo": "[sql]", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]", "bench": "[dev,bench]"}
 POSTGRES_BIN = "/usr/lib/postgresql/*/bin"
 
 
@@ -53,7 +53,8 @@ def install_venv(extras: str) -> None:
     """Make `.venv` hold limpet, editable, with `extras`, at the versions of constraints.txt."""
     stamp = VENV / f".installed-{extras.strip('[]') or 'core'}"
     wanted = _digest()
-    stamps = [stamp] if extras else [stamp, VENV / ".installed-dev"]  # the dev install contains the core
+    part_of_dev = extras in (EXTRAS["core"], EXTRAS["demo"])
+    stamps = [stamp, VENV / ".installed-dev"] if part_of_dev else [stamp]
     if any(_read(path) == wanted for path in stamps) and _works(PYTHON):
         return
     if not _works(PYTHON):

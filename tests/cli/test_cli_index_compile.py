@@ -12,9 +12,9 @@ import pytest
 
 import limpet
 from cli.harness import Here, Spawn, poll
-from limpet.index import Index
-from limpet.keys import Key
+from limpet.index import Index, shard_id
 
+SHARD = shard_id("d0.com")
 COMPILE = ("index", "compile", "-u", "fleet")
 
 
@@ -56,10 +56,10 @@ def test_engines(here: Here, sites: Index[Any], engine: str) -> None:
 def test_a_corrupt_shard_is_told_after_the_rest(here: Here, sites: Index[Any]) -> None:
     sites.compile(full=True)
     sites.put_many({"domain": f"d{n}.com"} for n in range(600))
-    limpet.open("fleet").store.delete(sites.storage.keys.shard("ff"))
+    limpet.open("fleet").store.delete(sites.storage.keys.shard(SHARD))
     done = here(*COMPILE, "sites", "--full")
     assert done.code == 1
-    assert "ff.usv is missing" in done.err
+    assert f"{SHARD}.usv is missing" in done.err
     assert _waits(sites) == 1
 
 
@@ -84,14 +84,14 @@ def test_watch(sites: Index[Any], spawn: Spawn, number: int) -> None:
 
 def test_watch_tells_in_json_and_goes_on_after_a_bad_shard(sites: Index[Any], spawn: Spawn) -> None:
     store = limpet.open("fleet").store
-    bad = sites.storage.keys.shard("ff")
+    bad = sites.storage.keys.shard(SHARD)
     kept = store.get(bad).data
     store.delete(bad)
     process = spawn(*COMPILE, "--watch", "--every", "1s", "--json")
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
-    assert "ff.usv is missing" in told["error"]
-    store.put(Key(bad), kept)
+    assert f"{SHARD}.usv is missing" in told["error"]
+    store.put(bad, kept)
     poll("it goes on", lambda: _waits(sites) == 0)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)

@@ -176,7 +176,7 @@ def test_interrupted(here: Here, spawn: Spawn) -> None:
 def test_a_store_that_refuses_says_how_far_it_got(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(30)
     here(*IMPORT, *CREATE)
-    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", "40")
+    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", "25")
     _refused(here(*IMPORT, "--batch", "10"), 1, "10 records before that batch are in, and the same command goes on")
     monkeypatch.delenv("LIMPET_REQUEST_BUDGET")
     assert "going on after line 11" in here(*IMPORT, "--batch", "10").err

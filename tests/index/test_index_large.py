@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -31,24 +32,24 @@ def sizes_of(fleet: Fleet) -> int:
     return sum(stat.size for stat in fleet.store.list(f"{IndexKeys.of(NAME).root}/shards") if stat.key.endswith(".usv"))
 
 
-def load(index: Index[Rec], number: int, *, chunk: int = 500_000) -> None:
-    """So many records, compiled."""
-    for first in range(0, number, chunk):
-        index.put_many(Rec(f"key{n}", TEXT) for n in range(first, min(first + chunk, number)))
+def load(index: Index[Rec], keys: Iterable[str], *, chunk: int = 500_000) -> None:
+    """A record for each key, compiled."""
+    keys = iter(keys)
+    while some := [*islice(keys, chunk)]:
+        index.put_many(Rec(key, TEXT) for key in some)
     index.compile(full=True)
 
 
-def upserts(fleet: Fleet, index: Index[Rec], number: int, rounds: int) -> list[float]:
+def upserts(fleet: Fleet, index: Index[Rec], old: Sequence[str], new: Iterator[str], rounds: int) -> list[float]:
     """Upsert 1 % at a time, half of it new, and compile; the share of the index's bytes that each round wrote."""
     chance = Random(9)
-    some = int(number * UPSERT)
+    half = int(len(old) * UPSERT / 2)
     shares = []
     for round_ in range(rounds):
-        old = [Rec(f"key{chance.randrange(number)}", str(round_) + TEXT) for _ in range(some // 2)]
-        new = [Rec(f"new{round_}.{n}", TEXT) for n in range(some - len(old))]
+        some = [*(old[chance.randrange(len(old))] for _ in range(half)), *islice(new, half)]
         before = sizes_of(fleet)
         with fleet.meter.measure() as cost:
-            index.put_many([*old, *new])
+            index.put_many(Rec(key, f"{round_}{TEXT}") for key in some)
             index.compile()
         shares.append(cost.written_bytes / before)
     return shares
@@ -58,57 +59,78 @@ def test_upserting_one_percent_again_and_again_rewrites_at_most_a_fifth_each_tim
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same ratios as with 10M records: a shard there has 16 times the bytes below which it is always folded."""
-    number = 100_000
+    shards = 4
+    keys = [key for n in range(shards) for key in keys_in(f"{n:02x}", 1_200)]
+    old, new = keys[::3] + keys[1::3], iter(keys[2::3])
     fleet = limpet.open(f"memory://upsert-{uuid4().hex}")
     index = fleet.index(NAME, Rec, key="key")
-    load(index, number)
-    monkeypatch.setattr(decide, "FOLD_BELOW_BYTES", sizes_of(fleet) // SHARDS // 16)
-    shares = upserts(fleet, index, number, 24)
+    load(index, old)
+    monkeypatch.setattr(decide, "FOLD_BELOW_BYTES", sizes_of(fleet) // shards // 16)
+    rounds = 30
+    shares = upserts(fleet, index, old, new, rounds)
     assert shares[0] <= REWRITE_MAX
-    assert max(shares) <= 1.3, "at worst everything once, and what was put"
-    assert sum(shares) / len(shares) <= REWRITE_MAX
+    assert max(shares) <= 1.5, "at worst everything once, what was put, and the manifest"
+    assert sum(shares) / rounds <= REWRITE_MAX
     assert sum(shares) >= 1, "it came to folding"
     waiting = sum(stat.size for stat in fleet.store.list(f"{IndexKeys.of(NAME).root}/packs"))
     assert waiting <= 0.15 * sizes_of(fleet), "what waits stays small beside what is compiled"
-    assert sum(1 for _ in index.scan()) == number + 24 * (int(number * UPSERT) // 2)
+    assert sum(1 for _ in index.scan()) == len(old) + rounds * int(len(old) * UPSERT / 2)
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_upserting_one_percent_of_ten_million_rewrites_at_most_a_fifth(tmp_path: Path) -> None:
     number = 10_000_000
     fleet = limpet.open(tmp_path / "fleet", durability="os")
     index = fleet.index(NAME, Rec, key="key")
-    load(index, number)
+    load(index, (f"key{n}" for n in range(number)))
     assert sizes_of(fleet) / SHARDS > 4 * decide.FOLD_BELOW_BYTES
-    shares = upserts(fleet, index, number, 2)
+    old = [f"key{n}" for n in range(number)]
+    shares = upserts(fleet, index, old, (f"new{n}" for n in count()), 2)
     shutil.rmtree(tmp_path / "fleet")
     assert max(shares) <= REWRITE_MAX, shares
 
 
 # ---- memory ----
 
+HEAVY = 12
+SHARD_MB = 2
 
-def peak_mb(act: Iterator[object]) -> float:
+
+def peak_mb(act: Callable[[], object]) -> float:
     """How much more than before was held at once while it ran."""
     tracemalloc.start()
     try:
-        for _ in act:
-            pass
+        act()
         return tracemalloc.get_traced_memory()[1] / 2**20
     finally:
         tracemalloc.stop()
 
 
-@pytest.fixture
-def heavy(tmp_path: Path) -> Index[Rec]:
-    """40 shards of 1 MB each, on a directory, so that no data is in this process."""
+def test_a_scan_and_a_compile_hold_about_one_shard(tmp_path: Path) -> None:
+    """On a directory, so that no data is in this process but what it works on, and one shard after the other."""
     fleet = limpet.open(tmp_path / "fleet", durability="os")
+    fleet.meter.at_once = 1
     index = fleet.index(NAME, Rec, key="key")
-    for n in range(40):
-        index.put_many(Rec(key, "x" * 4000) for key in keys_in(f"{n:02x}", 4, prefix=f"{n}."))
+    keys = {f"{n:02x}": keys_in(f"{n:02x}", 32) for n in range(HEAVY)}
+    for some in keys.values():
+        index.put_many(Rec(key, "x" * (SHARD_MB << 20 >> 5)) for key in some)
     index.compile(full=True)
-    return index
+    assert sizes_of(fleet) >= HEAVY * SHARD_MB << 20
+
+    def scan() -> None:
+        for _ in index.scan():
+            pass
+
+    def get_many() -> None:
+        index.get_many([key for some in keys.values() for key in some[:1]])
+
+    assert peak_mb(scan) <= 4 * SHARD_MB
+    for some in keys.values():
+        index.put_many([Rec(some[0], "small"), Rec(some[1], "small")])
+    assert peak_mb(scan) <= 5 * SHARD_MB
+    assert peak_mb(get_many) <= 5 * SHARD_MB
+    assert peak_mb(lambda: index.compile(full=True)) <= 5 * SHARD_MB
 
 
 # ---- a shard of 300 MB ----

@@ -62,7 +62,7 @@ def demand(bucket: MemoryStore, time: Time, model: dict[str, str | None], depth:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth 1, which no user can have: with 16 shards instead of 4,096 every moment can be tried."""
-    for module in ("index", "reshard", "verify"):
+    for module in ("layout", "reshard", "verify"):
         monkeypatch.setattr(f"limpet.index.{module}.DEPTHS", (1, 2, 3, 4))
 
 

@@ -32,7 +32,6 @@ from limpet.index.decide import shard_id
 from limpet.index.findings import HINTS, NOTES, VerifyReport
 from limpet.index.inspection import Kind
 from limpet.index.repair import FIXABLE
-from limpet.index.typed import typed
 from limpet.index.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock
@@ -405,9 +404,7 @@ def test_a_column_added_meanwhile_is_no_finding(process: Process) -> None:
             text: str | None = None
             more: str | None = None
 
-        other = process.another("other")
-        other.index._typed = typed(More, "key")
-        assert len(other.index.manifest.fields) == 5
+        assert len(process.another("other", kind=More).index.manifest.fields) == 5
 
     process.store.after = once("list", KEYS.root, evolve)
     assert verify(process.whole).findings == []

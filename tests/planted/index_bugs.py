@@ -13,35 +13,22 @@ def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenari
     )
 
 
+_FIND = "        shard = shard_of(place, self._manifest.depth)\n"
+
 INDEX_BUGS = [
     _bug(
         "a lookup lists packs before singles",
         "index 9",
         0,
-        (
-            "reader",
-            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n"
-            "        for stat in self._storage.packs(shard):\n",
-            "        packs = self._storage.packs(shard)\n"
-            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n"
-            "        for stat in packs:\n",
-        ),
+        ("reader", _FIND, _FIND + "        packs = self._storage.packs(shard)\n"),
+        ("reader", "self._storage.packs(shard):\n            lines += ", "packs:\n            lines += "),
     ),
     _bug(
         "a lookup reads the shard before it lists what waits",
         "index 9",
         0,
-        (
-            "reader",
-            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n",
-            "        lines = self._in_shard(key, shard)\n"
-            "        lines += self._newest_of(self._storage.singles_of(shard, key))\n",
-        ),
-        (
-            "reader",
-            "        lines += self._in_shard(key, shard)\n        return newest",
-            "        return newest",
-        ),
+        ("reader", _FIND, _FIND + "        early = self._in_shard(key, shard)\n"),
+        ("reader", "        lines += self._in_shard(key, shard)\n", "        lines += early\n"),
     ),
     _bug(
         "get_many lists packs before singles",
@@ -55,8 +42,8 @@ INDEX_BUGS = [
         ),
         (
             "reader",
-            "            for stat in self._storage.packs(shard):\n                lines += self._some_in",
-            "            for stat in packs:\n                lines += self._some_in",
+            "self._storage.packs(shard):\n                lines += ",
+            "packs:\n                lines += ",
         ),
     ),
     _bug(
@@ -204,9 +191,8 @@ INDEX_BUGS = [
         0,
         (
             "reader",
-            "        lines = self._newest_of(self._storage.singles_of(shard, key))\n",
-            "        listed = self._storage.singles_of(shard, key)\n"
-            "        lines = self._newest_of(listed)\n"
+            "self._storage.singles_of(shard, key))\n",
+            "(listed := self._storage.singles_of(shard, key)))\n"
             "        if listed and not lines:\n            return None\n",
         ),
     ),

@@ -1,23 +1,39 @@
-"""What other tools read: a Frictionless data package and a JSON Schema, both derived from the manifest."""
+"""What other tools read: a Frictionless data package and a JSON Schema, both derived from the manifest.
+
+Facts about the data package (v2), found out with frictionless 5.21:
+
+- A path may not be a pattern, so every shard is listed. `format` must be csv: it does not know `.usv`.
+- The default `quoteChar` eats quotes, and v2 wants one character: it is U+001E, which no line has.
+- `skipInitialSpace` must be said, or it is guessed from the first lines, and spaces are eaten.
+- Null is what `missingValues` says; `nullSequence` is ignored.
+- The default format of a datetime gives aware ones; a pattern would give naive ones.
+- After a column was added, it reports a `missing-cell` for each line of a shard that was not folded since.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from limpet import records
+from limpet.index.constraints import Constraints
 from limpet.index.decide import shard_ids
+from limpet.index.fields import DELETED, Field
 from limpet.index.manifest import Manifest
-from limpet.index.schema import DELETED
+from limpet.index.text import NULL, SEPARATOR, escape
+from limpet.index.values import Kind
 
 __all__ = ["json_schema", "package"]
 
 
 def package(name: str, manifest: Manifest) -> bytes:
-    """`datapackage.json`: every shard is listed, since a path may not be a pattern."""
-    fields = [_field(field.name, field.type) for field in manifest.fields]
+    """`datapackage.json`. Its `version` is that of the schema."""
     described: dict[str, Any] = {
         "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
         "name": name,
+        "version": str(manifest.schema_version),
         "resources": [
             {
                 "name": "shards",
@@ -26,37 +42,79 @@ def package(name: str, manifest: Manifest) -> bytes:
                 "format": "csv",
                 "mediatype": "text/csv",
                 "encoding": "utf-8",
-                "dialect": {"header": False, "delimiter": "\x1f", "lineTerminator": "\n", "quoteChar": "\x1e"},
-                "schema": {"fields": fields, "primaryKey": [manifest.key], "missingValues": ["\\N"]},
+                "dialect": {
+                    "header": False,
+                    "delimiter": SEPARATOR.decode(),
+                    "lineTerminator": "\n",
+                    "quoteChar": "\x1e",
+                    "skipInitialSpace": False,
+                },
+                "schema": {
+                    "fields": [_field(field) for field in manifest.fields],
+                    "primaryKey": [manifest.key],
+                    "missingValues": [NULL.decode()],
+                },
             }
         ],
     }
     return records.encode(described)
 
 
-def _field(name: str, kind: str) -> dict[str, Any]:
-    if name == DELETED:
-        return {"name": name, "type": "boolean", "trueValues": ["1"], "falseValues": ["0"]}
-    if kind == "datetime":
-        return {"name": name, "type": kind, "format": "%Y-%m-%dT%H:%M:%S.%fZ"}
-    return {"name": name, "type": kind}
+def _field(field: Field) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": field.name, "type": field.type}
+    if field.name == DELETED:
+        return {**described, "trueValues": ["1"], "falseValues": ["0"]}
+    limits = _stored(field)
+    return {**described, "constraints": limits} if limits else described
 
 
-_JSON_TYPES = {
-    "integer": "integer",
-    "number": "number",
-    "boolean": "boolean",
+def _stored(field: Field) -> dict[str, Any]:
+    """The constraints that a field's text meets: not `required`, since a tombstone has nulls.
+
+    Nor, of a string, how long it may be and what it looks like: the text has escapes.
+    """
+    limits = field.constraints or Constraints()
+    if field.type == "string":
+        enum = tuple(escape(str(each)).decode() for each in limits.enum) if limits.enum else None
+        limits = msgspec.structs.replace(limits, enum=enum, max_length=None, pattern=None)
+    stored = msgspec.to_builtins(limits)
+    assert isinstance(stored, dict)
+    return stored
+
+
+_JSON_TYPES: Mapping[Kind, dict[str, str]] = {
+    "integer": {"type": "integer"},
+    "number": {"type": "number"},
+    "boolean": {"type": "boolean"},
+    "date": {"type": "string", "format": "date"},
+    "datetime": {"type": "string", "format": "date-time"},
 }
 
 
 def json_schema(name: str, manifest: Manifest) -> bytes:
-    """`schema.json`: the columns for validators such as qsv, which read each field as text."""
-    properties = {field.name: {"type": [_JSON_TYPES.get(field.type, "string"), "null"]} for field in manifest.fields}
+    """`schema.json`: one record of a CSV export, as `qsv validate` judges it.
+
+    qsv makes each field the type that its column has here, an empty one null, and an empty string as well: so a column
+    of strings takes null unless it is the key. What is JSON in a column is a string to it.
+    """
     described = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": name,
         "type": "object",
-        "properties": properties,
+        "properties": {field.name: _property(field, key=manifest.key) for field in manifest.fields},
         "required": [manifest.key],
     }
     return records.encode(described)
+
+
+def _property(field: Field, *, key: str) -> dict[str, Any]:
+    described: dict[str, Any] = {**_JSON_TYPES.get(field.type, {"type": "string"})}
+    if field.type in ("string", "integer", "number", "boolean"):
+        described |= msgspec.to_builtins(field.constraints or Constraints())
+    if "pattern" in described:
+        described["pattern"] = f"^(?:{described['pattern']})$"
+    if field.name == key or (field.required and field.type != "string"):
+        return described
+    if "enum" in described:
+        described["enum"] = [*described["enum"], None]
+    return {**described, "type": [described["type"], "null"]}

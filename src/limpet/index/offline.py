@@ -16,7 +16,6 @@ from limpet.index.decide import merge, newest, packed, shard_of
 from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
 from limpet.index.schema import checked
 from limpet.index.storage import Storage
-from limpet.keys import Key
 from limpet.lease import Lease, LeaseRecord, Lock, Sightings, State
 from limpet.store.api import Put, Stat
 
@@ -96,52 +95,33 @@ def sole(whole: Whole) -> Iterator[Lease]:
 def refuse_running(whole: Whole) -> None:
     """Go on only if no compiler holds the lock of a shard.
 
+    A lock that has run out on the store's clock is nobody's: its compiler died, or was stopped by the operator.
     Raises: Held, naming who it is.   Cost: 1 LIST per 1,000 shards + 1 GET for each lock used in the last 5 minutes.
     """
+    storage = whole.storage
+    listed = [stat for stat in storage.store.list(storage.keys.shards) if stat.key.endswith(".lock")]
     oldest = timedelta(seconds=LOCK_TTL_S + 1)  # F14: LastModified is rounded down
-    listed = [*whole.storage.store.list(whole.storage.keys.shards)]
-    now = whole.storage.store.now()
-    _held(whole, [stat.key for stat in listed if stat.modified + oldest > now])
+    now = storage.store.now()
+    young = [stat.key for stat in listed if stat.modified + oldest > now and stat.key != storage.keys.lock(ALL)]
+    for key, found in storage.store.get_many(young).items():
+        if isinstance(found, LimpetError):
+            raise found
+        record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
+        until = found.modified + timedelta(seconds=record.ttl_s + 1)
+        if record.state is State.HELD and until > now:
+            held = Held(key, by=record.label, until=until, token=record.token)
+            held.hint = "a compiler is at work: stop it, or wait until its lock runs out"
+            raise held
 
 
 def compile_all(whole: Whole) -> None:
-    """Fold everything that waits.
-
-    A compiler that died leaves a lock behind, which only a process that watches it for a while may take over. Here the
-    operator has said that nobody is at work, so locks that have run out are freed.
-    Raises: Held; Conflict if another compiler was at work; as `Index.compile`.
-    """
+    """Fold everything that waits.   Raises: Conflict if another compiler was at work; as `Index.compile`."""
     report = whole.compile()
-    if report.held:
-        storage = whole.storage
-        for key in _held(whole, [stat.key for stat in storage.store.list(storage.keys.shards)]):
-            Lock(storage.store, key, key, LOCK_TTL_S, storage.runtime, whole.sightings).break_()
-        report = whole.compile()
     if report.held or report.conflicts:
         raise Conflict(
             f"somebody else compiled the index {whole.name!r} at the same time",
             hint="stop every compiler, wait until it has ended, and try again",
         )
-
-
-def _held(whole: Whole, keys: Iterable[Key]) -> list[Key]:
-    """The locks of shards among `keys` that are held, but have run out.   Raises: Held for one that has not."""
-    storage = whole.storage
-    locks = [key for key in keys if key.endswith(".lock") and key != storage.keys.lock(ALL)]
-    over: list[Key] = []
-    for key, found in storage.store.get_many(locks).items():
-        if isinstance(found, LimpetError):
-            raise found
-        record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
-        if record.state is not State.HELD:
-            continue
-        until = found.modified + timedelta(seconds=record.ttl_s + 1)
-        if until > storage.store.now():
-            held = Held(key, by=record.label, until=until, token=record.token)
-            held.hint = "a compiler is at work: stop it, or wait until its lock runs out"
-            raise held
-        over.append(key)
-    return over
 
 
 def refuse_waiting(whole: Whole) -> None:

@@ -18,7 +18,7 @@ from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import loosened
 from limpet.index.decide import Shape, digest, keys_of, shard_of
 from limpet.index.fields import DELETED, GONE, UPDATED_AT, Field, Plan, plan_of
-from limpet.index.text import NULL, SEPARATOR, escape, lines_of
+from limpet.index.text import END, NULL, SEPARATOR, escape, lines_of
 from limpet.index.values import JSON_KINDS, PATTERNS, plain, reader, shown, writer
 
 __all__ = ["DELETED", "LINE_BYTES_MAX", "UPDATED_AT", "Field", "Schema", "checked", "extended", "stamp_in", "with_own"]
@@ -53,18 +53,24 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _matchers(self) -> dict[int, Callable[[bytes], re.Match[bytes] | None]]:
-        """By width, as they are needed."""
+        """For lines, by how many fields they have; made as they are needed."""
         return {}
 
-    def _pattern(self, width: int) -> re.Pattern[bytes]:
+    @cached_property
+    def _all_usual(self) -> re.Pattern[bytes]:
+        """A whole object of lines of this schema; none if there is JSON, which must be parsed."""
+        has_json = any(field.type in JSON_KINDS for field in self.fields)
+        return re.compile(b"(?!)" if has_json else b"(?>" + self._pattern(self.shape.width) + END + b")*+")
+
+    def _pattern(self, width: int) -> bytes:
         """Every line of so many fields that this schema, an older or a newer one writes. JSON is in groups."""
         shape = self.shape
         parts = [b"(?:" + _pattern(field) + rb"|\\N)" for field in self.fields]
-        parts[shape.key_at] = b"(?:" + PATTERNS[self.fields[shape.key_at].type] + b")"
+        parts[shape.key_at] = b"(?!" + SEPARATOR + b")(?:" + PATTERNS[self.fields[shape.key_at].type] + b")"
         parts[shape.stamp_at] = PATTERNS["datetime"]
         parts[shape.gone_at] = b"[01]"
         parts += [rb"[^\x00-\x1f\x7f]*+"] * (width - len(parts))
-        return re.compile(SEPARATOR.join(parts[:width]))
+        return SEPARATOR.join(parts[:width])
 
     def key_text(self, key: Any) -> str:
         """The text that a key is hashed and named by.   Raises: Invalid for one that the key's column cannot hold."""
@@ -141,17 +147,19 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             data.decode()
         except UnicodeDecodeError as error:
             raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
-        least = self.shape.gone_at + 1
-        patterns = self._matchers
-        for number, line in enumerate(lines, 1):
-            width = max(least, line.count(SEPARATOR) + 1)
-            matches = patterns.get(width)
-            if matches is None:
-                matches = patterns[width] = self._pattern(width).fullmatch
-            found = matches(line)
-            if found is None or (found.re.groups and not _all_json(found.groups())):
-                raise Corrupt(f"{what}: line {number} is not a record of this index: {line[:60]!r}")
+        if self._all_usual.fullmatch(data) is None:
+            for number, line in enumerate(lines, 1):
+                if not self._is_line(line):
+                    raise Corrupt(f"{what}: line {number} is not a record of this index: {line[:60]!r}")
         return lines
+
+    def _is_line(self, line: bytes) -> bool:
+        width = max(self.shape.gone_at + 1, line.count(SEPARATOR) + 1)
+        matches = self._matchers.get(width)
+        if matches is None:
+            matches = self._matchers[width] = re.compile(self._pattern(width)).fullmatch
+        found = matches(line)
+        return found is not None and _all_json(found.groups())
 
 
 def _pattern(field: Field) -> bytes:

@@ -22,6 +22,7 @@ __all__ = [
     "Write",
     "in_field",
     "matched",
+    "wrong_width",
 ]
 
 SAMPLE_ROWS = 1000
@@ -126,6 +127,11 @@ def matched(names: Sequence[str], schema: Schema, *, what: str) -> dict[str, Fie
         if field.required and field.name not in names:
             raise Invalid(f"{what} has no field {field.name!r}, which every record needs")
     return {name: columns[name] for name in names}
+
+
+def wrong_width(expected: int, got: int, *, hint: str | None = None) -> Invalid:
+    """The error for a record with too many or too few fields."""
+    return Invalid(f"expected {expected} field{'' if expected == 1 else 's'}, got {got}", hint=hint)
 
 
 def in_field(name: str, error: Invalid) -> Invalid:

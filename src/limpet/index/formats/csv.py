@@ -15,7 +15,19 @@ from itertools import islice
 from typing import IO, Any
 
 from limpet.errors import Invalid
-from limpet.index.formats.api import SAMPLE_ROWS, Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
+from limpet.index.formats.api import (
+    SAMPLE_ROWS,
+    Chunk,
+    Decode,
+    Head,
+    Limits,
+    Mark,
+    Sample,
+    Write,
+    in_field,
+    matched,
+    wrong_width,
+)
 from limpet.index.formats.convert import from_text, to_text
 from limpet.index.formats.infer import fields_of_text
 from limpet.index.formats.lines import BOM, Lines, Record, gathered, placed, text_of
@@ -143,9 +155,7 @@ class Csv:
         def decode(raw: bytes) -> dict[str, Any]:
             found = cells(text_of(_bare(raw)))
             if len(found) != len(plan):
-                raise Invalid(
-                    f"expected {len(plan)} fields, got {len(found)}", hint="the header says which fields there are"
-                )
+                raise wrong_width(len(plan), len(found), hint="the header says which fields there are")
             values: dict[str, Any] = {}
             for (name, read), cell in zip(plan, found, strict=True):
                 if cell is None:

@@ -16,7 +16,19 @@ from itertools import islice
 from typing import IO, Any
 
 from limpet.errors import Invalid
-from limpet.index.formats.api import SAMPLE_ROWS, Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
+from limpet.index.formats.api import (
+    SAMPLE_ROWS,
+    Chunk,
+    Decode,
+    Head,
+    Limits,
+    Mark,
+    Sample,
+    Write,
+    in_field,
+    matched,
+    wrong_width,
+)
 from limpet.index.formats.convert import from_text, to_text
 from limpet.index.formats.infer import fields_of_text
 from limpet.index.formats.lines import Record, gathered, placed, text_of, too_long
@@ -172,7 +184,7 @@ class StrictUsv:
         def decode(raw: bytes) -> dict[str, Any]:
             found = units(_bare(raw))
             if len(found) != len(plan):
-                raise Invalid(f"expected {len(plan)} fields, got {len(found)}")
+                raise wrong_width(len(plan), len(found))
             values: dict[str, Any] = {}
             for (name, read), text in zip(plan, found, strict=True):
                 try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write
+from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, wrong_width
 from limpet.index.formats.lines import Lines, gathered, placed, text_of
 from limpet.index.schema import DELETED, Schema
 from limpet.index.text import END, NULL, SEPARATOR
@@ -50,8 +50,9 @@ class Usv:
             line = raw.removesuffix(END)
             fields = line.count(SEPARATOR) + 1
             if fields > width:
-                raise Invalid(
-                    f"expected {width} fields, got {fields}",
+                raise wrong_width(
+                    width,
+                    fields,
                     hint="USV has no header: the columns are those that `limpet index schema` shows, then _deleted",
                 )
             try:
