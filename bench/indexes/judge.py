@@ -26,13 +26,13 @@ def ours(rows: Sequence[Row]) -> Row | None:
 
 
 def aims(rows: Sequence[Row], grown: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
-    """Every aim of the index. Ours is with `fsync`; an upsert of ours counts with its compile, a peer's without."""
-    lakes = [row for row in rows if row.system.kind == "lakehouse"]
+    """Every aim of the index. Ours is with `fsync`. Upserts are compared like with like: visible, and settled too."""
     mine = ours(rows)
-    both_s = mine.upsert_both_s if mine else None
-    for lake in lakes:
-        what = f"upsert (put_many + compile) ahead of {lake.system.name}"
-        yield _faster(what, both_s, lake.upsert_s, 1.0, lambda s: f"{s:.2f} s")
+    for lake in (row for row in rows if row.system.kind == "lakehouse"):
+        what = f"upsert (put_many) ahead of {lake.system.name}"
+        yield _faster(what, mine.upsert_s if mine else None, lake.upsert_s, 1.0, lambda s: f"{s:.2f} s")
+        what = f"upsert and settled (put_many + compile) ahead of {lake.system.name}"
+        yield _faster(what, mine.upsert_both_s if mine else None, lake.upsert_both_s, 1.0, lambda s: f"{s:.2f} s")
     for row in (row for row in rows if row.system.name in LOOKUP_PEERS):
         what = f"lookup at least {LOOKUP_FASTER:g}x faster than {row.system.name}"
         ms = mine.lookup_ms if mine else None

@@ -14,7 +14,7 @@ from limpet.index import CompileReport
 
 __all__ = ["NEEDS", "Ours", "connect"]
 
-NEEDS: Mapping[str, str] = {"duckdb": "duckdb"}
+NEEDS: Mapping[str, str] = {"duckdb": "duckdb", "pyarrow": "pyarrow"}
 NAME = "companies"
 SHARDS = (
     "read_csv('{}/*.usv', delim='\x1f', quote='', escape='', nullstr='\\N', header=false, auto_detect=false,"
@@ -36,7 +36,6 @@ class Ours(Index):
         self._shards = folder / "indexes" / NAME / "shards"
         self._fleet = limpet.open(folder, durability=options["durability"])
         self._index = self._fleet.index(NAME, Company, key="domain")
-        self._query: Any = getattr(self._index, "sql", None)
         assert self._index.manifest.depth == 2  # the first use creates the index, or reads what it is
 
     def prepare(self, records: Sequence[Fields]) -> Any:
@@ -56,8 +55,7 @@ class Ours(Index):
         return (found.domain, found.company, found.version, found.updated_at) if found else None
 
     def scans(self) -> Mapping[str, Callable[[], Months]]:
-        ways = {"read_csv": self._read_csv}
-        return {"sql": self._sql, **ways} if self._query is not None else ways
+        return {"sql": self._sql, "read_csv": self._read_csv}
 
     def spent(self) -> Mapping[str, float]:
         cost = self._fleet.meter.snapshot()
@@ -72,7 +70,7 @@ class Ours(Index):
         return sum(path.stat().st_size for path in self._shards.iterdir())
 
     def _sql(self) -> Months:
-        return _months(self._query(SCAN.format(NAME)).fetchall())
+        return _months(self._index.sql(SCAN.format(NAME)))
 
     def _read_csv(self) -> Months:
         """What any tool can do with a compiled index: DuckDB over the bare shards, without Limpet."""

@@ -149,5 +149,3 @@ def _scan(row: Row, lab: Lab, answer: Months) -> None:
         if {month: (count, total) for month, (count, total) in found["answer"].items()} != answer:
             raise Failed(f"{way}: the counts or sums are wrong")
         row.scans[way] = {"s": found["s"], "first_s": found["first_s"]}
-    if row.system.kind == "ours" and "sql" not in row.scans:
-        row.notes.append("scan by sql: skipped: needs Index.sql")

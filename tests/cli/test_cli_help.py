@@ -17,6 +17,22 @@ COMMANDS: list[tuple[str, ...]] = [
     ("check",),
     ("demo",),
     ("doctor",),
+    ("index",),
+    ("index", "adopt"),
+    ("index", "compile"),
+    ("index", "create"),
+    ("index", "delete"),
+    ("index", "export"),
+    ("index", "get"),
+    ("index", "import"),
+    ("index", "ls"),
+    ("index", "purge"),
+    ("index", "put"),
+    ("index", "reshard"),
+    ("index", "schema"),
+    ("index", "sql"),
+    ("index", "stats"),
+    ("index", "verify"),
     ("lock",),
     ("lock", "break"),
     ("lock", "ls"),
@@ -40,7 +56,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("upgrade",),
     ("work",),
 ]
-GROUPS = [("lock",), ("queue",)]
+GROUPS = [("index",), ("lock",), ("queue",)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")

@@ -13,6 +13,7 @@ import pytest
 import limpet
 from cli.harness import Here, Spawn, poll
 from limpet.index import Index, shard_id
+from limpet.keys import IndexKeys
 
 SHARD = shard_id("d0.com")
 COMPILE = ("index", "compile", "-u", "fleet")
@@ -63,6 +64,12 @@ def test_a_corrupt_shard_is_told_after_the_rest(here: Here, sites: Index[Any]) -
     assert _waits(sites) == 1
 
 
+def test_an_index_that_was_never_completed_is_passed_over(here: Here, sites: Index[Any]) -> None:
+    limpet.open("fleet").store.put(IndexKeys.of("half").shard("00"), b"")
+    assert [*json.loads(here(*COMPILE, "--json").out)["indexes"]] == ["sites"]
+    assert here(*COMPILE, "half").code == 1
+
+
 def test_without_an_index(here: Here) -> None:
     limpet.open("fleet")
     assert here(*COMPILE).out == "there is no index to compile; `limpet index create` makes one\n"
@@ -70,7 +77,7 @@ def test_without_an_index(here: Here) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_watch(sites: Index[Any], spawn: Spawn, number: int) -> None:
-    process = spawn(*COMPILE, "--watch", "--every", "1s")
+    process = spawn(*COMPILE, "--watch", "--every", "1")
     poll("the first run is done", lambda: _waits(sites) == 0)
     sites.put({"domain": "late.com"})
     poll("the next run is done", lambda: _waits(sites) == 0)
@@ -87,7 +94,7 @@ def test_watch_tells_in_json_and_goes_on_after_a_bad_shard(sites: Index[Any], sp
     bad = sites.storage.keys.shard(SHARD)
     kept = store.get(bad).data
     store.delete(bad)
-    process = spawn(*COMPILE, "--watch", "--every", "1s", "--json")
+    process = spawn(*COMPILE, "--watch", "--every", "1", "--json")
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
     assert f"{SHARD}.usv is missing" in told["error"]

@@ -84,6 +84,22 @@ def test_everything_comes_back(format: str, some: list[dict[str, Any]], batch: i
     assert [record["updated_at"] for record in found] == [datetime(2026, 1, 2, tzinfo=UTC)] * len(lines)
 
 
+ODD_NAMES = ["a,b", '"q"', "=x", " x ", "'tis", "'-", "\\N", "\u241f", "é", "id"]
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet", "strict-usv"])
+def test_columns_of_any_name_come_back(format: str) -> None:
+    schema = with_own([Field(name, "string") for name in ODD_NAMES], "id")
+    values = {name: name for name in ODD_NAMES}
+    stream = io.BytesIO()
+    with FORMATS[format].write(stream, schema) as write:
+        write([schema.line(values, STAMP, where="it")])
+    [found] = _read(stream.getvalue(), format, schema, Limits())
+    assert {name: found[name] for name in ODD_NAMES} == values
+    stream.seek(0)
+    assert [field.name for field in FORMATS[format].sample(stream).fields] == [*ODD_NAMES, "updated_at"]
+
+
 def _exported(index: Index[Any], format: str) -> bytes:
     stream = io.BytesIO()
     for _ in export(index, stream, format):

@@ -108,6 +108,20 @@ def test_somebody_at_work(bucket: MemoryStore, time: Time, shard: str) -> None:
     assert contents(bucket) == before
 
 
+def test_another_compiler_wins_a_shard(bucket: MemoryStore, time: Time) -> None:
+    process = filled(bucket, time)
+    key = KEYS.shard(shard_id("waits"))
+
+    def before(verb: str, at: str) -> None:
+        if (verb, at) == ("put", key):
+            bucket.put(key, bucket.get(key).data)
+
+    process.store.before = before
+    with pytest.raises(Conflict, match="somebody else compiled"):
+        purge(process.whole, quiesced=True)
+    assert tombstones(bucket) == 3
+
+
 def test_something_waits_all_the_same(bucket: MemoryStore, time: Time) -> None:
     """A writer that was forgotten: an older record of a deleted key may come."""
     process = filled(bucket, time)

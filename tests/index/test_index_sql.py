@@ -6,21 +6,20 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import limpet
-from index_helpers import NAME, Rec, at, keys_in, requests
+from index_helpers import NAME, Rec, at, keys_in, objects, requests
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
@@ -31,7 +30,7 @@ from limpet.index.sql import sql as ask
 from limpet.index.tables import table_of
 from limpet.keys import IndexKeys, Key
 from limpet.runtime import system
-from limpet.store import Store
+from limpet.store import Blob, ScopedStore, Store
 
 NASTY = 'quote " slash \\ null \\N line \n return \r unit \x1f record \x1e nul \x00 del \x7f sep \u2028 crab \U0001f980'
 KEYS = IndexKeys.of(NAME)
@@ -67,6 +66,12 @@ def put_line(store: Store, line: bytes, *, depth: int = 2, pack: bool = False) -
     shard = shard_id(key, depth)
     place = KEYS.pack(shard, system().new_id()) if pack else KEYS.single(shard, key, stamp, system().new_id())
     store.put(place, line + b"\n")
+
+
+@pytest.fixture
+def memory() -> Fleet:
+    """A new fleet in memory, for what does not depend on the store."""
+    return limpet.open("memory://")
 
 
 @dataclass
@@ -132,6 +137,7 @@ def test_the_later_one_wins_wherever_it_is(fleet: Fleet, newer: str) -> None:
 
 
 STAMP = b"2026-01-01T00:00:00.000000Z"
+GOOD = b"\x1f".join((b"a", b"text", STAMP, b"0"))
 TIES = [
     (b"a", b"b"),
     (b"\\N", b"A"),
@@ -199,16 +205,16 @@ def test_lines_of_an_older_schema_are_short(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("tail", [b"A", b"\\N", b"z"])
-def test_a_tie_between_a_short_and_a_long_line(fleet: Fleet, tail: bytes, swapped: bool) -> None:
-    recs(fleet).manifest  # noqa: B018 - the first look creates it
-    index = fleet.index(NAME, Later, key="key")
+def test_a_tie_between_a_short_and_a_long_line(memory: Fleet, tail: bytes, swapped: bool) -> None:
+    recs(memory).manifest  # noqa: B018 - the first look creates it
+    index = memory.index(NAME, Later, key="key")
     short = b"\x1f".join((b"k", b"\\N", STAMP, b"0"))
     long = b"\x1f".join((b"k", b"\\N", STAMP, b"0", tail, b"\\N"))
     first, second = (long, short) if swapped else (short, long)
-    put_line(fleet.store, first)
+    put_line(memory.store, first)
     index.compile(full=True)
-    put_line(fleet.store, second)
-    assert one(fleet, f"select colour from {NAME}") == {b"A": "A", b"\\N": None, b"z": "z"}[tail]
+    put_line(memory.store, second)
+    assert one(memory, f"select colour from {NAME}") == {b"A": "A", b"\\N": None, b"z": "z"}[tail]
 
 
 def test_lines_of_a_newer_schema_are_long(fleet: Fleet) -> None:
@@ -222,21 +228,17 @@ def test_lines_of_a_newer_schema_are_long(fleet: Fleet) -> None:
     assert sql(fleet, f"from {NAME}").columns == ("key", "text", "updated_at")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=1, max_size=20, unique=True))
 @example([NASTY, "\\", "\\n", "\\\\n", "\\N", "\\\\N", "\\x0a", "\ufeff", "\ufeffa", "", " ", "null", "'", "\x00"])
-def test_every_string_survives(tmp_path: Path, strings: list[str]) -> None:
-    fleet = limpet.open(tmp_path / uuid4().hex, durability="os")
+def test_every_string_survives(strings: list[str]) -> None:
+    fleet = limpet.open("memory://")
     index = recs(fleet)
     index.put_many([Rec(text, text) for text in strings if text])
-    for text in strings[::2]:
-        if text:
-            index.compile_shards([shard_id(text)], full=True)
+    index.compile_shards([shard_id(text) for text in strings[::2] if text], full=True)
     index.put(Rec("all", "".join(strings)))
-    expected = {text: text for text in strings if text} | {"all": "".join(strings)}
-    assert texts(fleet) == expected
-    for text in expected:
-        assert one(fleet, f"select text from {NAME} where key = ?", [text]) == expected[text]
+    assert texts(fleet) == {text: text for text in strings if text} | {"all": "".join(strings)}
+    assert one(fleet, f"select count(*) from {NAME} where text = ?", ["".join(strings)]) >= 1
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -256,7 +258,9 @@ def test_an_empty_index(fleet: Fleet) -> None:
     assert texts(fleet) == {}
 
 
-def test_a_deep_index(fleet: Fleet) -> None:
+@pytest.mark.parametrize("place", ["memory", "directory"])
+def test_a_deep_index(place: str, tmp_path: Path) -> None:
+    fleet = limpet.open("memory://" if place == "memory" else tmp_path, durability="os")
     index = fleet.index(NAME, Rec, key="key", depth=3)
     index.put_many([Rec(f"k{number}", "old") for number in range(50)])
     index.compile(full=True)
@@ -284,49 +288,51 @@ def test_indexes_of_a_fleet_join(fleet: Fleet) -> None:
     assert one(fleet, f"with o as (from owners) select count(*) from o, {NAME} r, {NAME} s where r.key = s.key") == 9
 
 
-def test_names_that_need_quotes(fleet: Fleet) -> None:
+def test_names_that_need_quotes(memory: Fleet) -> None:
     for name in ("my-index", 'a "b".c', "select", "Mixed", "é'"):
-        fleet.index(name, Rec, key="key").put(Rec("k", name))
+        memory.index(name, Rec, key="key").put(Rec("k", name))
         quoted = name.replace('"', '""')
-        assert one(fleet, f'select text from "{quoted}"') == name
+        assert one(memory, f'select text from "{quoted}"') == name
 
 
-def test_columns_that_need_quotes(fleet: Fleet) -> None:
+def test_columns_that_need_quotes(memory: Fleet) -> None:
     fields = [
         {"name": name, "type": "string"} for name in ('the "key"', "rank", "b0", "of_base", "w", "line", "select")
     ]
-    index = fleet.index("odd", {"fields": fields}, key='the "key"')
+    index = memory.index("odd", {"fields": fields}, key='the "key"')
     record = {each["name"]: each["name"] for each in fields}
     index.put(record)
     index.compile(full=True)
     index.put({**record, "rank": "new"})
-    [row] = sql(fleet, "select * exclude (updated_at) from odd").dicts()
+    [row] = sql(memory, "select * exclude (updated_at) from odd").dicts()
     assert row == {**record, "rank": "new"}
 
 
-def test_names_do_not_depend_on_case(fleet: Fleet) -> None:
-    recs(fleet).put(Rec("a"))
-    assert one(fleet, f"select count(*) from {NAME.upper()} x join {NAME} y using (key)") == 1
+def test_names_do_not_depend_on_case(memory: Fleet) -> None:
+    recs(memory).put(Rec("a"))
+    assert one(memory, f"select count(*) from {NAME.upper()} x join {NAME} y using (key)") == 1
 
 
-def test_names_that_differ_only_in_case(fleet: Fleet) -> None:
+def test_names_that_differ_only_in_case(memory: Fleet) -> None:
     for name in ("twin", "Twin"):
-        fleet.index(name, Rec, key="key").put(Rec("k", name))
-    assert one(fleet, "select text from twin") == "twin"
-    assert one(fleet, "select text from Twin") == "Twin"
+        memory.index(name, Rec, key="key").put(Rec("k", name))
+    assert one(memory, "select text from twin") == "twin"
+    assert one(memory, "select text from Twin") == "Twin"
     with pytest.raises(Invalid, match="'Twin' and 'twin', two indexes that SQL cannot tell apart"):
-        sql(fleet, "select * from twin, Twin")
+        sql(memory, "select * from twin, Twin")
     with pytest.raises(Invalid, match="there is no index 'TWIN'"):
-        sql(fleet, "select * from TWIN")
+        sql(memory, "select * from TWIN")
 
 
-def test_columns_that_differ_only_in_case_are_refused(fleet: Fleet) -> None:
+def test_columns_that_differ_only_in_case_are_refused(memory: Fleet) -> None:
     try:
-        fleet.index("odd", {"fields": [{"name": "k"}, {"name": "a"}, {"name": "A"}]}, key="k").put({"k": "1", "a": "2"})
+        memory.index("odd", {"fields": [{"name": "k"}, {"name": "a"}, {"name": "A"}]}, key="k").put(
+            {"k": "1", "a": "2"}
+        )
     except Invalid:
         return  # no such index can be
     with pytest.raises(Invalid, match="fields 'a' and 'A', which SQL cannot tell apart"):
-        sql(fleet, "select * from odd")
+        sql(memory, "select * from odd")
 
 
 @pytest.mark.parametrize(
@@ -343,26 +349,26 @@ def test_columns_that_differ_only_in_case_are_refused(fleet: Fleet) -> None:
         (f"select count(*) from query_table('{NAME}')", [(1,)]),
     ],
 )
-def test_what_counts_as_a_select(fleet: Fleet, query: str, rows: list[tuple[Any, ...]]) -> None:
-    recs(fleet).put(Rec("a"))
-    assert [row[: len(expected)] for row, expected in zip(sql(fleet, query), rows, strict=True)] == rows
+def test_what_counts_as_a_select(memory: Fleet, query: str, rows: list[tuple[Any, ...]]) -> None:
+    recs(memory).put(Rec("a"))
+    assert [row[: len(expected)] for row, expected in zip(sql(memory, query), rows, strict=True)] == rows
 
 
-def test_parameters(fleet: Fleet) -> None:
-    recs(fleet).put_many([Rec("a"), Rec("'; drop")])
-    assert one(fleet, f"select count(*) from {NAME} where key = ?", ["'; drop"]) == 1
-    assert one(fleet, f"select key from {NAME} where key >= $least", {"least": "a"}) == "a"
+def test_parameters(memory: Fleet) -> None:
+    recs(memory).put_many([Rec("a"), Rec("'; drop")])
+    assert one(memory, f"select count(*) from {NAME} where key = ?", ["'; drop"]) == 1
+    assert one(memory, f"select key from {NAME} where key >= $least", {"least": "a"}) == "a"
     with pytest.raises(Invalid):
-        sql(fleet, f"select * from {NAME} where key = ?")
+        sql(memory, f"select * from {NAME} where key = ?")
 
 
 # ---- what it costs ----
 
 
 def test_a_compiled_index_costs_two_lists_and_its_shards(fleet: Fleet, url: str) -> None:
-    index = recs(fleet)
-    index.put_many([Rec(f"k{number}") for number in range(600)])
-    index.compile(full=True)
+    recs(fleet).manifest  # noqa: B018 - the first look creates it
+    # not by compiling: some buckets list an emptied folder for a while
+    fleet.store.put(KEYS.shard(shard_id("a")), GOOD + b"\n")
     shards = 0 if "://" not in url else 256
     cost = requests(fleet, lambda: one(fleet, f"select count(*) from {NAME} a join {NAME} b using (key)"))
     assert cost == {"get": 1 + shards, "list": 2}
@@ -370,14 +376,14 @@ def test_a_compiled_index_costs_two_lists_and_its_shards(fleet: Fleet, url: str)
     assert requests(fleet, lambda: sql(fleet, f"describe {NAME}")) == {"get": 1}
 
 
-def test_a_wrong_query_reads_no_record(fleet: Fleet) -> None:
-    recs(fleet).put(Rec("a"))
+def test_a_wrong_query_reads_no_record(memory: Fleet) -> None:
+    recs(memory).put(Rec("a"))
 
     def wrong() -> None:
         with pytest.raises(Invalid):
-            sql(fleet, f"select nothing from {NAME}")
+            sql(memory, f"select nothing from {NAME}")
 
-    assert requests(fleet, wrong) == {"get": 1}
+    assert requests(memory, wrong) == {"get": 1}
 
 
 def test_only_what_waits_is_looked_for(fleet: Fleet, url: str) -> None:
@@ -396,15 +402,15 @@ def test_a_reader_may_ask(fleet: Fleet, url: str) -> None:
     assert one(reader, f"select count(*) from {NAME}") == 1
 
 
-def test_nothing_is_left_behind(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_behind(memory: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "tmp"
     home.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(home))
     monkeypatch.chdir(home)
-    recs(fleet).put_many([Rec("a"), Rec("b")])
-    assert one(fleet, f"select count(*) from {NAME}") == 2
+    recs(memory).put_many([Rec("a"), Rec("b")])
+    assert one(memory, f"select count(*) from {NAME}") == 2
     with pytest.raises(Invalid):
-        sql(fleet, f"select error('x') from {NAME}")
+        sql(memory, f"select error('x') from {NAME}")
     assert [*home.iterdir()] == []
 
 
@@ -417,9 +423,6 @@ def test_a_missing_shard_is_an_error(fleet: Fleet) -> None:
     fleet.store.delete(key)
     with pytest.raises(Corrupt, match=f"{key} is missing"):
         sql(fleet, f"select count(*) from {NAME}")
-
-
-GOOD = b"\x1f".join((b"a", b"text", STAMP, b"0"))
 
 
 @pytest.mark.parametrize(
@@ -440,12 +443,12 @@ def test_a_bad_shard_is_an_error(fleet: Fleet, data: bytes, said: str) -> None:
 
 
 @pytest.mark.parametrize("below", ["inbox", "packs"])
-def test_a_bad_object_that_waits_is_an_error(fleet: Fleet, below: str) -> None:
-    recs(fleet).manifest  # noqa: B018 - the first look creates it
+def test_a_bad_object_that_waits_is_an_error(memory: Fleet, below: str) -> None:
+    recs(memory).manifest  # noqa: B018 - the first look creates it
     name = "x/1-2.usv" if below == "inbox" else "1.usv"
-    fleet.store.put(Key(f"{KEYS.root}/{below}/{shard_id('a')}/{name}"), b"rubbish\n")
+    memory.store.put(Key(f"{KEYS.root}/{below}/{shard_id('a')}/{name}"), b"rubbish\n")
     with pytest.raises(Corrupt, match="rubbish"):
-        sql(fleet, f"select count(*) from {NAME}")
+        sql(memory, f"select count(*) from {NAME}")
 
 
 @pytest.mark.parametrize(
@@ -463,10 +466,10 @@ def test_a_bad_object_that_waits_is_an_error(fleet: Fleet, below: str) -> None:
         ("select 1 as a, 2 as a", "two columns are called 'a'", "another name"),
     ],
 )
-def test_a_wrong_query_is_told_in_one_line(fleet: Fleet, query: str, said: str, hint: str) -> None:
-    recs(fleet).put(Rec("a", "x"))
+def test_a_wrong_query_is_told_in_one_line(memory: Fleet, query: str, said: str, hint: str) -> None:
+    recs(memory).put(Rec("a", "x"))
     with pytest.raises(Invalid) as caught:
-        [*sql(fleet, query).dicts()]
+        [*sql(memory, query).dicts()]
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert hint in caught.value.hint
@@ -566,20 +569,20 @@ def test_no_file_can_be_written_by_a_select(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_files_can_be_allowed(fleet: Fleet, tmp_path: Path) -> None:
-    recs(fleet).put_many([Rec("a"), Rec("b")])
+def test_files_can_be_allowed(memory: Fleet, tmp_path: Path) -> None:
+    recs(memory).put_many([Rec("a"), Rec("b")])
     (tmp_path / "mine.csv").write_text("key,n\na,1\nc,2\n")
     query = f"select key, n from '{tmp_path}/mine.csv' join {NAME} using (key)"
-    assert list(sql(fleet, query, allow_files=True)) == [("a", 1)]
+    assert list(sql(memory, query, allow_files=True)) == [("a", 1)]
 
 
-def test_memory_is_limited(fleet: Fleet) -> None:
-    recs(fleet).put(Rec("a"))
-    assert one(fleet, f"select count(*) from {NAME}", memory="300MB") == 1
+def test_memory_is_limited(memory: Fleet) -> None:
+    recs(memory).put(Rec("a"))
+    assert one(memory, f"select count(*) from {NAME}", memory="300MB") == 1
     with pytest.raises(Invalid, match="Memory"):
-        sql(fleet, "select 1", memory="lots")
+        sql(memory, "select 1", memory="lots")
     with pytest.raises(Unavailable, match="Out of Memory"):
-        sql(fleet, "select list(range::varchar) from range(5000000)", memory="20MB")
+        sql(memory, "select list(range::varchar) from range(5000000)", memory="20MB")
 
 
 def test_without_the_extra_it_says_how_to_get_it() -> None:
@@ -624,49 +627,53 @@ def test_a_shard_that_may_not_be_read(tmp_path: Path) -> None:
         sql(fleet, f"select * from {NAME}")
 
 
-class _Interfering:
-    """Runs an act just before the first shard is read or looked at: after what waits was collected."""
+class Meddled(ScopedStore):
+    """The same store; `act` runs once, just after the calls that fill `after` were answered."""
 
-    def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
-        from limpet.index.tables import Table
+    def __init__(self, store: Store, after: Sequence[str], act: Callable[[], object]) -> None:
+        super().__init__(store)
+        self.after = [*after]
+        self.act = act
 
-        shards = Table._shards
+    def get(self, key: Key, **conditions: Any) -> Blob:
+        blob = super().get(key, **conditions)
+        self._answered(key)
+        return blob
 
-        def interfered(table: Any, folder: Path) -> Any:
-            act()
-            return shards(table, folder)
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        names = super().list_dirs(prefix)
+        self._answered(prefix)
+        return names
 
-        monkeypatch.setattr(Table, "_shards", interfered)
+    def _answered(self, what: str) -> None:
+        if what in self.after:
+            self.after.remove(what)
+            if not self.after:
+                self.act()
 
 
-def test_a_compiler_between_the_inbox_and_the_shards(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["listed", "read"])
+def test_a_compiler_that_comes_between(fleet: Fleet, step: str) -> None:
+    """What moves from the inbox into the shards while a query runs is seen, at the one place or the other."""
     index = recs(fleet)
     index.put_many([Rec(f"k{number}", "old") for number in range(20)])
     index.compile(full=True)
     index.put_many([Rec(f"k{number}", "new") for number in range(30)])
     index.delete("k0")
-    _Interfering(fleet, monkeypatch, lambda: index.compile(full=True))
-    expected = {f"k{number}": "new" for number in range(1, 30)}
-    assert dict(sql(fleet, f"select key, text from {NAME}")) == expected
-
-
-def test_what_is_compiled_is_not_looked_for_before_the_inbox(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shards are read after what waits, so a record that moves meanwhile is seen."""
-    from limpet.index.tables import Table
-
-    index = recs(fleet)
-    index.put(Rec("a", "moved"))
-    write = Table._write_waiting
-    monkeypatch.setattr(Table, "_write_waiting", lambda table, path: index.compile(full=True) and write(table, path))
-    assert dict(sql(fleet, f"select key, text from {NAME}")) == {"a": "moved"}
+    waiting = [*objects(fleet.store, "inbox"), *objects(fleet.store, "packs")]
+    after = [KEYS.packs] if step == "listed" else waiting
+    meddled = Meddled(fleet.store, after, lambda: index.compile(full=True))
+    rows = ask(meddled, system(), f"select key, text from {NAME}")
+    assert dict(rows) == {f"k{number}": "new" for number in range(1, 30)}
+    assert objects(fleet.store, "inbox") == []
 
 
 def test_queries_beside_writers_and_compilers(tmp_path: Path) -> None:
     """Every acknowledged put is in every later answer, while shards are replaced under the reader."""
     fleet = limpet.open(tmp_path / "fleet", durability="os")
     index = recs(fleet)
-    index.put_many([Rec(f"base{number}", "x" * 200) for number in range(3000)])
-    acknowledged: list[int] = [3000]
+    index.put_many([Rec(f"base{number}", "x" * 200) for number in range(1000)])
+    acknowledged: list[int] = [1000]
     failed: list[BaseException] = []
     stop = threading.Event()
 
@@ -684,7 +691,7 @@ def test_queries_beside_writers_and_compilers(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        for _ in range(12):
+        for _ in range(6):
             before = acknowledged[0]
             count, distinct, size = sql(fleet, f"select count(*), count(distinct key), min(length(text)) from {NAME}")[
                 0

@@ -198,10 +198,6 @@ LOST = {
         lambda p: rewritten(p.store, SHARD, lambda ls: [b"\xff" + ls[0], *ls[1:]]),
         ("bad_line",),
     ),
-    "no key": Damage(
-        lambda p: rewritten(p.store, SHARD, lambda ls: [*ls, b"\x1f".join([b"", *ls[0].split(b"\x1f")[1:]])]),
-        ("bad_value",),
-    ),
     "a missing shard": Damage(lambda p: p.store.delete(SHARD), ("missing_shard",)),
     "a missing empty shard": Damage(lambda p: p.store.delete(KEYS.shard("00")), ("missing_shard",)),
     "a lost record": Damage(lambda p: rewritten(p.store, SHARD, lambda ls: ls[1:]), ("lost",)),
@@ -292,6 +288,28 @@ def test_the_rest_is_repaired_beside_what_is_lost(process: Process) -> None:
         "order": True,
     }
     assert [finding.kind for finding in verify(process.whole).findings] == ["missing_shard"]
+
+
+def test_shards_are_repaired_before_what_goes_into_them(process: Process) -> None:
+    process.index.compile(full=True)
+    more = keys_in("77", 5, prefix="p")
+    process.runtime.time.sleep(5.0)
+    process.index.put_many([Rec(key, "new") for key in more])
+    rewritten(process.store, pack(process), reversed)
+    rewritten(process.store, KEYS.shard("77"), reversed)
+    report = verify(process.whole, repair=True)
+    assert [(finding.kind, finding.repaired) for finding in report.findings] == [("order", True), ("order", True)]
+    assert verify(process.whole).findings == []
+    assert texts_of(process.index, more) == {key: "new" for key in more}
+
+
+def test_a_stray_shard_brings_what_is_newer_and_only_that(process: Process) -> None:
+    newer = line_of(process, HERE[1], "2026-12-01T00:00:00.000000Z", "newer")
+    process.store.put(KEYS.shard("5e0"), line_of(process, HERE[0], OLD, "older") + newer)
+    assert verify(process.whole, repair=True).ok
+    assert texts_of(process.index, HERE[:2]) == {HERE[0]: HERE[0], HERE[1]: "newer"}
+    brought = lines_of(process.store, next(stat.key for stat in process.store.list(KEYS.packs_of("5e"))))
+    assert brought == [newer]
 
 
 def test_every_kind_has_a_hint() -> None:
@@ -470,9 +488,13 @@ def test_one_repair_at_a_time(process: Process) -> None:
     assert verify(process.whole, repair=True).ok
 
 
-def test_a_read_error_is_not_a_finding(process: Process) -> None:
+@pytest.mark.parametrize("which", [lambda process: SHARD, single, pack])
+def test_a_read_error_is_an_error(process: Process, which: Callable[[Process], Key]) -> None:
+    """What cannot be read now is not known to be good (F23)."""
+    away = which(process)
+
     def before(verb: str, key: str) -> None:
-        if key == SHARD:
+        if key == away:
             raise Unavailable("away")
 
     process.store.before = before

@@ -89,7 +89,7 @@ INDEX_BUGS = [
             "compiler",
             "        merged = merge(base, newest(lines, shape), shape, what=what)\n",
             "        merged = merge(base, newest(lines, shape), shape, what=what)\n"
-            "        live = [line for line in lines_of(merged.data, what=what) if not self._schema.is_gone(line)]\n"
+            "        live = [line for line in merged.data.splitlines() if not self._schema.is_gone(line)]\n"
             "        merged = merge(live, {}, shape, what=what)\n",
         ),
     ),
@@ -139,10 +139,10 @@ INDEX_BUGS = [
         0,
         (
             "compiler",
-            "        blob = self._storage.shard(shard)\n        base = lines_of(blob.data, what=what)\n",
-            "        base = lines_of(self._storage.shard(shard).data, what=what)\n"
             "        blob = self._storage.shard(shard)\n",
+            "        early = self._storage.shard(shard).data\n        blob = self._storage.shard(shard)\n",
         ),
+        ("compiler", "(blob.data, what=what)\n", "(early, what=what)\n"),
     ),
     _bug(
         "objects go before the shard is there",
@@ -301,6 +301,17 @@ INDEX_BUGS = [
         ),
     ),
     _bug(
+        "a shard that would not change is not put",
+        "F25",
+        0,
+        (
+            "compiler",
+            "            self._storage.store.put(what, merged.data, when=",
+            "            merged.data == blob.data or self._storage.store.put(what, merged.data, when=",
+        ),
+        scenario="index_disk",
+    ),
+    _bug(
         "an older program cuts off the new column",
         "mixed versions",
         0,
@@ -310,12 +321,6 @@ INDEX_BUGS = [
             "    missing = width - 1 - line.count(SEPARATOR)\n"
             "    line = SEPARATOR.join(line.split(SEPARATOR)[:width])\n",
         ),
-    ),
-    _bug(
-        "a column that is new makes an old line another one",
-        "mixed versions",
-        0,
-        ("decide", "    while line.endswith(_NULLS):\n", "    while not line:\n"),
     ),
     _bug(
         "new lines are put behind the others",
@@ -336,7 +341,7 @@ INDEX_BUGS = [
         (
             "reader",
             "            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)\n",
-            "            for line in lines_of(data, what=at)\n",
+            "            for line in data.splitlines()\n",
         ),
     ),
 ]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from limpet.cli import index_compile, index_export, index_import, index_records, index_schema, index_stats
+from limpet.cli import (
+    index_compile,
+    index_export,
+    index_import,
+    index_records,
+    index_repair,
+    index_schema,
+    index_sql,
+    index_stats,
+)
 from limpet.cli.shared import lines
 
 __all__ = ["app"]
@@ -13,7 +22,7 @@ app = typer.Typer(
     name="index",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Keep records by key: import, look up, compile, export.",
+    help="Keep records by key: import, look up, query, compile, export.",
     epilog=lines(
         "Example: a CSV file into a new index; fold it into shards; look one up",
         "$ limpet index import sites sites.csv --create --key domain -u s3://acme/prod",
@@ -30,4 +39,9 @@ app.command(epilog=index_records.DELETE_EPILOG)(index_records.delete)
 app.command("import", epilog=index_import.EPILOG)(index_import.import_)
 app.command(epilog=index_export.EPILOG)(index_export.export)
 app.command(epilog=index_compile.EPILOG)(index_compile.compile)
+app.command(epilog=index_sql.EPILOG)(index_sql.sql)
 app.command(epilog=index_stats.EPILOG)(index_stats.stats)
+app.command(epilog=index_repair.VERIFY_EPILOG)(index_repair.verify)
+app.command(epilog=index_repair.ADOPT_EPILOG)(index_repair.adopt)
+app.command(epilog=index_repair.RESHARD_EPILOG)(index_repair.reshard)
+app.command(epilog=index_repair.PURGE_EPILOG)(index_repair.purge)

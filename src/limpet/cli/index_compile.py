@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index_options import EngineOption, absolute, demand_index, index_names, size_text
-from limpet.cli.queue_options import clean, duration_s, many
+from limpet.cli.queue_options import clean, many
 from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, print_json
-from limpet.errors import Corrupt, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -37,7 +37,7 @@ COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records
 def compile(
     index: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INDEX...", show_default=False, help="The indexes; without one, all of them."),
+        typer.Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Fold everything that waits, whether it pays or not.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until SIGTERM or Ctrl-C.")] = False,
@@ -45,12 +45,11 @@ def compile(
         float,
         typer.Option(
             "--every",
-            metavar="TIME",
-            parser=duration_s,
-            show_default="60s",
-            help="With --watch: how often, such as 30s or 5m. While nothing waits, up to eight times as rarely.",
+            metavar="SECONDS",
+            min=1.0,
+            help="With --watch: how often. While nothing waits, up to eight times as rarely.",
         ),
-    ] = "60s",  # type: ignore[assignment]  # typer parses defaults too
+    ] = 60.0,
     engine: EngineOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -81,6 +80,9 @@ def _once(fleet: Fleet, names: list[str] | None, place: Engine, *, full: bool, j
                 reports[name] = fleet.index(name).compile(place.executor, full=full)
             except Corrupt as error:
                 failed = failed or error
+            except Missing:
+                if names:
+                    raise
     if json:
         print_json({"indexes": {name: _facts(each) for name, each in reports.items()}, "requests": cost.requests})
     else:
@@ -152,6 +154,10 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
                         report = fleet.index(name).compile(place.executor, full=full, stop=stop)
                     except (Corrupt, Unavailable, OutcomeUnknown) as error:
                         _tell({"index": name, "error": str(error), "hint": error.hint}, json=json)
+                        continue
+                    except Missing:
+                        if names:
+                            raise
                         continue
                     if report.objects or report.quarantined:
                         busy = True

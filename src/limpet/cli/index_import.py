@@ -41,31 +41,35 @@ EPILOG = lines(
     "refused; 2 wrong usage, or a bad record; 130 interrupted.",
 )
 
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="FORMAT", show_default="by the name of the file", help=FORMAT_HELP)
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create."),
+]
+SkipBadOption = Annotated[
+    Path | None,
+    typer.Option("--skip-bad", metavar="FILE", show_default=False, help="Write bad records there, and go on."),
+]
+
 STDIN = "-"
 WHY_SHOWN = 5
 
 
 def import_(
     index: IndexArgument,
-    file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")],
-    format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="FORMAT", show_default="by the name of the file", help=FORMAT_HELP),
-    ] = None,
+    file: FileArgument,
+    format: FormatOption = None,
     create: Annotated[
         bool, typer.Option("--create", help="Make the index if it is not there, its columns told by the file.")
     ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create."),
-    ] = None,
+    key: KeyOption = None,
     batch: Annotated[
         int, typer.Option("--batch", min=1, metavar="N", help="Write so many records at a time, or 64 MiB.")
     ] = 200_000,
-    skip_bad: Annotated[
-        Path | None,
-        typer.Option("--skip-bad", metavar="FILE", show_default=False, help="Write bad records there, and go on."),
-    ] = None,
+    skip_bad: SkipBadOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, though a part is in already.")] = False,
     engine: EngineOption = None,
     url: UrlOption = None,
@@ -78,7 +82,7 @@ def import_(
 
     Killed, interrupted or refused, the same command goes on where it was. Importing a file twice changes nothing but
     the time. At the first bad record it stops, names it, and writes nothing of its batch; --skip-bad keeps such records
-    in a file of the same format, to be corrected and imported.
+    in a file of the same format (of Parquet: JSON lines), to be corrected and imported.
 
     In CSV an empty field is null and "" an empty string. A field that begins with an apostrophe and = + - or @, as
     `limpet index export` writes it, loses the apostrophe. With --create, a column is a string unless the first 1,000
@@ -93,6 +97,8 @@ def import_(
     if file == STDIN and (FORMATS[named].seeks or create):
         why = "--create needs to read it twice" if create else f"{named} is not read from a pipe"
         raise Invalid(f"stdin cannot be imported so: {why}", hint="write it into a file first")
+    if skip_bad is not None and skip_bad.exists() and file != STDIN and skip_bad.samefile(file):
+        raise Invalid("--skip-bad names the file that is imported", hint="name another one")
     with _opened(file) as stream:
         fleet, handle = _target(index, url, stream, named, create=create, key=key)
         work = Import(

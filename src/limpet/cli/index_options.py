@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
-KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY...", show_default=False, help="Keys of records.")]
+KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY", show_default=False, help="Keys of records.")]
 
 EngineOption = Annotated[
     str | None,

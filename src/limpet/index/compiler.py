@@ -18,7 +18,6 @@ from limpet.index.manifest import Count, Manifest
 from limpet.index.quarantine import quarantine
 from limpet.index.schema import checked
 from limpet.index.storage import Storage, Work
-from limpet.index.text import lines_of
 from limpet.keys import Key
 from limpet.lease import Lease, Lock, Sightings
 from limpet.store.api import Match, Stat
@@ -26,6 +25,7 @@ from limpet.store.api import Match, Stat
 __all__ = ["CompileReport", "Compiler"]
 
 LOCK_TTL_S = 300.0
+PART_BYTES_MAX = 64 << 20
 
 
 @dataclass(slots=True)
@@ -67,14 +67,15 @@ class Compiler:
         what this compiler read is still there.
         Raises: Corrupt for a shard that must not be built upon; whatever a read met.
         Cost: 1 LIST of the singles and 1 of the packs, if `work` shows any; a fold then 1 GET an object, the lock
-        (2 or 3 requests), 1 GET and 1 PUT of the shard, 1 DELETE an object; packing 1 GET and 1 DELETE a single and
-        1 PUT.   Crash: at any point, nothing is lost and nothing needs to be cleaned up but a lock that runs out.
+        (2 or 3 requests), 1 GET and 1 PUT of the shard for each 64 MiB that wait, 1 DELETE an object; packing 1 GET
+        and 1 DELETE a single and 1 PUT.
+        Crash: at any point, nothing is lost and nothing needs to be cleaned up but a lock that runs out.
         """
         singles = self._storage.singles(shard) if shard in work.singles else []
         packs = self._storage.packs(shard) if shard in work.packs else []
         match next_step(self._waiting(singles, packs), self._base_size(shard), full=full):
             case Step.FOLD:
-                return self._fold(shard, [stat.key for stat in (*singles, *packs)], full=full)
+                return self._fold(shard, _parts((*singles, *packs)), full=full)
             case Step.PACK:
                 return self._pack(shard, [stat.key for stat in singles])
             case Step.REST:
@@ -90,16 +91,25 @@ class Compiler:
         count = self._manifest.count(shard)
         return count.size if count else self._storage.shard_size(shard)
 
-    def _fold(self, shard: str, keys: Sequence[Key], *, full: bool) -> CompileReport:
+    def _fold(self, shard: str, parts: Sequence[Sequence[Key]], *, full: bool) -> CompileReport:
         lease = self._lock(shard).try_acquire()
         if isinstance(lease, Held):
             # the swap decides: nobody need wait for the lock of a compiler that died, or that is merely slower
             run_out = lease.until is not None and lease.until <= self._storage.store.now()
-            return self._merge(shard, keys) if full or run_out else CompileReport(held=1)
+            return self._merge_all(shard, parts) if full or run_out else CompileReport(held=1)
         try:
-            return self._merge(shard, keys)
+            return self._merge_all(shard, parts)
         finally:
             _release(lease)
+
+    def _merge_all(self, shard: str, parts: Sequence[Sequence[Key]]) -> CompileReport:
+        report = CompileReport()
+        for part in parts:
+            report.add(self._merge(shard, part))
+            if report.conflicts:
+                break
+        report.folded = min(report.folded, 1)
+        return report
 
     def _merge(self, shard: str, keys: Sequence[Key]) -> CompileReport:
         read, lines, bad = self._read(shard, keys)
@@ -108,7 +118,7 @@ class Compiler:
             return report
         what = self._storage.keys.shard(shard)
         blob = self._storage.shard(shard)
-        base = lines_of(blob.data, what=what)
+        base = self._schema.lines(blob.data, what=what)
         known = self._manifest.count(shard)
         if known is not None and len(base) < known.records:
             raise Corrupt(
@@ -166,6 +176,19 @@ class Compiler:
     def _lock(self, shard: str) -> Lock:
         key = self._storage.keys.lock(shard)
         return Lock(self._storage.store, key, key, LOCK_TTL_S, self._storage.runtime, self._sightings, look_first=True)
+
+
+def _parts(waiting: Sequence[Stat]) -> list[list[Key]]:
+    """What waits, in parts that fit into memory: any part may be folded by itself."""
+    parts: list[list[Key]] = [[]]
+    size = 0
+    for stat in waiting:
+        if parts[-1] and size + stat.size > PART_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(stat.key)
+        size += stat.size
+    return parts
 
 
 def _release(lease: Lease) -> None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from limpet.errors import Conflict, Missing
+from limpet.errors import Conflict, Missing, OutcomeUnknown
 from limpet.index import describe
 from limpet.index.manifest import Manifest
 from limpet.index.storage import Storage
 from limpet.keys import Key
 from limpet.store.api import Absent, Match
-from limpet.store.outcome import put_bytes
 
 __all__ = ["write_descriptions"]
 
@@ -41,8 +40,8 @@ def _write(storage: Storage, key: Key, data: bytes, columns: int, count: Callabl
         if blob is not None and (blob.data == data or _count(blob.data, count) > columns):
             return
         try:
-            put_bytes(storage.store, storage.runtime, key, data, Match(blob.version) if blob else Absent())
-        except Conflict:
+            storage.store.put(key, data, when=Match(blob.version) if blob else Absent())
+        except (Conflict, OutcomeUnknown):
             if tried == TRIES_MAX:
                 raise
         else:

@@ -37,6 +37,8 @@ ENDS_BYTES = 64 << 10
 CLOCK_NOW_S = -1.0
 
 _stamp = writer("datetime")
+TOMBSTONES_IN = "usv"
+"""The only format that says which records were deleted: Limpet's own lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _line(schema: Schema, decode: Decode, raw: Any, number: int, order: Order) -
         text = schema.key_text(key)
     except Invalid as error:
         raise Invalid(f"{where}: {error}", hint=error.hint) from None
-    if values.pop(DELETED, False):
+    if order.format == TOMBSTONES_IN and values.pop(DELETED, False):
         return text, schema.tombstone(text, stamp)
     return text, schema.line(values, stamp, where=where)
 
@@ -209,7 +211,7 @@ class Import:
         if self._aside:
             self._aside.begin(self.state.bad_bytes)
         for end, taken in self._taken(job or self._here, executor, at_once):
-            kept = self._aside.add(taken.bad) if self._aside else 0
+            kept = self._aside.add(taken.bad) if self._aside else self.state.bad_bytes
             self._save(
                 position=end.position,
                 number=end.number,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Invalid, LimpetError
+from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.compiler import Compiler, CompileReport
 from limpet.index.decide import shard_ids
@@ -42,6 +43,8 @@ R = TypeVar("R")
 
 PART = 8
 AT_ONCE = 8
+AT_ONCE_BYTES = 64 << 20
+"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
 
 Job = Callable[[Sequence[str], bool], CompileReport]
 """Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled."""
@@ -223,7 +226,8 @@ class Index(Generic[R]):
                 failed = failed or part
             else:
                 report.add(part)
-        self._note(opened.manifest, report)
+        with suppress(Conflict, OutcomeUnknown, Unavailable):  # advisory: the next run notes it
+            self._note(opened.manifest, report)
         if failed is not None:
             raise failed
         return report
@@ -288,7 +292,8 @@ class Index(Generic[R]):
 
         every = {*shard_ids(manifest.depth)}
         known = [shard for shard in shards if shard in every]
-        at_once = min(AT_ONCE, self._storage.store.at_once)
+        largest = max(manifest.sizes, default=AT_ONCE_BYTES)
+        at_once = max(1, min(AT_ONCE, self._storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
         return self._runtime.fan_out(one, known, at_once=at_once)
 
     def _note(self, manifest: Manifest, report: CompileReport) -> None:

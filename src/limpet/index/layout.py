@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from limpet.cell import Cell
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.described import write_descriptions
 from limpet.index.manifest import Manifest, fresh
@@ -49,7 +49,10 @@ class Layout:
         return self._evolved(seen.value)
 
     def _evolved(self, manifest: Manifest) -> Manifest:
-        """The manifest with the type's new columns.   Cost: 0, or 1 GET + 1 PUT and the descriptions."""
+        """The manifest with the type's new columns; without them if this process may not add any.
+
+        Cost: 0, or 1 GET + 1 PUT and the descriptions.
+        """
         if self._typed.fields is None:
             return manifest
         fields, key = self._typed.fields, self._typed.key or manifest.key
@@ -62,7 +65,10 @@ class Layout:
                 return None
             return msgspec.structs.replace(now, fields=schema.fields, schema_version=now.schema_version + 1)
 
-        seen = self._cell.update(change)
+        try:
+            seen = self._cell.update(change)
+        except Denied:
+            return manifest  # whoever may only read needs no new columns; a put of one is refused
         if seen is None:
             raise self._missing()
         write_descriptions(self._storage, self._name, seen.value)
@@ -80,18 +86,33 @@ class Layout:
             raise Invalid(f"the index {self._name!r} is new: say which field is its key", hint="key=...")
         manifest = fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
         puts = [Put(self._storage.keys.shard(shard), b"", Absent()) for shard in shard_ids(manifest.depth)]
+        taken = False
         for outcome in self._storage.store.put_many(puts).values():
             if isinstance(outcome, LimpetError) and not isinstance(outcome, Conflict):
                 raise outcome
+            taken = taken or isinstance(outcome, Conflict)
+        if taken:
+            self._demand_empty()
         try:
             self._cell.create(manifest)
         except Conflict:
-            seen = self._cell.read()
-            if seen is None:
-                raise Corrupt(f"{self._cell.key} was removed while it was created") from None
-            return self._evolved(seen.value)
+            return self.load()
         write_descriptions(self._storage, self._name, manifest)
         return manifest
+
+    def _demand_empty(self) -> None:
+        """Shards that are there already are those of a creation that did not end, or runs beside this one: empty.
+
+        Raises: Corrupt for shards with records and no manifest.   Cost: 1 LIST per 1,000 objects, 1 GET.
+        """
+        full = any(
+            stat.size and stat.key.endswith(".usv") for stat in self._storage.store.list(self._storage.keys.shards)
+        )
+        if full and self._cell.read() is None:
+            raise Corrupt(
+                f"the index {self._name!r} has records and no manifest",
+                hint=f"restore {self._cell.key} from a backup, or remove what is left below {self._storage.keys.root}",
+            )
 
     def _missing(self) -> Missing:
         return Missing(

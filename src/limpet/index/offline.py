@@ -107,8 +107,8 @@ def refuse_running(whole: Whole) -> None:
         if isinstance(found, LimpetError):
             raise found
         record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
-        until = found.modified + timedelta(seconds=record.ttl_s + 1)
-        if record.state is State.HELD and until > now:
+        if record.state is State.HELD:
+            until = found.modified + timedelta(seconds=record.ttl_s + 1)
             held = Held(key, by=record.label, until=until, token=record.token)
             held.hint = "a compiler is at work: stop it, or wait until its lock runs out"
             raise held
@@ -180,10 +180,11 @@ def with_counts(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
     return msgspec.structs.replace(manifest, records=tuple(records), sizes=tuple(sizes))
 
 
-def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count]) -> None:
+def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count], *, for_good: bool = False) -> None:
     """Have the manifest promise no more than these counts, before records are taken out of their shards.
 
-    A compiler refuses a shard that has fewer records than the manifest says.
+    A compiler refuses a shard that has fewer records than the manifest says. `for_good`: one that has counted before,
+    and is slow to say so, cannot put its counts back.
     Raises: Conflict if the index was laid out anew.   Cost: 1 GET + at most 1 PUT.
     """
 
@@ -194,6 +195,8 @@ def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count]) -> None
         fewer = {
             shard: count for shard, count in counts.items() if (had := known[shard]) and had.records > count.records
         }
+        if for_good and counts:
+            return msgspec.structs.replace(with_counts(now, fewer), generation=now.generation + 1)
         return with_counts(now, fewer) if fewer else None
 
     whole.cell.update(change)
@@ -201,7 +204,7 @@ def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count]) -> None
 
 def anew(whole: Whole) -> Conflict:
     """The error for an index whose shards were laid out anew meanwhile."""
-    return Conflict(f"the index {whole.name!r} was resharded meanwhile", hint="try again")
+    return Conflict(f"the index {whole.name!r} was resharded or purged meanwhile", hint="try again")
 
 
 def batches(stats: Iterable[Stat], *, objects: int = BATCH_OBJECTS, size: int = BATCH_BYTES) -> Iterator[list[Stat]]:

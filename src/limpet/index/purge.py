@@ -88,7 +88,8 @@ class _Purge:
                 count = self._look(stat.key, blob)
                 if count is not None:
                     found[Stat(stat.key, blob.size, blob.version, blob.modified)] = count
-        lower(self._whole, self._manifest, {self._id(stat.key): count for stat, count in found.items()})
+        counts = {self._id(stat.key): count for stat, count in found.items()}
+        lower(self._whole, self._manifest, counts, for_good=True)
         for batch in batches(found):
             for stat, blob in self._read(batch):
                 self._rewrite(stat.key, stat.version, blob)

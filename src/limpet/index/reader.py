@@ -12,7 +12,7 @@ from limpet.index.schema import Schema, checked
 from limpet.index.seek import LINE_GUESS, Absent, Search
 from limpet.index.storage import NO_WORK, Storage, Work
 from limpet.index.text import END, lines_of
-from limpet.keys import Key, single_stamp
+from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
 __all__ = ["Reader"]
@@ -107,7 +107,7 @@ class Reader:
         ]
 
     def _shard_lines(self, shard: str) -> list[bytes]:
-        return lines_of(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
+        return self._schema.lines(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
 
     def scan(self, shards: Sequence[str] | None = None) -> Iterator[list[bytes]]:
         """The live lines of each shard, in the order of their digests. Memory is bounded by the largest shard.
@@ -133,14 +133,22 @@ class Reader:
         ]
 
     def _newest_of(self, key: str, listed: Sequence[Stat]) -> list[bytes]:
-        """The newest of one record's singles; older ones cannot win.   Raises: Corrupt for another record's line."""
+        """The newest of one record's singles; older ones cannot win, unless one of those went to quarantine.
+
+        Raises: Corrupt for a line that is not what the name of its object says.
+        """
         newest_stamp = max((single_stamp(stat.key) for stat in listed), default="")
         wanted = [stat.key for stat in listed if single_stamp(stat.key) == newest_stamp]
+        found = self._storage.read(wanted)
+        if len(found) < len(wanted) < len(listed):
+            found |= self._storage.read([stat.key for stat in listed if stat.key not in wanted])
         lines: list[bytes] = []
-        for at, data in self._storage.read(wanted).items():
+        for at, data in found.items():
             some = self._schema.lines(data, what=at)
-            if any(of != key.encode() for of in keys_of(some, self._schema.shape)):
-                raise Corrupt(f"{at} holds another record than its name says")
+            named = (key.encode(), single_stamp(at))
+            for of, line in zip(keys_of(some, self._schema.shape), some, strict=True):
+                if (of, digits(self._schema.stamp_of(line))) != named:
+                    raise Corrupt(f"{at} holds another record than its name says")
             lines += some
         return lines
 

@@ -270,7 +270,8 @@ def _loosened(known: Field, declared: Field | None) -> Field:
             hint="a field keeps its type: add a new one beside it",
         )
     constraints = loosened(known.constraints, declared.constraints, field=known.name)
-    return msgspec.structs.replace(known, constraints=constraints)
+    required = known.required and declared.required
+    return msgspec.structs.replace(known, constraints=constraints, required=required)
 
 
 def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:

@@ -30,7 +30,7 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 _NOT_A_SELECT = "not implemented"
 _NO_TABLE = re.compile(r"Catalog Error: Table with name (.*) does not exist!")
-_HINT = re.compile(r"^(?:Candidate bindings: .*|Did you mean .*|.*Candidate functions:)$", re.MULTILINE)
+_HINT = re.compile(r"^(?:Candidate bindings: |Did you mean ).*$", re.MULTILINE)
 _INTERRUPTED = "Query interrupted"
 
 _SEALED = {

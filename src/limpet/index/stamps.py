@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from datetime import datetime, timedelta
 from weakref import WeakKeyDictionary
 
-from limpet.errors import Invalid
+from limpet.errors import Corrupt, Invalid
 from limpet.index.values import stamp_text, stamp_time
 from limpet.runtime import Runtime
 from limpet.store.api import Store
@@ -65,8 +65,15 @@ class Stamps:
             seen = self._floor.ahead.get((index, key))
             if seen is None or stamp_text(seen) < stamp:
                 return stamp
-            self._floor.ahead[index, key] = seen + TICK
-            return stamp_text(seen + TICK)
+            try:
+                later = seen + TICK
+            except OverflowError:
+                raise Corrupt(
+                    f"the record {key!r} is stamped at the end of time, and nothing can be later",
+                    hint="remove it from its shard by hand; no Limpet wrote it",
+                ) from None
+            self._floor.ahead[index, key] = later
+            return stamp_text(later)
 
     def given(self, at: datetime, *, where: str) -> str:
         """The stamp of a record that brings its own time.   Raises: Invalid for one more than a day ahead."""

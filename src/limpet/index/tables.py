@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
@@ -112,23 +113,23 @@ class Table:
         for some in self._batches(elsewhere):
             yield from self._fetch(some, folder)
 
-    def _look(self, shard: str, path: str) -> str:
-        """What a shard in a directory begins with; its end is checked."""
+    def _look(self, shard: str, path: str) -> Literal["nothing", "bom", "text"]:
+        """What a shard in a directory begins with; its end is checked. A link is no shard."""
         try:
             fd = os.open(path, _OPEN)
+            try:
+                size = os.fstat(fd).st_size
+                if not size:
+                    return "nothing"
+                if os.pread(fd, 1, size - 1) != END:
+                    raise self._cut_off(shard)
+                return "bom" if os.pread(fd, len(_BOM), 0) == _BOM else "text"
+            finally:
+                os.close(fd)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP):
                 raise self.storage.no_shard(shard) from None
             raise failure(f"could not read {path}", error) from error
-        try:
-            size = os.fstat(fd).st_size
-            if not size:
-                return "nothing"
-            if os.pread(fd, 1, size - 1) != END:
-                raise self._cut_off(shard)
-            return "bom" if os.pread(fd, len(_BOM), 0) == _BOM else "text"
-        finally:
-            os.close(fd)
 
     def _batches(self, shards: Sequence[str]) -> Iterator[list[str]]:
         """Few enough at a time to be held in memory, as far as the manifest knows their sizes."""

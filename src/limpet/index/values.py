@@ -102,11 +102,14 @@ Write = Callable[[Any], bytes]
 Read = Callable[[str], Any]
 
 
+_TURNED: Mapping[Kind, type] = {"string": str, "integer": int, "object": dict, "array": list}
+
+
 def _other(kind: Kind, value: Any) -> bytes:
     """A value that is not of the kind's own type: turned into one, or refused."""
     with suppress(TypeError):
         turned = plain(value)
-        if type(turned) is not type(value):
+        if type(turned) is not type(value) and type(turned) is _TURNED.get(kind):
             return _WRITERS[kind](turned)
     raise Invalid(f"expected {kind}, got {type(value).__name__} {shown(value)}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from limpet.errors import Invalid
 from limpet.index.decide import digest, packed, shard_of
 from limpet.index.manifest import Manifest
 from limpet.index.schema import stamp_in
@@ -81,8 +82,7 @@ class Writer(Generic[R]):
     def _key(self, values: Mapping[str, Any], where: str) -> str:
         value = values.get(self._schema.key)
         if value is None:
-            # the same words as for any other field that must be there
-            self._schema.line({self._schema.key: None}, "", where=where)
+            raise Invalid(f"{where}: field {self._schema.key!r}: expected the key, got nothing")
         return self._schema.key_text(value)
 
     def _single(self, key: str, stamp: str, line: bytes) -> None:

@@ -5,7 +5,7 @@ cannot climb out of its prefix, alias another name, or be refused by one store a
 """
 
 from limpet.keys.catalog import CatalogKeys
-from limpet.keys.index import INDEXES, IndexKeys, single_stamp
+from limpet.keys.index import INDEXES, IndexKeys, digits, single_stamp
 from limpet.keys.names import (
     CELLS,
     FLEET,
@@ -49,6 +49,7 @@ __all__ = [
     "check_prefix",
     "clock_key",
     "cursor_key",
+    "digits",
     "disk_name",
     "encoded",
     "from_disk_name",

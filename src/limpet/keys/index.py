@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from limpet.keys.names import Key, encoded, segment
+from limpet.errors import Invalid
+from limpet.keys.names import HASHED, Key, encoded, segment
 
-__all__ = ["INDEXES", "IndexKeys", "single_stamp"]
+__all__ = ["INDEXES", "IndexKeys", "digits", "single_stamp"]
 
 INDEXES = "indexes"
 
@@ -22,8 +23,11 @@ class IndexKeys:
 
     @staticmethod
     def of(index: str) -> IndexKeys:
-        """The keys of the index `index`.   Raises: Invalid for a name that no segment can hold."""
-        return IndexKeys(f"{INDEXES}/{segment(index)}")
+        """The keys of the index `index`.   Raises: Invalid for a name that no segment can hold, or none can tell."""
+        folder = segment(index)
+        if folder.startswith(HASHED):
+            raise Invalid(f"the name {index[:40]!r}... is too long for an index", hint="a listing must tell its name")
+        return IndexKeys(f"{INDEXES}/{folder}")
 
     @property
     def manifest(self) -> Key:
@@ -67,7 +71,7 @@ class IndexKeys:
 
     def single(self, shard: str, key: str, stamp: str, id_: str) -> Key:
         """One put of one record. Names sort by the stamp, a time of fixed width."""
-        return Key(f"{self.inbox_of(shard, key)}/{_NOT_DIGITS.sub('', stamp)}-{id_}.usv")
+        return Key(f"{self.inbox_of(shard, key)}/{digits(stamp)}-{id_}.usv")
 
     def packs_of(self, shard: str) -> str:
         """Where the packs of a shard wait."""
@@ -92,6 +96,11 @@ class IndexKeys:
     def quarantined(self, shard: str, id_: str) -> Key:
         """An object that could not be read, with the reason."""
         return Key(f"{self.root}/quarantine/{shard}/{id_}.json")
+
+
+def digits(stamp: str) -> str:
+    """A time of fixed width as the name of a single has it."""
+    return _NOT_DIGITS.sub("", stamp)
 
 
 def single_stamp(key: str) -> str:

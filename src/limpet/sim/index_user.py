@@ -26,13 +26,17 @@ Turns = list[tuple[float, Callable[[], None]]]
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What the users of this seed are like. `duel`: each does one thing, as fast as it can. `ahead`: with records of
-    the future."""
+    """What the users of this seed are like.
+
+    `duel`: each does one thing, as fast as it can. `ahead`: with records of the future. `full`: how often a compiler is
+    told to fold everything.
+    """
 
     names: tuple[str, ...]
     duel: bool = False
     ahead: bool = False
     rest_s: float = 3.0
+    full: float = 0.07
 
 
 class User(Actor):
@@ -45,7 +49,6 @@ class User(Actor):
         self.store = store
         self.books = books
         self.habits = habits
-        self.kind = Newer if self.process.newer else Older
         self.index: Index[Any] = Index(
             store,
             INDEX,
@@ -59,7 +62,7 @@ class User(Actor):
         """The things that users do. Every slot does all of them, unless it has just one thing to do."""
         write: Turns = [(0.12, self.put_some), (0.05, self.put_with_time), (0.08, self.delete), (0.2, self.put)]
         read: Turns = [(0.05, self.scan), (0.08, self.get_some), (0.15, self.get)]
-        work: Turns = [(0.07, self.compile_all), (0.2, self.compile)]
+        work: Turns = [(self.habits.full, self.compile_all), (0.2, self.compile)]
         if self.habits.duel:
             slot = int(self.process.name[1:].partition("#")[0])
             return (read, work, write, read, work)[slot]
@@ -81,7 +84,12 @@ class User(Actor):
     def record(self, *, given: bool = False) -> Older | Newer:
         """A record of some key that nobody else writes; with a time that others may give too."""
         name = self.name()
-        return self.kind(name, self.new_value(), self.some_time(name) if given else None)
+        return self.made(name, self.some_time(name) if given else None)
+
+    def made(self, name: str, at: datetime | None = None) -> Older | Newer:
+        """A record as this program's version makes it."""
+        by = self.new_value()
+        return Newer(name, by, at, note=f"by {by}") if self.process.newer else Older(name, by, at)
 
     def some_time(self, name: str) -> datetime:
         """A time that somebody used for this key already, so that they meet; or now, coarsely; or some hours off."""

@@ -129,7 +129,7 @@ class Csv:
         names = [name or "" for name in cells(text_of(_bare(found[1].removeprefix(BOM))))]
         if "" in names:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
-        return Head(tuple(unguarded(name.strip()) for name in names), lines.mark)
+        return Head(tuple(unguarded(name) for name in names), lines.mark)
 
     def total(self, stream: IO[bytes], size: int) -> int:
         """See `Format.total`."""

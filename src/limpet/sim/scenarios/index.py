@@ -72,7 +72,7 @@ class _Fleet(Cast):
         self.books = Books()
         names = NAMES[: 1 + int(world.chance(57) * (2 if duel else len(NAMES)))]
         self.habits = Habits(names, duel, ahead=world.chance(58) < 0.15, rest_s=0.2 if duel else 3.0)
-        self.vandal = world.chance(59) < 0.1
+        self.vandal = world.chance(59) < 0.12
         self.founded = world.chance(60) < 0.95
         self.mixed = knobs.mixed_versions and self.founded
 
@@ -106,8 +106,8 @@ class _Fleet(Cast):
         name = self.habits.names[int(self.world.chance(63, n) * len(self.habits.names))]
         shard = shard_id(name, DEPTH)
         single = self.world.chance(64, n) < 0.6
-        key = KEYS.single(shard, name, "20260101000000000000", f"bad{n}") if single else KEYS.pack(shard, f"bad{n}")
-        stamp = "2026-01-01T00:00:10.000000Z"
+        stamp = f"2026-01-01T0{n % 2}:00:00.000000Z"
+        key = KEYS.single(shard, name, stamp, f"bad{n}") if single else KEYS.pack(shard, f"bad{n}")
         kinds = (
             f"{name}\x1fcut off\x1f{stamp}\x1f0",
             "rubbish\n",
@@ -156,7 +156,7 @@ class _Newcomer(User):
         """After the faults: one more record a shard, so that each is written in full width; then all is folded."""
         self.runtime.sleep(QUIET_S)
         for name in {shard_id(name, DEPTH): name for name in NAMES}.values():
-            self.writing([], partial(self.index.put, self.kind(name, self.new_value())))
+            self.writing([], partial(self.index.put, self.made(name)))
         for _ in range(ROUNDS_MAX):
             self.compile_all()
             if not self.waiting():

@@ -41,7 +41,7 @@ class _Machine(Cast):
         self.disk = Disk(world, folders=ROOT)
         self.fault_rate = 0.01 * world.chance(60)
         self.books = Books()
-        self.habits = Habits(NAMES[: 1 + int(world.chance(57) * 3)], duel=world.chance(66) < 0.7, rest_s=0.05)
+        self.habits = Habits(NAMES[: 1 + int(world.chance(57) * 3)], duel=world.chance(66) < 0.7, rest_s=0.05, full=0.5)
 
     def act(self) -> None:
         """Run until all have had their turns; then everything is folded, and still there."""
@@ -64,7 +64,7 @@ class _Machine(Cast):
     def actor(self, process: Process) -> User:
         """A process's program on this machine's disk."""
         runtime = SimRuntime(self.world, process)
-        files = SimFiles(self.disk, self.world, process, fault_rate=self.fault_rate)
+        files = _Files(self, process)
         return User(runtime, DiskStore(ROOT, runtime=runtime, files=files), self.history, self.books, self.habits)
 
     def newcomer(self, name: str) -> User:
@@ -84,20 +84,23 @@ class _Machine(Cast):
             if not self.living or not self.world.strike(f"nemesis/{strikes}", kind):
                 continue
             one = int(self.world.chance(63, strikes) * len(self.living))
-            victims = [*self.living] if kind == "power_loss" else [self.living[one]]
-            self.world.note("nemesis", kind, detail=" ".join(victim.name for victim in victims), fault=kind)
-            for victim in victims:
-                for flight in victim.in_flight.values():
-                    self.world.coverage[kind, flight.step] += 1
-                self.world.kill(victim)
-                self.living.remove(victim)
-                self.disk.unlock_all(victim)
-            if kind == "power_loss":
-                self.disk.lose_power()
-                self.books.lost_power()
-                self.inspect(f"power loss {strikes}")
-            for victim in victims:
-                self.relaunch(victim)
+            self.strike(kind, [*self.living] if kind == "power_loss" else [self.living[one]])
+
+    def strike(self, kind: str, victims: list[Process]) -> None:
+        """These processes are gone at once, and after a power loss whatever was not synced; others start."""
+        self.world.note("nemesis", kind, detail=" ".join(victim.name for victim in victims), fault=kind)
+        for victim in victims:
+            for flight in victim.in_flight.values():
+                self.world.coverage[kind, flight.step] += 1
+            self.world.kill(victim)
+            self.living.remove(victim)
+            self.disk.unlock_all(victim)
+        if kind == "power_loss":
+            self.disk.lose_power()
+            self.books.lost_power()
+            self.inspect("a power loss")
+        for victim in victims:
+            self.relaunch(victim)
 
     def inspect(self, when: str) -> None:
         """Nobody runs. Everything that was acknowledged is there, however it is read.   Raises: Violation."""
@@ -108,6 +111,23 @@ class _Machine(Cast):
             inspector.scan()
         except (LimpetError, Violation) as error:
             raise Violation(f"after {when}: {error}") from error
+
+
+class _Files(SimFiles):
+    """Now and then a process dies when a shard is in place and its folder is not yet synced (F25)."""
+
+    def __init__(self, machine: _Machine, process: Process) -> None:
+        super().__init__(machine.disk, machine.world, process, fault_rate=machine.fault_rate)
+        self._machine = machine
+
+    def rename(self, source: str, target: str, /) -> None:
+        """See `Files.rename`."""
+        super().rename(source, target)
+        world, process = self._world, self._process
+        due = target.endswith(".usv") and world.chance(64, process.index, process.calls) < 0.1
+        if due and world.strike(f"{process.name}/{process.calls}/crash", "crash"):
+            self._machine.strike("crash", [process])
+            world.check_alive(process)
 
 
 class _StillFiles(SimFiles):
