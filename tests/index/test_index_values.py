@@ -16,27 +16,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from index_strategies import VALUES, plain_json, times
 from kernel_helpers import steady
 from limpet.errors import Invalid
 from limpet.index.values import INTEGER_END, KINDS, PATTERNS, Kind, reader, shown, stamp_text, stamp_time, writer
-
-zones = st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone)
-times = st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29), timezones=zones)
-leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-plain_json = st.recursive(
-    leaves | st.text(), lambda some: st.lists(some) | st.dictionaries(st.text(), some), max_leaves=6
-)
-VALUES: dict[Kind, st.SearchStrategy[Any]] = {
-    "string": st.text(),
-    "integer": st.integers(-INTEGER_END, INTEGER_END - 1),
-    "number": st.floats(allow_nan=False, allow_infinity=False),
-    "boolean": st.booleans(),
-    "date": st.dates(),
-    "datetime": times,
-    "object": st.dictionaries(st.text(), plain_json),
-    "array": st.lists(plain_json),
-    "any": plain_json.filter(lambda value: value is not None),
-}
 
 
 def _fields(kind: Kind, value: Any) -> tuple[bytes, Any]:

@@ -300,7 +300,7 @@ def test_shards_are_repaired_before_what_goes_into_them(process: Process) -> Non
     report = verify(process.whole, repair=True)
     assert [(finding.kind, finding.repaired) for finding in report.findings] == [("order", True), ("order", True)]
     assert verify(process.whole).findings == []
-    assert texts_of(process.index, more) == {key: "new" for key in more}
+    assert texts_of(process.index, more) == dict.fromkeys(more, "new")
 
 
 def test_a_stray_shard_brings_what_is_newer_and_only_that(process: Process) -> None:

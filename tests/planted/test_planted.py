@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,20 +17,35 @@ HERE = Path(__file__).parent
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(BUGS) >= 14 + 12 + 12
+    assert len(BUGS) >= 14 + 12 + 12 + 30
     rows = {row.strip() for bug in BUGS.values() for row in bug.row.split(",")}
-    failures = (1, 2, 3, 5, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 24, 25)
+    failures = (1, 2, 3, 4, 5, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25)
     assert {f"F{n}" for n in failures} <= rows
     assert {f"H{n}" for n in (1, 2, 3, 4, 5, 6, 8)} <= rows, "H7 is a sentence in the docs"
+    indexes = {f"index {n}" for n in (9, 11, 12, 13, 14, 15, 16, 17, 18)}
+    assert indexes <= rows, "8 and 10 are about a layout that Limpet does not have"
+
+
+def _replay(bug: Bug) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HERE / "plant.py"), bug.name]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def replays(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[subprocess.CompletedProcess[str]]]]:
+    """The replays of the bugs that were asked for, two at a time, in the order of the tests."""
+    callspecs = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
+    bugs = [callspec.params["bug"] for callspec in callspecs if "bug" in callspec.params]
+    pool = ThreadPoolExecutor(2)
+    yield {bug.name: pool.submit(_replay, bug) for bug in bugs}
+    pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)
-def test_caught(bug: Bug) -> None:
+def test_caught(bug: Bug, replays: Mapping[str, Future[subprocess.CompletedProcess[str]]]) -> None:
     if bug.scenario in SCENARIOS:  # a test is run without the bug where it stands
         world, violation = SCENARIOS[bug.scenario](bug.seed)
         assert violation is None, f"seed {bug.seed} fails without the bug: {violation}"
         assert world.calls > 0
-    done = subprocess.run(
-        [sys.executable, str(HERE / "plant.py"), bug.name], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = replays[bug.name].result()
     assert done.returncode == 0, f"{bug.name!r} survives seed {bug.seed}:\n{done.stdout}{done.stderr}"

@@ -12,6 +12,7 @@ import pytest
 from limpet.sim.many import Sum, coverage_table, run_seeds
 from limpet.sim.nemesis import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.scenarios import SCENARIOS
+from limpet.sim.scenarios.index import STEPS as INDEX_STEPS
 from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
 from limpet.sim.scenarios.supervisor import STEPS as SUPERVISOR_STEPS
 
@@ -19,6 +20,8 @@ KERNEL_SEEDS = 5_000
 DIRECTORY_SEEDS = 2_000
 QUEUE_SEEDS = 1_000
 SUPERVISOR_SEEDS = 1_000
+INDEX_SEEDS = 1_000
+INDEX_DISK_SEEDS = 250
 JOBS = 2
 
 VERBS = {"read": "get", "settle": "get", "head": "head", "delete": "delete", "list": "list"}
@@ -84,6 +87,38 @@ def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
         assert not missed, f"no seed struck {step} with {missed}"
 
 
+@pytest.mark.timeout(600)
+def test_index_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("index", 0, INDEX_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\nindex: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+        print(coverage_table(total.coverage))
+    assert not total.broken, _told("index", total)
+    assert total.runs == INDEX_SEEDS
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    missed = [(kind, step) for kind, step in _missed(total, INDEX_STEPS) if kind != "store_clock_step"]
+    assert not missed, f"no seed struck {missed}"
+    assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
+
+
+@pytest.mark.timeout(600)
+def test_index_disk_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("index_disk", 0, INDEX_DISK_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        print(f"\nindex_disk: {total.runs} seeds, {total.runs / total.busy_s * 60:.0f} a minute a core")
+    assert not total.broken, _told("index_disk", total)
+    assert total.runs == INDEX_DISK_SEEDS
+    assert median(total.calls) >= 100
+    assert min(total.actors) >= 3
+    assert total.by_kind["power_loss"] > INDEX_DISK_SEEDS
+    for step in ("fsync", "rename", "unlink"):
+        assert total.coverage["power_loss", step], f"no power loss during {step}"
+        assert total.coverage["crash", step], f"no crash during {step}"
+
+
 def _missed(total: Sum, steps: Sequence[str]) -> list[tuple[str, str]]:
     return [
         (kind, step)
@@ -95,7 +130,7 @@ def _missed(total: Sum, steps: Sequence[str]) -> list[tuple[str, str]]:
 
 def _cannot_be(kind: str, step: str) -> bool:
     """S3's 409 answers only conditional writes."""
-    return kind == "refused_409" and step == "clock.put"
+    return kind == "refused_409" and step in ("clock.put", "pack.put", "single.put")
 
 
 @pytest.mark.timeout(600)

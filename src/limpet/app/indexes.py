@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from limpet.app.urls import absolute
+from limpet.errors import Invalid, LimpetError
 from limpet.index import CompileReport, Index
 from limpet.index.stamps import Stamps
 from limpet.index.typed import typed
@@ -21,8 +23,8 @@ __all__ = ["CompileJob", "ImportJob", "open_index"]
 
 
 @dataclass(frozen=True, slots=True)
-class CompileJob:
-    """Compiles some shards in whatever process it is called: a thread, a child, a machine of a Dask or Ray cluster.
+class _Job:
+    """Work on an index in whatever process it is called: a thread, a child, a machine of a Dask or Ray cluster.
 
     That process opens the fleet by its URL, with the credentials of its own environment.
     """
@@ -31,26 +33,31 @@ class CompileJob:
     url: str
     index: str
 
-    def __call__(self, shards: Sequence[str], full: bool) -> CompileReport:
-        """Compile them.   Raises: as `Index.compile_shards`."""
-        index: Index[Any] = self.open(self.url).index(self.index)
-        return index.compile_shards(shards, full=full)
+    def _opened(self) -> Index[Any]:
+        return cast(Index[Any], self.open(self.url).index(self.index))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.url.startswith("memory:"):
+            raise Invalid("another process cannot see a fleet in memory", hint="use threads, a folder or a bucket")
+        return type(self), (self.open, self.url, self.index)
 
 
-@dataclass(frozen=True, slots=True)
-class ImportJob:
-    """Takes a chunk of a file into an index, in whatever process it is called, like `CompileJob`."""
+class CompileJob(_Job):
+    """Compiles some shards."""
 
-    open: Callable[[str], Any]
-    url: str
-    index: str
+    def __call__(self, shards: Sequence[str], full: bool) -> Sequence[CompileReport | LimpetError]:
+        """Compile them: what became of each.   Raises: whatever opening the index meets."""
+        return self._opened().compile_shards(shards, full=full)
+
+
+class ImportJob(_Job):
+    """Takes a chunk of a file into an index."""
 
     def __call__(self, chunk: Chunk, order: Order) -> Taken:
         """Take it.   Raises: as `take`."""
         from limpet.index.importing import take
 
-        index: Index[Any] = self.open(self.url).index(self.index)
-        return take(index, chunk, order)
+        return take(self._opened(), chunk, order)
 
 
 def open_index(
@@ -75,5 +82,5 @@ def open_index(
         stamps,
         sightings,
         depth=depth,
-        job=CompileJob(opener, url, name),
+        job=CompileJob(opener, absolute(url), name),
     )

@@ -11,7 +11,7 @@ from limpet.errors import Invalid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MemoryStore, Store
 
-__all__ = ["Durability", "store_for", "url_or_default"]
+__all__ = ["Durability", "absolute", "store_for", "url_or_default"]
 
 Durability = Literal["fsync", "os"]
 
@@ -24,6 +24,11 @@ def url_or_default(url: str | os.PathLike[str] | None) -> str:
     if not found:
         raise Invalid("no URL was given", hint="pass one, such as ./fleet or s3://bucket/prefix, or set LIMPET_URL")
     return found
+
+
+def absolute(url: str) -> str:
+    """The URL as other processes can use it: a path that does not depend on where one stands."""
+    return url if "://" in url else os.path.abspath(os.path.expanduser(url))
 
 
 def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -> Store:

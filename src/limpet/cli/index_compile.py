@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index_options import EngineOption, absolute, demand_index, index_names, size_text
+from limpet.cli.index_options import EngineOption, demand_index, index_names, size_text
 from limpet.cli.queue_options import clean, many
 from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, print_json
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
@@ -61,7 +61,7 @@ def compile(
     """
     from limpet.cli.index_engine import engine as engine_of
 
-    fleet = existing(absolute(url))
+    fleet = existing(url)
     for name in index or ():
         demand_index(fleet, name)
     with engine_of(engine, fleet.url) as place:

@@ -101,7 +101,8 @@ def _dask(address: str) -> Iterator[Engine]:
         client = distributed.Client(address, timeout=f"{CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())[:120]
-        raise Unavailable(f"no Dask scheduler answers at {address}: {why}", hint=_HINT) from None
+        hint = "check the address; `dask scheduler` prints it when it starts"
+        raise Unavailable(f"no Dask scheduler answers at {address}: {why}", hint=hint) from None
     with client:
         workers = sum(client.nthreads().values())
         if not workers:

@@ -16,7 +16,6 @@ from limpet.cli.index_options import (
     FORMAT_HELP,
     EngineOption,
     IndexArgument,
-    absolute,
     demand_index,
     package_of,
     size_text,
@@ -151,7 +150,6 @@ def _target(
     from limpet.index.formats import FORMATS
     from limpet.index.schema import with_own
 
-    url = absolute(url)
     if not create:
         fleet = existing(url)
         return fleet, demand_index(fleet, index)
@@ -202,6 +200,7 @@ def _run(
 ) -> None:
     import limpet
     from limpet.app.indexes import ImportJob
+    from limpet.app.urls import absolute
     from limpet.cli.index_engine import engine
     from limpet.runtime import system
 
@@ -210,7 +209,7 @@ def _run(
     told = 0
     try:
         with engine(engine_text, fleet.url) as place, progress() as show:
-            job = ImportJob(limpet.open, fleet.url, index) if place.executor else None
+            job = ImportJob(limpet.open, absolute(fleet.url), index) if place.executor else None
             for taken in work.run(job, place.executor, place.workers):
                 told = _tell_bad(taken, told)
                 show()

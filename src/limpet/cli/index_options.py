@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +18,6 @@ __all__ = [
     "EngineOption",
     "IndexArgument",
     "KeysArgument",
-    "absolute",
     "demand_index",
     "field_of",
     "index_names",
@@ -109,16 +107,6 @@ def package_of(fields: list[Field]) -> dict[str, Any]:
             {"name": field.name, "type": field.type, "constraints": {"required": field.required}} for field in fields
         ]
     }
-
-
-def absolute(url: str | None) -> str | None:
-    """The URL as other processes can use it: a path that does not depend on where one stands."""
-    from limpet.cli.shared import ENV_URL
-
-    url = url or os.environ.get(ENV_URL)
-    if not url or "://" in url:
-        return url
-    return os.path.abspath(os.path.expanduser(url))
 
 
 def size_text(size: float) -> str:

@@ -30,7 +30,10 @@ PART_BYTES_MAX = 64 << 20
 
 @dataclass(slots=True)
 class CompileReport:
-    """What a run did. `held` shards were another compiler's; `conflicts` were written by another one meanwhile."""
+    """What a run did. `held` shards were another compiler's; `conflicts` were written by another one meanwhile.
+
+    `strays` are folders of another depth, where a program writes that does not know the index was resharded.
+    """
 
     folded: int = 0
     packed: int = 0
@@ -41,6 +44,7 @@ class CompileReport:
     records: int = 0
     written_bytes: int = 0
     quarantined: int = 0
+    strays: int = 0
     counts: dict[str, Count] = field(default_factory=dict, repr=False)
 
     def add(self, other: CompileReport) -> None:

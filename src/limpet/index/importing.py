@@ -2,8 +2,9 @@
 
 What a chunk writes follows from the file and from when the import began, and from nothing else: a record that brings no
 `updated_at` gets the time when the import began and a microsecond for each line before it. So a chunk that is taken
-twice changes nothing, of two records with one key the later in the file wins, and whatever was put while the import ran
-is later than what it brings. How far it has come is kept in a cell of the index: an index that is gone takes it along.
+twice changes nothing, of two records with one key the later in the file wins, and what is put while the import runs is
+later than what it brings (but for the first second of each million lines). How far it has come is kept in a cell of
+the index: an index that is gone takes it along.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -13,8 +13,7 @@ import msgspec
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.index.adopt import AdoptReport, adopt
-from limpet.index.compiler import Compiler, CompileReport
-from limpet.index.decide import shard_ids
+from limpet.index.compiler import CompileReport
 from limpet.index.described import write_descriptions
 from limpet.index.findings import VerifyReport
 from limpet.index.layout import Layout
@@ -24,6 +23,7 @@ from limpet.index.purge import PurgeReport, purge
 from limpet.index.reader import Reader
 from limpet.index.reshard import ReshardReport, reshard
 from limpet.index.rows import Rows
+from limpet.index.run import Job, Outcomes, compile_here, compile_there, never
 from limpet.index.sources import Source
 from limpet.index.sql import Parameters, sql
 from limpet.index.stamps import Stamps
@@ -37,17 +37,12 @@ from limpet.lease import Sightings
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["Index", "Job"]
+__all__ = ["Index"]
 
 R = TypeVar("R")
 
-PART = 8
-AT_ONCE = 8
-AT_ONCE_BYTES = 64 << 20
-"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
-
-Job = Callable[[Sequence[str], bool], CompileReport]
-"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled."""
+REFRESH_S = 600.0
+"""After so long a handle reads the manifest again: its columns may have grown, its shards be laid out anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +52,12 @@ class _Opened(Generic[R]):
     manifest: Manifest
     reader: Reader
     writer: Writer[R]
-
-
-def _never() -> bool:
-    return False
+    at_s: float
 
 
 class Index(Generic[R]):
-    """Records of one type under one name. Cheap to make; the first use reads the manifest, or creates the index.
+    """Records of one type under one name. Cheap to make; the first use reads the manifest, or creates the index, and
+    every ten minutes a use reads it again (1 GET).
 
     A put is seen by every later get, scan, sql and compile, on any machine, unless an equal or later `updated_at`
     exists. Of several records with one key the same one wins everywhere. A handle may be shared between threads.
@@ -98,7 +91,7 @@ class Index(Generic[R]):
 
     @property
     def manifest(self) -> Manifest:
-        """The index as it was when this handle first looked.   Cost: 0; at first 1 GET, or what `create` costs."""
+        """The index as it was at most ten minutes ago.   Cost: 0; then 1 GET, or at first what `create` costs."""
         return self._open().manifest
 
     @property
@@ -212,16 +205,25 @@ class Index(Generic[R]):
         Any number may run at once, anywhere, and be killed at any moment. With an `executor` (threads, processes, Dask,
         Ray) the shards are spread over its workers, which open the fleet themselves. Once `stop` says so, no other
         shard is begun.
-        Raises: Corrupt for a shard that must not be built upon, after all the others were compiled.
+        Raises: Corrupt for a shard that must not be built upon, Unavailable for a worker that died: after all the
+        others were compiled.
         Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, then 1 swap of the manifest.
         """
         opened = self._open(again=True)
         work = self._storage.work()
         shards = sorted(work.shards)
         self._runtime.rng.shuffle(shards)
+        parts: Iterable[CompileReport | LimpetError]
+        if executor is None:
+            storage, sightings = self._storage, self._sightings
+            parts = compile_here(storage, opened.manifest, sightings, shards, work, full, stop or never)
+        elif self._job is None:
+            raise Invalid("this index was not opened by limpet.open, so no other process can open it")
+        else:
+            parts = compile_there(self._job, executor, shards, full, stop or never)
         report = CompileReport()
         failed: LimpetError | None = None
-        for part in self._spread(opened.manifest, shards, work, executor, full, stop or _never):
+        for part in parts:
             if isinstance(part, LimpetError):
                 failed = failed or part
             else:
@@ -232,69 +234,11 @@ class Index(Generic[R]):
             raise failed
         return report
 
-    def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> CompileReport:
-        """Compile those shards, and do not note it in the manifest: a part of a run that is spread out.
-
-        Raises: the first error, after all the others were compiled.
-        """
-        everywhere = frozenset(shards)
-        report = CompileReport()
-        failed: LimpetError | None = None
-        for part in self._here(self._open(again=True).manifest, shards, Work(everywhere, everywhere), full, _never):
-            if isinstance(part, LimpetError):
-                failed = failed or part
-            else:
-                report.add(part)
-        if failed is not None:
-            raise failed
-        return report
-
-    def _spread(
-        self,
-        manifest: Manifest,
-        shards: Sequence[str],
-        work: Work,
-        executor: Executor | None,
-        full: bool,
-        stop: Callable[[], bool],
-    ) -> Iterator[CompileReport | LimpetError]:
-        if executor is None:
-            yield from self._here(manifest, shards, work, full, stop)
-            return
-        if self._job is None:
-            raise Invalid("this index was not opened by limpet.open, so no other process can open it")
-        parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
-        for future in [executor.submit(self._job, part, full) for part in parts]:
-            if stop() and future.cancel():
-                continue
-            try:
-                yield future.result()
-            except LimpetError as error:
-                yield error
-
-    def _here(
-        self,
-        manifest: Manifest,
-        shards: Sequence[str],
-        work: Work,
-        full: bool,
-        stop: Callable[[], bool],
-    ) -> Sequence[CompileReport | LimpetError]:
-        compiler = Compiler(self._storage, manifest, self._sightings)
-
-        def one(shard: str) -> CompileReport | LimpetError:
-            if stop():
-                return CompileReport()
-            try:
-                return compiler.compile(shard, work, full=full)
-            except LimpetError as error:
-                return error
-
-        every = {*shard_ids(manifest.depth)}
-        known = [shard for shard in shards if shard in every]
-        largest = max(manifest.sizes, default=AT_ONCE_BYTES)
-        at_once = max(1, min(AT_ONCE, self._storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
-        return self._runtime.fan_out(one, known, at_once=at_once)
+    def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> Outcomes:
+        """Compile those shards, and do not note it in the manifest: a part of a run that is spread out."""
+        manifest, everywhere = self._open(again=True).manifest, frozenset(shards)
+        work = Work(everywhere, everywhere)
+        return compile_here(self._storage, manifest, self._sightings, shards, work, full, never)
 
     def _note(self, manifest: Manifest, report: CompileReport) -> None:
         """Write down what a run counted, and describe a schema that is not described yet."""
@@ -320,14 +264,14 @@ class Index(Generic[R]):
         return record
 
     def _open(self, *, again: bool = False) -> _Opened[R]:
-        opened = self._opened
-        if opened is None or again:
-            manifest = self._layout.load()
-            if opened is not None and opened.manifest == manifest:
-                return opened
-            opened = self._opened = _Opened(
-                manifest,
-                Reader(self._storage, manifest),
-                Writer(self._storage, manifest, self._typed, self._stamps),
-            )
-        return opened
+        opened, at_s = self._opened, self._runtime.elapsed_s()
+        if opened is not None and not again and at_s - opened.at_s < REFRESH_S:
+            return opened
+        manifest = self._layout.load()
+        if opened is not None and opened.manifest == manifest:
+            self._opened = replace(opened, at_s=at_s)
+        else:
+            reader = Reader(self._storage, manifest)
+            writer = Writer(self._storage, manifest, self._typed, self._stamps)
+            self._opened = _Opened(manifest, reader, writer, at_s)
+        return self._opened

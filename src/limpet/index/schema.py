@@ -279,8 +279,8 @@ def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:
     at = values.get(UPDATED_AT)
     if at is None:
         return None
-    if not isinstance(at, datetime) or at.tzinfo is None:
-        raise Invalid(f"{where}: field {UPDATED_AT!r}: expected datetime with a time zone, got {at!r}")
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise Invalid(f"{where}: field {UPDATED_AT!r}: expected datetime with a time zone, got {shown(at)}")
     return at
 
 

@@ -90,8 +90,7 @@ class FolderSource:
                 for entry in entries:
                     if entry.is_file(follow_symlinks=False):
                         found = entry.stat(follow_symlinks=False)
-                        at = datetime.fromtimestamp(found.st_mtime, UTC)
-                        yield Stat(Key(before + entry.name), found.st_size, Version(""), at)
+                        yield Stat(Key(before + entry.name), found.st_size, Version(""), _time(found.st_mtime))
         except OSError as error:
             raise _failure(f"cannot list {path}", error) from None
 
@@ -122,3 +121,11 @@ def _failure(what: str, error: OSError) -> LimpetError:
         return Missing(f"{what}: it is not there")
     kind = Denied if isinstance(error, PermissionError) else Unavailable
     return kind(f"{what}: {error.strerror}")
+
+
+def _time(seconds: float) -> datetime:
+    """The time of a file; one that no calendar has is the end of time, which no record may be stamped with."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.max.replace(tzinfo=UTC)

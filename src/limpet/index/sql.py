@@ -53,7 +53,7 @@ def sql(
 ) -> Rows:
     """Answer one SELECT over the indexes of a fleet, each a table of its name, what waits for a compiler included.
 
-    Each record is as of some moment after the query began; on a directory, an index that is named twice may be seen at
+    Each record is as of some moment after the query began; in a directory, an index that is named twice may be seen at
     two moments. `parameters` fill `?` or `$name`. `allow_files`: the query may read files of this machine.
     `memory`: how much DuckDB may use, such as "2GB", before it spills to a private temporary folder.
     Raises: Invalid for a query that is wrong, or is no SELECT; Corrupt; Unsupported without the extra `sql`.

@@ -109,7 +109,7 @@ class Storage:
         """The error for a shard that is not there (F23)."""
         return Corrupt(
             f"{self.keys.shard(shard)} is missing, and an index always has all its shards",
-            hint="restore it from a backup; `limpet index verify` tells what else is amiss",
+            hint="if the index was resharded, start this program again; else restore it, see `limpet index verify`",
         )
 
     def add(self, key: Key, data: bytes) -> None:

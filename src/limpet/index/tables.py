@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
@@ -35,8 +34,11 @@ SCHEMA = "limpet"
 BAD_LINE = "a shard holds a line that is no record"
 BATCH_BYTES = 64 << 20
 SHARDS_AT_ONCE = 64
+SMALL_BYTES = 64 << 10
 
 _BOM = "\ufeff".encode()
+"""DuckDB drops it at the start of a file, so every file that we write begins with one."""
+
 _GLOB = re.compile(r"[*?\[\\]")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -63,14 +65,14 @@ class Table:
     def gather(self, folder: Path) -> Gathered:
         """Bring the lines to where DuckDB can read them: what waits first, then the shards, as every reader does.
 
-        Files go to `folder`, but shards of a directory store are read where they are.
+        Files go to `folder`, but large shards of a directory store are read where they are.
         Raises: Corrupt for a shard that is missing or cut off, or a bad object that waits; OSError.
         Cost: 2 LISTs; for each shard with work up to 2 LISTs and 1 GET an object; 1 GET a shard, none in a directory.
         """
         folder.mkdir()
         waiting = folder / "waiting"
         count = self._write_waiting(waiting)
-        return Gathered(str(waiting) if count else None, [*self._shards(folder)])
+        return Gathered(str(waiting) if count else None, self._shards(folder))
 
     def _write_waiting(self, path: Path) -> int:
         """Write down the newest of the lines that wait, tombstones too; how many there are."""
@@ -97,35 +99,40 @@ class Table:
                     count += len(found)
         return count
 
-    def _shards(self, folder: Path) -> Iterator[str]:
-        """The shards that are not empty, as files."""
+    def _shards(self, folder: Path) -> list[str]:
+        """The shards that are not empty, as files: large ones of a directory where they are, all others in one."""
+        paths: list[str] = []
         elsewhere: list[str] = []
-        for shard in shard_ids(self.manifest.depth):
-            path = _path_of(self.storage.store, self.storage.keys.shard(shard))
-            if path is None:
-                elsewhere.append(shard)
-                continue
-            match self._look(shard, path):
-                case "text":
-                    yield path
-                case "bom":
+        copies = folder / "shards"
+        with copies.open("wb") as file:
+            file.write(_BOM)
+            for shard in shard_ids(self.manifest.depth):
+                path = _path_of(self.storage.store, self.storage.keys.shard(shard))
+                if path is None:
                     elsewhere.append(shard)
-        for some in self._batches(elsewhere):
-            yield from self._fetch(some, folder)
+                elif (data := self._look(shard, path)) is None:
+                    paths.append(path)
+                else:
+                    file.write(data)
+            for some in self._batches(elsewhere):
+                file.writelines(self._fetch(some))
+            return [str(copies), *paths] if file.tell() > len(_BOM) else paths
 
-    def _look(self, shard: str, path: str) -> Literal["nothing", "bom", "text"]:
-        """What a shard in a directory begins with; its end is checked. A link is no shard."""
+    def _look(self, shard: str, path: str) -> bytes | None:
+        """The bytes of a shard in a directory; None for one that DuckDB can just as well read by itself.
+
+        A small one is read faster here. From one that begins with a byte order mark DuckDB would drop it.
+        """
         try:
             fd = os.open(path, _OPEN)
-            try:
+            with os.fdopen(fd, "rb") as file:
                 size = os.fstat(fd).st_size
-                if not size:
-                    return "nothing"
-                if os.pread(fd, 1, size - 1) != END:
-                    raise self._cut_off(shard)
-                return "bom" if os.pread(fd, len(_BOM), 0) == _BOM else "text"
-            finally:
-                os.close(fd)
+                if size > SMALL_BYTES and file.read(len(_BOM)) != _BOM:
+                    file.seek(size - 1)
+                    self._demand_end(shard, file.read())
+                    return None
+                file.seek(0)
+                return self._demand_end(shard, file.read())
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP):
                 raise self.storage.no_shard(shard) from None
@@ -146,29 +153,24 @@ class Table:
         if batch:
             yield batch
 
-    def _fetch(self, shards: Sequence[str], folder: Path) -> Iterator[str]:
-        """Fetch shards through the store and write them down. DuckDB drops a byte order mark: so it gets one more."""
+    def _fetch(self, shards: Sequence[str]) -> Iterator[bytes]:
+        """The bytes of shards, through the store."""
         keys = {self.storage.keys.shard(shard): shard for shard in shards}
         for key, blob in self.storage.store.get_many(keys).items():
             if isinstance(blob, Missing):
                 raise self.storage.no_shard(keys[key])
             if isinstance(blob, LimpetError):
                 raise blob
-            if not blob.data:
-                continue
-            if not blob.data.endswith(END):
-                raise self._cut_off(keys[key])
-            path = folder / keys[key]
-            with path.open("wb") as file:
-                file.writelines((_BOM, blob.data))
-            yield str(path)
+            yield self._demand_end(keys[key], blob.data)
 
-    def _cut_off(self, shard: str) -> Corrupt:
-        """The error for a shard that ends inside of a line (F23)."""
-        return Corrupt(
-            f"{self.storage.keys.shard(shard)} does not end with a line feed: it was cut off",
-            hint="restore it from a backup; `limpet index verify` tells what else is amiss",
-        )
+    def _demand_end(self, shard: str, data: bytes) -> bytes:
+        """`data`, if it is nothing or ends a line (F23).   Raises: Corrupt."""
+        if data and not data.endswith(END):
+            raise Corrupt(
+                f"{self.storage.keys.shard(shard)} does not end with a line feed: it was cut off",
+                hint="restore it from a backup; `limpet index verify` tells what else is amiss",
+            )
+        return data
 
     def statements(self, number: int, gathered: Gathered | None) -> Iterator[str]:
         """What makes the index a view in DuckDB; without anything gathered an empty one, which has the columns."""

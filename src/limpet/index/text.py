@@ -19,13 +19,12 @@ NULL = b"\\N"
 BACKSLASH = ord("\\")
 
 _SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-ESCAPES = {chr(i): _SHORT.get(chr(i), f"\\x{i:02x}") for i in (*range(32), 127, 92)}
+ESCAPES = {chr(i): _SHORT.get(chr(i), f"\\x{i:02x}") for i in (92, *range(32), 127)}
 """What is written for each character that a field cannot hold."""
 
 _ESCAPED_AS = {char.encode(): escaped.encode() for char, escaped in ESCAPES.items()}
 _MEANT_BY = {escaped: char for char, escaped in _ESCAPED_AS.items()}
 _SAFE = bytes(byte for byte in range(256) if bytes([byte]) not in _ESCAPED_AS)
-_UNSAFE = re.compile(rb"[\x00-\x1f\x7f\\]")
 _ESCAPE = re.compile(rb"\\(?:x..|.|$)", re.DOTALL)
 
 
@@ -35,8 +34,11 @@ def escape(text: str) -> bytes:
         data = text.encode()
     except UnicodeEncodeError:
         raise Invalid(f"{text[:40]!r} is not valid Unicode") from None
-    if unsafe(data):
-        return _UNSAFE.sub(lambda found: _ESCAPED_AS[found[0]], data)
+    found = unsafe(data)
+    if found:
+        for char, escaped in _ESCAPED_AS.items():  # the backslash comes first, for the others bring new ones
+            if char in found:
+                data = data.replace(char, escaped)
     return data
 
 

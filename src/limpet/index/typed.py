@@ -18,7 +18,7 @@ from limpet import records
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints, constraints_of
 from limpet.index.schema import DELETED, Field
-from limpet.index.values import KINDS, Kind, plain
+from limpet.index.values import KINDS, Kind, plain, shown
 
 __all__ = ["Typed", "fields_of_package", "typed"]
 
@@ -32,8 +32,8 @@ class Typed(Generic[R]):
     """A user's type: its columns, and by column the names of its attributes and what they are when left out.
 
     Without a `kind`, records are dicts. `by_type` are the columns that say less than the type does (a nested type, an
-    enum, a set): their values are turned into what JSON has, and the type itself judges the record before it is put, so
-    that what was put can be read back. `direct`: the type's own constructor takes the columns in their order.
+    enum, a set): their values are turned into what JSON has. `judges`: the type itself must take the record before it
+    is put, so that what was put can be read back. `direct`: the type's constructor takes the columns in their order.
     """
 
     kind: type[R] | None
@@ -42,6 +42,7 @@ class Typed(Generic[R]):
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     by_type: frozenset[str] = frozenset()
+    judges: bool = False
     direct: bool = False
 
     @cached_property
@@ -70,10 +71,12 @@ class Typed(Generic[R]):
         else:
             wanted = f"a {self.kind.__name__} or a dict" if self.kind else "a dict"
             raise Invalid(f"{where}: expected {wanted}, got {type(record).__name__}")
-        return self._judged(values, where) if self.by_type else values
+        return self._judged(values, where) if self.judges else values
 
     def _judged(self, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """The values as JSON has them, if the type takes them back."""
+        if self.key is not None and self.key in values:
+            where = f"{where} ({shown(values[self.key])})"
         turned = {**values}
         for column in self.by_type & values.keys():
             try:
@@ -83,14 +86,16 @@ class Typed(Generic[R]):
         try:
             self._made(turned)
         except msgspec.ValidationError as error:
-            raise Invalid(f"{where}: {error}") from None
+            said, _, path = str(error).rpartition(" - at `$")
+            field = f"field {path.strip('.`')!r}: " if said else ""
+            raise Invalid(f"{where}: {field}{said or error}") from None
         return turned
 
     def record(self, values: dict[str, Any]) -> R:
         """A user's object.   Raises: Corrupt for values that the type refuses."""
         if self.kind is None:
             return cast(R, values)
-        if self.direct:
+        if self.direct and values.keys() >= self.attributes.keys():
             found = self._pick(values)
             if None not in found:
                 return self.kind(*found)
@@ -143,6 +148,7 @@ def typed(kind: Any, key: str | None) -> Typed[Any]:
         {each.encode_name: each.name for each in info.fields},
         {each.encode_name: _default(each) for each in info.fields if not each.required},
         by_type,
+        judges=bool(by_type) or hasattr(kind, "__post_init__"),
         direct=not by_type and _takes_columns(kind, [each.name for each in info.fields]),
     )
 

@@ -127,6 +127,8 @@ class Csv:
         if found is None:
             raise Invalid("the file is empty", hint="the first line of a CSV file names its fields")
         names = [name or "" for name in cells(text_of(_bare(found[1].removeprefix(BOM))))]
+        if len(names) == 1 and re.search("[;\t|]", names[0]):
+            raise Invalid(f"the header has one field, {names[0]!r}", hint="put commas between the fields of a CSV file")
         if "" in names:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
         return Head(tuple(unguarded(name) for name in names), lines.mark)

@@ -86,8 +86,11 @@ def text_of(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
+        if raw.startswith(b"\x1f\x8b"):
+            raise Invalid("the file is compressed", hint="unpack it first: gunzip FILE") from None
+        known = "UTF-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
         raise Invalid(
-            f"byte {raw[error.start]:#04x} is not UTF-8", hint="convert the file: iconv -f LATIN1 -t UTF-8 FILE"
+            f"byte {raw[error.start]:#04x} is not UTF-8", hint=f"convert the file: iconv -f {known} -t UTF-8 FILE"
         ) from None
 
 

@@ -1,0 +1,78 @@
+"""One compile run: its shards here, or spread over the workers of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Executor
+
+from limpet.errors import LimpetError, Unavailable
+from limpet.index.compiler import Compiler, CompileReport
+from limpet.index.decide import shard_ids
+from limpet.index.manifest import Manifest
+from limpet.index.storage import Storage, Work
+from limpet.lease import Sightings
+
+__all__ = ["Job", "Outcomes", "compile_here", "compile_there", "never"]
+
+PART = 8
+AT_ONCE = 8
+AT_ONCE_BYTES = 64 << 20
+"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
+
+Outcomes = Sequence[CompileReport | LimpetError]
+Stop = Callable[[], bool]
+
+Job = Callable[[Sequence[str], bool], Outcomes]
+"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled."""
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+def compile_here(
+    storage: Storage,
+    manifest: Manifest,
+    sightings: Sightings,
+    shards: Sequence[str],
+    work: Work,
+    full: bool,
+    stop: Stop,
+) -> Outcomes:
+    """Compile those shards in this process, some side by side: what became of each.
+
+    A folder that is no shard of this index is counted: a program that knows it by another depth writes there.
+    """
+    compiler = Compiler(storage, manifest, sightings)
+    every = {*shard_ids(manifest.depth)}
+
+    def one(shard: str) -> CompileReport | LimpetError:
+        if stop():
+            return CompileReport()
+        if shard not in every:
+            return CompileReport(strays=1)
+        try:
+            return compiler.compile(shard, work, full=full)
+        except LimpetError as error:
+            return error
+
+    largest = max(manifest.sizes, default=AT_ONCE_BYTES)
+    at_once = max(1, min(AT_ONCE, storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
+    return storage.runtime.fan_out(one, shards, at_once=at_once)
+
+
+def compile_there(
+    job: Job, executor: Executor, shards: Sequence[str], full: bool, stop: Stop
+) -> Iterator[CompileReport | LimpetError]:
+    """Have those shards compiled by an executor's workers: what became of each, or of each part that a worker lost."""
+    parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
+    for future in [executor.submit(job, part, full) for part in parts]:
+        if stop() and future.cancel():
+            continue
+        try:
+            yield from future.result()
+        except LimpetError as error:
+            yield error
+        except (BrokenExecutor, CancelledError) as error:
+            yield Unavailable(f"a worker ended before its shards were compiled: {error or type(error).__name__}")
