@@ -183,7 +183,7 @@ def test_put_from_stdin(sites: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("{domain}", "the record is not valid JSON"),
         ("[1]", "the record is a JSON array, and a record is a JSON object"),
-        ('{"visits": 1}', "field 'domain': expected string, got nothing"),
+        ('{"visits": 1}', "field 'domain': expected the key, got nothing"),
         ('{"domain": "a", "visits": "5"}', "the record 'a': field 'visits': expected integer, got str '5'"),
         ('{"domain": "a", "at": "soon"}', "field 'at': expected datetime, got 'soon'"),
         ('{"domain": "a", "nope": 1}', "there is no field 'nope'"),

@@ -70,6 +70,13 @@ def test_an_index_that_was_never_completed_is_passed_over(here: Here, sites: Ind
     assert here(*COMPILE, "half").code == 1
 
 
+def test_folders_of_another_depth_are_told(here: Here, sites: Index[Any]) -> None:
+    limpet.open("fleet").store.put(IndexKeys.of("sites").pack("abc", "x"), b"d0.com\n")
+    done = here(*COMPILE, "sites")
+    assert done.code == 0
+    assert "sites: 1 folder of another depth; `limpet index verify` tells more" in done.out
+
+
 def test_without_an_index(here: Here) -> None:
     limpet.open("fleet")
     assert here(*COMPILE).out == "there is no index to compile; `limpet index create` makes one\n"

@@ -70,6 +70,7 @@ def test_a_key_that_looks_like_a_date_is_text(here: Here) -> None:
     ("arguments", "code", "said"),
     [
         (("nowhere.csv",), 1, "cannot read nowhere.csv: No such file"),
+        (("nowhere.csv", "--skip-bad", "sites.csv"), 1, "cannot read nowhere.csv: No such file"),
         (("sites.txt",), 2, "the name sites.txt tells no format"),
         (("-",), 2, "standard input and output have no format"),
         (("sites.csv", "--format", "xml"), 2, "there is no format 'xml'"),

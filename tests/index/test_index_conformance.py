@@ -326,7 +326,8 @@ def test_what_cannot_be_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_depth_is_kept(near: Fleet, depth: int) -> None:
+def test_depth_is_kept(depth: int) -> None:
+    near = limpet.open(f"memory://depth-{uuid4().hex}")
     index = near.index(NAME, Rec, key="key", depth=depth)
     index.put_many(Rec(f"k{n}") for n in range(30))
     index.compile(full=True)
@@ -448,6 +449,19 @@ def test_handles_of_each_age_read_write_and_compile_side_by_side(near: Fleet) ->
     names = [field.name for field in newest.manifest.fields]
     assert names == ["key", "text", "updated_at", "_deleted", "rank", "tags"]
     assert newest.manifest.schema_version == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(Rec, "key"), (Page, "url"), (PACKAGE, None), (Everything, "id"), (Numbered, "n"), (Stamped, "key")],
+)
+def test_opening_it_again_with_the_same_schema_changes_nothing(near: Fleet, kind: Any, key: str | None) -> None:
+    first = near.index(NAME, kind, key=key).manifest
+    with near.meter.measure() as cost:
+        again = near.index(NAME, kind, key=key).manifest
+    assert again == first
+    assert cost.requests == {"get": 1}
+    assert again.schema_version == 1
 
 
 @dataclass
@@ -594,17 +608,21 @@ def test_a_report_counts_what_was_done(near: Fleet) -> None:
     assert sum(manifest.sizes) == size
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_compiling_is_spread_over_an_executor(engine: str, url: str) -> None:
-    if engine == "processes" and url.startswith("memory:"):
-        pytest.skip("no other process sees this memory")
+def test_compiling_is_spread_over_threads(url: str) -> None:
+    spread_over(ThreadPoolExecutor(3), url)
+
+
+@pytest.mark.parametrize("url", ["directory", "seaweedfs"], indirect=True)
+def test_compiling_is_spread_over_processes(url: str) -> None:
+    spread_over(ProcessPoolExecutor(2, mp_context=get_context("spawn")), url)
+
+
+def spread_over(pool: Executor, url: str) -> None:
+    """Compile with an executor; all is folded and counted as without."""
     fleet = limpet.open(url)
     index = fleet.index(NAME, Rec, key="key")
     records = {f"k{n}": Rec(f"k{n}", str(n)) for n in range(120)}
     index.put_many(records.values())
-    pool: Executor = (
-        ThreadPoolExecutor(3) if engine == "threads" else ProcessPoolExecutor(2, mp_context=get_context("spawn"))
-    )
     with pool:
         report = index.compile(pool, full=True)
         assert report.records == 120
@@ -614,9 +632,8 @@ def test_compiling_is_spread_over_an_executor(engine: str, url: str) -> None:
     assert sum(limpet.open(url).index(NAME).manifest.records) == 120
 
 
+@pytest.mark.parametrize("url", ["directory"], indirect=True)
 def test_an_error_of_another_process_comes_back_as_it_is(url: str) -> None:
-    if url.startswith("memory:"):
-        pytest.skip("no other process sees this memory")
     fleet = limpet.open(url)
     index = fleet.index(NAME, Rec, key="key")
     index.put_many(Rec(key) for shard in ("3a", "77") for key in keys_in(shard, 2))

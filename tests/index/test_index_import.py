@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -17,7 +18,7 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
-from limpet.errors import Invalid
+from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
 from limpet.index.formats import FORMATS, Limits, name_of
 from limpet.index.importing import Import, identity
@@ -241,6 +242,23 @@ def test_parquet_that_is_bad(index: Index[Any], columns: dict[str, Any], said: s
     with pytest.raises(Invalid) as error:
         _import(index, _parquet(**columns), "parquet")
     assert said in str(error.value)
+
+
+def test_parquet_values_that_python_cannot_hold(index: Index[Any], tmp_path: Path) -> None:
+    """Beyond the year 9999, or in a zone that nobody knows: only their own rows are bad."""
+    data = _parquet(
+        domain=["a", "b", "c"],
+        at=pyarrow.array([0, 2**60, None], pyarrow.timestamp("us", "Mars/Base")),
+        seen=pyarrow.array([1, None, 2**30], pyarrow.date32()),
+        title=pyarrow.array([5, None, None], pyarrow.time64("ns")),
+    )
+    done = _import(index, data, "parquet", skip_bad=tmp_path / "bad.jsonl")
+    assert (done.state.records, done.state.bad) == (1, 2)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert _values(index, "at", "seen", "title") == {"a": (epoch, date(1970, 1, 2), "00:00:00")}
+    assert [json.loads(line)["domain"] for line in (tmp_path / "bad.jsonl").open()] == ["b", "c"]
+    with pytest.raises(Invalid, match="row 2: field 'at': Python cannot hold the value: "):
+        _import(index, data, "parquet")
 
 
 def test_what_is_no_parquet(index: Index[Any]) -> None:
@@ -517,11 +535,45 @@ def test_bad_records_are_kept_once(index: Index[Any], tmp_path: Path) -> None:
     done = _all(index, path, skip_bad=aside)
     assert (done.state.records, done.state.bad) == (24, 6)
     assert aside.read_text() == "domain,visits\n" + "".join(f"d{n},x\n" for n in range(0, 30, 5))
-    aside.unlink()
-    _abandoned(index, path, 2, skip_bad=aside)
-    aside.write_text("")
-    with pytest.raises(Invalid, match="is not the file that the import began with"):
+
+
+def test_a_file_that_is_not_ours_is_not_touched(index: Index[Any], tmp_path: Path) -> None:
+    path, aside, other = tmp_path / "in.csv", tmp_path / "bad.csv", tmp_path / "other.csv"
+    path.write_text("domain,visits\n" + "".join(f"d{n},{'x' if n % 5 == 0 else n}\n" for n in range(30)))
+    aside.write_text("my thesis")
+    with pytest.raises(Invalid, match=r"bad\.csv has something in it already"):
         _all(index, path, skip_bad=aside)
+    assert (aside.read_text(), _values(index)) == ("my thesis", {})
+    aside.unlink()
+    _abandoned(index, path, 0, skip_bad=aside)
+    _abandoned(index, path, 2, skip_bad=aside)
+    with pytest.raises(Invalid, match=r"the import began with --skip-bad .*bad\.csv"):
+        _all(index, path, skip_bad=other)
+    assert not other.exists()
+    aside.write_text("cut")
+    with pytest.raises(Invalid, match=r"bad\.csv has something in it already"):
+        _all(index, path, skip_bad=aside)
+    with pytest.raises(Invalid, match=r"bad\.csv has something in it already"):
+        _all(index, path, skip_bad=aside, restart=True)
+    aside.unlink()
+    assert _all(index, path, skip_bad=aside, restart=True).state.bad == 6
+
+
+def test_progress_that_cannot_be_read(index: Index[Any], file: Path) -> None:
+    _abandoned(index, file, 1)
+    [cell] = index.storage.store.list(f"{INDEXES}/sites/imports")
+    index.storage.store.put(cell.key, b"")
+    with pytest.raises(Corrupt) as error:
+        _all(index, file)
+    assert "--restart" in error.value.hint
+    assert _all(index, file, restart=True).state.records == 30
+
+
+def test_only_our_own_lines_delete(index: Index[Any]) -> None:
+    index.put({"domain": "a"})
+    with pytest.raises(Invalid, match="line 1: there is no field '_deleted'"):
+        _import(index, '{"domain": "a", "_deleted": true}\n', "jsonl")
+    assert [*_values(index)] == ["a"]
 
 
 def test_parquet_goes_on_inside_a_row_group(index: Index[Any], tmp_path: Path) -> None:
@@ -596,10 +648,8 @@ def test_a_bad_record_at_a_worker(url: str, file: Path) -> None:
     assert (work.state.records, len(_values(index))) == (30, 30)
 
 
-def test_stamps_follow_the_file(index: Index[Any]) -> None:
-    done = _import(index, "domain\na\nb\n")
+def test_stamps_follow_the_chunks(index: Index[Any]) -> None:
+    done = _import(index, "domain\na\nb\nc\n", limits=Limits(records=2))
     began = datetime.fromisoformat(done.state.began_at)
-    assert _values(index, "updated_at") == {
-        "a": (began + timedelta(microseconds=2),),
-        "b": (began + timedelta(microseconds=3),),
-    }
+    first, second = began + timedelta(microseconds=1), began + timedelta(microseconds=2)
+    assert _values(index, "updated_at") == {"a": (first,), "b": (first,), "c": (second,)}

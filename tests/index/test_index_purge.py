@@ -188,6 +188,27 @@ def test_counts_are_lowered_before_shards_shrink(bucket: MemoryStore, time: Time
     assert shrunk
 
 
+def test_a_slow_compiler_cannot_put_its_counts_back(bucket: MemoryStore, time: Time) -> None:
+    """It has folded a tombstone, and says so only when that is gone."""
+    process, slow = filled(bucket, time), Process.start(bucket, time, "slow")
+    slow.index.delete("k4")
+    looks: list[str] = []
+
+    def before(verb: str, key: str) -> None:
+        if (verb, key) == ("get", KEYS.manifest):
+            looks.append(key)
+            if len(looks) == 2:  # the first began the run, this one is to note what it counted
+                assert purge(process.whole, quiesced=True).dropped == 4
+
+    slow.store.before = before
+    slow.index.compile(full=True)
+    assert len(looks) == 2
+    fresh = Process.start(bucket, time, "q")
+    assert verify(fresh.whole).ok
+    fresh.index.put(Rec("k4", "again"))
+    assert fresh.index.compile(full=True).folded == 1
+
+
 def test_a_shard_written_meanwhile_is_not_overwritten(bucket: MemoryStore, time: Time) -> None:
     process = filled(bucket, time)
     key = KEYS.shard(shard_id("k0"))

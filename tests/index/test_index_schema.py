@@ -325,6 +325,14 @@ def test_a_column_that_is_not_required_may_be_unknown_to_a_program() -> None:
     assert extended(SITE, USER[:2], "domain") is None
 
 
+def test_a_column_may_come_to_allow_null_but_for_the_key() -> None:
+    wider = extended(SITE, [Field("domain", "string"), Field("title", "string"), USER[2]], "domain")
+    assert wider is not None
+    assert [field.required for field in wider.fields] == [True, False, False, False, False]
+    assert extended(wider, USER, "domain") is None
+    assert wider.values(line(wider, domain="a"))["title"] is None
+
+
 def test_the_stamp_that_a_record_brings_along() -> None:
     there = datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))
     assert stamp_in({}, where="") is None

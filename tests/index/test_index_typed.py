@@ -204,7 +204,6 @@ class Odd:
 
     key: str
     length: int = field(init=False, default=0)
-    start: dataclasses.InitVar[int] = 0
 
 
 class Own(Site):

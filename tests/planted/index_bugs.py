@@ -19,21 +19,21 @@ INDEX_BUGS = [
     _bug(
         "a lookup lists packs before singles",
         "index 9",
-        0,
+        16,
         ("reader", _FIND, _FIND + "        packs = self._storage.packs(shard)\n"),
         ("reader", "self._storage.packs(shard):\n            lines += ", "packs:\n            lines += "),
     ),
     _bug(
         "a lookup reads the shard before it lists what waits",
         "index 9",
-        0,
+        13,
         ("reader", _FIND, _FIND + "        early = self._in_shard(key, shard)\n"),
         ("reader", "        lines += self._in_shard(key, shard)\n", "        lines += early\n"),
     ),
     _bug(
         "get_many lists packs before singles",
         "index 9",
-        0,
+        98,
         (
             "reader",
             "        lines: list[bytes] = []\n        if shard in work.singles:\n",
@@ -49,7 +49,7 @@ INDEX_BUGS = [
     _bug(
         "the folders of packs are listed before those of singles",
         "index 9",
-        0,
+        79,
         (
             "storage",
             "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
@@ -62,19 +62,19 @@ INDEX_BUGS = [
     _bug(
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
-        0,
+        237,
         ("storage", "        if work is None or shard in work.shards:\n", "        if shard in work.packs:\n"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
         "index 9, singles that became a pack since",
-        0,
+        108,
         ("reader", "        if shard in work.shards:\n", "        if shard in work.packs:\n"),
     ),
     _bug(
         "packs are gathered into a pack",
         "index 11",
-        0,
+        9,
         (
             "compiler",
             "            case Step.PACK:\n",
@@ -118,13 +118,13 @@ INDEX_BUGS = [
     _bug(
         "the lock alone keeps compilers apart",
         "F12, F8",
-        0,
+        453,
         ("compiler", "put(what, merged.data, when=Match(blob.version))", "put(what, merged.data)"),
     ),
     _bug(
         "a refused shard is put again, with a fresh version and the old merge",
         "F22",
-        0,
+        453,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -136,7 +136,7 @@ INDEX_BUGS = [
     _bug(
         "the base is read before the version that it is swapped on",
         "F15",
-        0,
+        87,
         (
             "compiler",
             "        blob = self._storage.shard(shard)\n",
@@ -158,7 +158,7 @@ INDEX_BUGS = [
     _bug(
         "a fold of unknown outcome counts as done",
         "F3, F4",
-        0,
+        11,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -168,7 +168,7 @@ INDEX_BUGS = [
     _bug(
         "a pack of unknown outcome counts as there",
         "F3, F4",
-        0,
+        710,
         (
             "compiler",
             "        except OutcomeUnknown:\n            report.conflicts = 1\n            return report\n",
@@ -178,7 +178,7 @@ INDEX_BUGS = [
     _bug(
         "an object that is gone is an error",
         "index, a 404 is skipped",
-        0,
+        6,
         (
             "storage",
             "            if isinstance(outcome, Missing):\n                continue\n",
@@ -188,7 +188,7 @@ INDEX_BUGS = [
     _bug(
         "an object that is gone means that there is no record",
         "index, a 404 is skipped",
-        0,
+        6,
         (
             "reader",
             "self._storage.singles_of(shard, key))\n",
@@ -205,7 +205,7 @@ INDEX_BUGS = [
     _bug(
         "one of two singles with the same time is read",
         "index, ties",
-        0,
+        423,
         (
             "reader",
             "if single_stamp(stat.key) == newest_stamp]\n",
@@ -215,19 +215,19 @@ INDEX_BUGS = [
     _bug(
         "of equal times the one that came first wins",
         "index, ties",
-        0,
+        6,
         ("decide", "    return stamp, gone, line\n", '    return stamp, gone, b""\n'),
     ),
     _bug(
         "of equal times a record beats its tombstone",
         "index, ties",
-        0,
+        109,
         ("decide", "    return stamp, gone, line\n", '    return stamp, b"", line\n'),
     ),
     _bug(
         "a missing shard reads as an empty one",
         "F23",
-        0,
+        5,
         (
             "storage",
             "            return self.store.get(self.keys.shard(shard))\n        except Missing:\n",
@@ -238,25 +238,25 @@ INDEX_BUGS = [
     _bug(
         "a shard that lost records is built upon",
         "F23",
-        0,
+        5,
         ("compiler", "        if known is not None and len(base) < known.records:\n", "        if known is None:\n"),
     ),
     _bug(
         "a later range may be of another version",
         "index, a read across two versions",
-        0,
+        337,
         ("reader", "range=(start, stop), if_match=version)", "range=(start, stop))"),
     ),
     _bug(
         "a process stamps the same time twice",
         "index, stamps rise",
-        0,
+        111,
         ("stamps", "floor.at + TICK\n", "floor.at\n"),
     ),
     _bug(
         "a put after a get may be older than what was seen",
         "index 17",
-        0,
+        30,
         (
             "stamps",
             "            if seen is None or stamp_text(seen) < stamp:\n",
@@ -266,7 +266,7 @@ INDEX_BUGS = [
     _bug(
         "put_many does not heed what was seen",
         "index 17, found by the simulation",
-        0,
+        30,
         (
             "writer",
             "                stamp = self._stamps.after(self._scope, key, common)\n",
@@ -276,7 +276,7 @@ INDEX_BUGS = [
     _bug(
         "a bad object is deleted before it is kept",
         "F4",
-        0,
+        13,
         (
             "quarantine",
             "    for key, (data, reason) in bad.items():\n",
@@ -286,13 +286,13 @@ INDEX_BUGS = [
     _bug(
         "a count is written down whatever was counted before",
         "index, counts",
-        0,
+        64,
         ("manifest", "counts[shard].records >= records[at]", "counts[shard].records >= 0"),
     ),
     _bug(
         "a shard is counted that could not be put",
         "index, counts",
-        0,
+        2,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -303,7 +303,7 @@ INDEX_BUGS = [
     _bug(
         "a shard that would not change is not put",
         "F25",
-        0,
+        96,
         (
             "compiler",
             "            self._storage.store.put(what, merged.data, when=",
@@ -314,7 +314,7 @@ INDEX_BUGS = [
     _bug(
         "an older program cuts off the new column",
         "mixed versions",
-        0,
+        18,
         (
             "decide",
             "    missing = width - 1 - line.count(SEPARATOR)\n",
@@ -331,7 +331,7 @@ INDEX_BUGS = [
     _bug(
         "an older description overwrites a newer one",
         "found by the simulation",
-        0,
+        18,
         ("described", " or _count(blob.data, count) > columns):\n", "):\n"),
     ),
     _bug(

@@ -12,7 +12,7 @@ from limpet.app.formats import FleetRecord, check, enabled, fresh, may_write, up
 from limpet.app.indexes import open_index
 from limpet.app.queues import NoStore, journal_of, open_queue, policy_of
 from limpet.app.tasks import PolicyFields, TaskFunction, Tasks
-from limpet.app.urls import Durability, store_for, url_or_default
+from limpet.app.urls import Durability, absolute, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.index import Index
@@ -97,7 +97,7 @@ class Fleet:
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._runtime = runtime
         self._sightings = Sightings(runtime)
-        self._stamps = stamps_of(self.store, runtime, url)
+        self._stamps = stamps_of(self.store, runtime, absolute(url))
         self._journal = journal_of(record, self.store, runtime)
         self.tasks = Tasks(self.queue)
         """The task functions that were defined with `task`."""

@@ -45,8 +45,11 @@ class _Job:
 class CompileJob(_Job):
     """Compiles some shards."""
 
-    def __call__(self, shards: Sequence[str], full: bool) -> Sequence[CompileReport | LimpetError]:
-        """Compile them: what became of each.   Raises: whatever opening the index meets."""
+    def __call__(self, shards: Sequence[str], full: bool, run_id: str) -> Sequence[CompileReport | LimpetError]:
+        """Compile them: what became of each. `run_id` only makes each call another one (see `limpet.index.run.Job`).
+
+        Raises: whatever opening the index meets.
+        """
         return self._opened().compile_shards(shards, full=full)
 
 

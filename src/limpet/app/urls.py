@@ -27,8 +27,13 @@ def url_or_default(url: str | os.PathLike[str] | None) -> str:
 
 
 def absolute(url: str) -> str:
-    """The URL as other processes can use it: a path that does not depend on where one stands."""
-    return url if "://" in url else os.path.abspath(os.path.expanduser(url))
+    """The URL as other processes can use it, and the same for every way to write it: a path from the root."""
+    if url.startswith("file://"):
+        url = unquote(urlsplit(url).path)
+    if "://" not in url:
+        return os.path.abspath(os.path.expanduser(url))
+    base, mark, query = url.partition("?")
+    return f"{base.rstrip('/')}{mark}{query}"
 
 
 def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -> Store:

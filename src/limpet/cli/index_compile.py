@@ -111,6 +111,10 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
         bad = f"[red]{report.quarantined:,}[/red]" if report.quarantined else "0"
         table.add_row(clean(name), *counts, size_text(report.written_bytes), bad)
     out.print(table)
+    for name, report in reports.items():
+        if report.strays:
+            said = f"{name}: {many(report.strays, 'folder')} of another depth"
+            out.print(f"[yellow]{clean(said)}[/yellow]; `limpet index verify` tells more", soft_wrap=True)
     took = ", ".join(f"{count:,} {verb.upper()}" for verb, count in requests.items())
     where = " here; what the workers asked is not in it" if spread else ""
     out.print(f"[dim]This took {many(sum(requests.values()), 'request')}{where}: {took}.[/dim]", soft_wrap=True)

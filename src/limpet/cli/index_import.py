@@ -96,9 +96,9 @@ def import_(
     if file == STDIN and (FORMATS[named].seeks or create):
         why = "--create needs to read it twice" if create else f"{named} is not read from a pipe"
         raise Invalid(f"stdin cannot be imported so: {why}", hint="write it into a file first")
-    if skip_bad is not None and skip_bad.exists() and file != STDIN and skip_bad.samefile(file):
-        raise Invalid("--skip-bad names the file that is imported", hint="name another one")
     with _opened(file) as stream:
+        if skip_bad is not None and skip_bad.exists() and os.path.samestat(skip_bad.stat(), os.fstat(stream.fileno())):
+            raise Invalid("--skip-bad names the file that is imported", hint="name another one")
         fleet, handle = _target(index, url, stream, named, create=create, key=key)
         work = Import(
             handle,

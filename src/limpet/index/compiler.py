@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from limpet.errors import Conflict, Corrupt, Held, LimpetError, OutcomeUnknown
-from limpet.index.decide import Step, Waiting, merge, newest, next_step, packed
+from limpet.index.decide import Step, Waiting, digest, keys_of, merge, newest, next_step, packed, shard_of
 from limpet.index.manifest import Count, Manifest
 from limpet.index.quarantine import quarantine
 from limpet.index.schema import checked
@@ -130,6 +130,9 @@ class Compiler:
                 hint="restore it from a backup; nothing was compiled into it",
             )
         shape = self._schema.shape
+        for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so its ends tell for all of it
+            if shard_of(digest(key), self._manifest.depth) != shard:
+                raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
         merged = merge(base, newest(lines, shape), shape, what=what)
         try:
             # F25: even if nothing changes, so that what is deleted next is durable in a shard that we wrote ourselves

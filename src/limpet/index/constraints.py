@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from limpet.errors import Invalid
-from limpet.index.values import Kind, reader, shown, writer
+from limpet.index.values import Kind, reader, shown, stamp_time, writer
 
 __all__ = ["Constraints", "checker", "constraints_of", "loosened"]
 
 Plain = str | int | float | bool
 
-_RANGED: tuple[Kind, ...] = ("integer", "number", "date", "datetime")
+_TIMES: tuple[Kind, ...] = ("date", "datetime")
+_RANGED: tuple[Kind, ...] = ("integer", "number", *_TIMES)
 _SIZED: tuple[Kind, ...] = ("string", "object", "array")
 _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "enum": ("string", "boolean", *_RANGED),
@@ -61,7 +62,7 @@ def constraints_of(given: Mapping[str, Any], kind: Kind, *, field: str) -> Const
     try:
         found = msgspec.convert({name: _canonical(name, value, kind) for name, value in given.items()}, Constraints)
         checker(found, kind)
-    except (Invalid, ValueError, re.error, msgspec.ValidationError) as error:
+    except (Invalid, re.error, msgspec.ValidationError) as error:
         raise Invalid(f"the constraints of the field {field!r} make no sense: {error}") from None
     return _one_each(found) if given else None
 
@@ -77,9 +78,12 @@ def _canonical(name: str, value: Any, kind: Kind) -> Any:
 def _literal(value: Any, kind: Kind) -> Plain:
     """A value of the kind as JSON can hold it. A data package may give it as text."""
     if isinstance(value, str) and kind != "string":
-        value = reader(kind)(value)
+        try:
+            value = stamp_time(value) if kind == "datetime" else reader(kind)(value)
+        except ValueError:
+            raise Invalid(f"expected {kind}, got {shown(value)}") from None
     text = writer(kind)(value).decode()
-    literal: Plain = text if kind in ("date", "datetime") else reader(kind)(text)
+    literal: Plain = text if kind in _TIMES else reader(kind)(text)
     return literal
 
 
@@ -103,10 +107,11 @@ def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
     read = reader(kind)
 
     def check(data: bytes) -> None:
-        value = read(data.decode())
+        text = data.decode()
+        value = read(text)
         for good, expected in checks:
             if not good(value):
-                raise Invalid(f"expected {expected}, got {shown(value)}")
+                raise Invalid(f"expected {expected}, got {text if kind in _TIMES else shown(value)}")
 
     return check
 

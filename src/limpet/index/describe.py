@@ -20,7 +20,7 @@ import msgspec
 from limpet import records
 from limpet.index.constraints import Constraints
 from limpet.index.decide import shard_ids
-from limpet.index.fields import DELETED, Field
+from limpet.index.fields import DELETED, OUR_CONSTRAINTS, Field
 from limpet.index.manifest import Manifest
 from limpet.index.text import NULL, SEPARATOR, escape
 from limpet.index.values import Kind
@@ -29,7 +29,7 @@ __all__ = ["json_schema", "package"]
 
 
 def package(name: str, manifest: Manifest) -> bytes:
-    """`datapackage.json`. Its `version` is that of the schema."""
+    """`datapackage.json`. Its `version` is that of the schema, as is that of `schema.json`."""
     described: dict[str, Any] = {
         "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
         "name": name,
@@ -64,22 +64,20 @@ def _field(field: Field) -> dict[str, Any]:
     described: dict[str, Any] = {"name": field.name, "type": field.type}
     if field.name == DELETED:
         return {**described, "trueValues": ["1"], "falseValues": ["0"]}
-    limits = _stored(field)
-    return {**described, "constraints": limits} if limits else described
-
-
-def _stored(field: Field) -> dict[str, Any]:
-    """The constraints that a field's text meets: not `required`, since a tombstone has nulls.
-
-    Nor, of a string, how long it may be and what it looks like: the text has escapes.
-    """
     limits = field.constraints or Constraints()
-    if field.type == "string":
-        enum = tuple(escape(str(each)).decode() for each in limits.enum) if limits.enum else None
-        limits = msgspec.structs.replace(limits, enum=enum, max_length=None, pattern=None)
-    stored = msgspec.to_builtins(limits)
-    assert isinstance(stored, dict)
-    return stored
+    ours = {"required": True} if field.required else {}
+    ours |= msgspec.to_builtins(limits)
+    stored = msgspec.to_builtins(_of_text(limits) if field.type == "string" else limits)
+    return described | ({"constraints": stored} if stored else {}) | ({OUR_CONSTRAINTS: ours} if ours != stored else {})
+
+
+def _of_text(limits: Constraints) -> Constraints:
+    """What the stored text of a string meets: it has escapes, so it may be longer, and look otherwise.
+
+    No column's text is `required`: a tombstone has nulls.
+    """
+    enum = tuple(escape(str(each)).decode() for each in limits.enum) if limits.enum else None
+    return msgspec.structs.replace(limits, enum=enum, max_length=None, pattern=None)
 
 
 _JSON_TYPES: Mapping[Kind, dict[str, str]] = {
@@ -100,6 +98,7 @@ def json_schema(name: str, manifest: Manifest) -> bytes:
     described = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": name,
+        "version": str(manifest.schema_version),
         "type": "object",
         "properties": {field.name: _property(field, key=manifest.key) for field in manifest.fields},
         "required": [manifest.key],

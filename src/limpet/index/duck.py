@@ -73,9 +73,16 @@ def _value(field: Field) -> str:
 
 def _unescaped(column: str) -> str:
     r"""Split at `\\`, undo the other escapes in the pieces, join with one backslash: so none is taken for another."""
-    piece = "piece"
+    short, long = "piece", "piece"
     for char, escaped in ESCAPES.items():
         if char != "\\":
-            piece = f"replace({piece}, {literal(escaped)}, chr({ord(char)}))"
+            long = _replaced(long, escaped, char)
+        if len(escaped) == 2 and char != "\\":
+            short = _replaced(short, escaped, char)
+    piece = rf"case when contains(piece, '\x') then {long} when contains(piece, '\') then {short} else piece end"
     pieces = rf"list_transform(string_split({column}, '\\'), lambda piece: {piece})"
     return rf"case when contains({column}, '\') then array_to_string({pieces}, '\') else {column} end"
+
+
+def _replaced(text: str, escaped: str, char: str) -> str:
+    return f"replace({text}, {literal(escaped)}, chr({ord(char)}))"

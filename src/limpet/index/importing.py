@@ -1,10 +1,9 @@
 """Taking a file into an index, chunk by chunk. It can be killed at any moment, and goes on where it was.
 
-What a chunk writes follows from the file and from when the import began, and from nothing else: a record that brings no
-`updated_at` gets the time when the import began and a microsecond for each line before it. So a chunk that is taken
+What a chunk writes follows from the file and from when the import began, and from nothing else: records that bring no
+`updated_at` get the time when the import began and a microsecond for each chunk before theirs. So a chunk that is taken
 twice changes nothing, of two records with one key the later in the file wins, and what is put while the import runs is
-later than what it brings (but for the first second of each million lines). How far it has come is kept in a cell of
-the index: an index that is gone takes it along.
+later than what it brings. How far it has come is kept in a cell of the index: an index that is gone takes it along.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import IO, Any
 import msgspec
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Denied, Invalid
+from limpet.errors import Corrupt, Denied, Invalid
 from limpet.index.decide import rank
 from limpet.index.formats import FORMATS, Chunk, Decode, Limits, Mark
 from limpet.index.index import Index
@@ -44,10 +43,10 @@ TOMBSTONES_IN = "usv"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How the chunks of one import are taken: from which format, as of when, and whether bad records are left out."""
+    """How a chunk is taken: from which format, as of when, and whether bad records are left out."""
 
     format: str
-    began_at: datetime
+    at: datetime
     skip_bad: bool = False
 
 
@@ -74,38 +73,46 @@ Job = Callable[[Chunk, Order], Taken]
 
 
 def take(index: Index[Any], chunk: Chunk, order: Order) -> Taken:
-    """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written.
+    """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written, and of
+    those that bring none the last.
 
     Raises: Invalid for the first bad record, unless they are left out; nothing of the chunk is written then.
     Cost: at most 1 PUT for each shard touched.   Crash: some of them; taking the chunk again completes it.
     """
     schema, form = index.manifest.schema, FORMATS[order.format]
     decode = form.decoder(chunk.names, schema)
+    common = stamp_text(order.at)
     winners: dict[str, bytes] = {}
     bad: list[Bad] = []
     records = 0
     for number, raw in form.rows(chunk):
         try:
-            key, line = _line(schema, decode, raw, number, order)
+            key, line = _line(schema, decode, raw, f"{form.noun} {number}", order)
         except Invalid as error:
             if not order.skip_bad:
                 raise
             bad.append(Bad(number, str(error), error.hint, form.aside(chunk.names, raw)))
             continue
         standing = winners.get(key)
-        if standing is None or rank(line, schema.shape) > rank(standing, schema.shape):
+        if standing is None or _wins(line, standing, schema, common):
             winners[key] = line
         records += 1
     index.put_lines(winners)
     return Taken(records, tuple(bad))
 
 
-def _line(schema: Schema, decode: Decode, raw: Any, number: int, order: Order) -> tuple[str, bytes]:
+def _wins(line: bytes, standing: bytes, schema: Schema, common: str) -> bool:
+    """Whether a later line of the file wins. All that bring no time have one in `common`: there the order decides."""
+    if schema.stamp_of(line) == schema.stamp_of(standing) == common:
+        return True
+    return rank(line, schema.shape) > rank(standing, schema.shape)
+
+
+def _line(schema: Schema, decode: Decode, raw: Any, where: str, order: Order) -> tuple[str, bytes]:
     """The key and the line of a record.   Raises: Invalid, naming the place in the file."""
-    where = f"{FORMATS[order.format].noun} {number}"
     try:
         values = decode(raw)
-        stamp = _stamp_of(values.get(UPDATED_AT), number, order)
+        stamp = _stamp_of(values.get(UPDATED_AT), order)
         key = values.get(schema.key)
         if key is None:
             raise Invalid(f"field {schema.key!r}: expected the key, got nothing")
@@ -117,11 +124,11 @@ def _line(schema: Schema, decode: Decode, raw: Any, number: int, order: Order) -
     return text, schema.line(values, stamp, where=where)
 
 
-def _stamp_of(at: Any, number: int, order: Order) -> str:
+def _stamp_of(at: Any, order: Order) -> str:
     if at is None:
-        return stamp_text(order.began_at + number * TICK)
+        return stamp_text(order.at)
     stamp = _stamp(at).decode()
-    if at > order.began_at + AHEAD_MAX:
+    if at > order.at + AHEAD_MAX:
         raise Invalid(
             f"field {UPDATED_AT!r}: {stamp} is more than a day ahead of the store's clock",
             hint="a record from the future would hide every later put; correct it, or leave the field out",
@@ -130,16 +137,21 @@ def _stamp_of(at: Any, number: int, order: Order) -> str:
 
 
 class ImportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an import has come: the fields of its cell. Everything before `position` is in the index."""
+    """How far an import has come: the fields of its cell. Everything before `position` is in the index.
+
+    `bad` records were left out; the first `bad_bytes` bytes of `bad_file` hold them.
+    """
 
     file: str
     format: str
     began_at: str
     position: int = 0
     number: int = 0
+    chunks: int = 0
     records: int = 0
     bad: int = 0
     bad_bytes: int = 0
+    bad_file: str = ""
     done: bool = False
 
     @property
@@ -183,24 +195,20 @@ class Import:
         self._limits = limits
         self._head = self._form.head(stream)
         self._form.decoder(self._head.names, index.manifest.schema)
-        storage = index.storage
+        storage = self._storage = index.storage
         self._cell = (
             Cell(storage.store, storage.keys.import_(id), struct_codec(ImportRecord), storage.runtime) if id else None
         )
-        found = self._cell.read() if self._cell and not restart else None
-        self.resumed = found is not None and not found.value.done and found.value.number > self._head.start.number
-        if found is not None and not found.value.done:
-            self.state = found.value
-        else:
-            began_at = storage.store.now(max_age_s=CLOCK_NOW_S)
-            start = self._head.start
-            self.state = ImportRecord(
-                file=file, format=format, began_at=stamp_text(began_at), position=start.position, number=start.number
-            )
-            if self._cell:
-                self._cell.write(self.state)
-        self._order = Order(format, stamp_time(self.state.began_at), skip_bad is not None)
-        self._aside = _Aside(skip_bad, self._form.aside(self._head.names, None)) if skip_bad else None
+        found = self._found(restart)
+        self.resumed = found is not None and found.number > self._head.start.number
+        began_at = stamp_text(storage.store.now(max_age_s=CLOCK_NOW_S)) if found is None else found.began_at
+        start = self._head.start
+        self.state = found or ImportRecord(
+            file=file, format=format, began_at=began_at, position=start.position, number=start.number
+        )
+        self._aside = _Aside(skip_bad, self._form.aside(self._head.names, None), self.state) if skip_bad else None
+        if found is None or self._aside:
+            self._save(bad_file=self._aside.name if self._aside else self.state.bad_file)
         self._here = partial(take, index)
 
     def run(self, job: Job | None = None, executor: Executor | None = None, at_once: int = 1) -> Iterator[Taken]:
@@ -210,12 +218,13 @@ class Import:
         Raises: Invalid for a bad record; whatever a write met. What `state` says is in stays, and the rest may be.
         """
         if self._aside:
-            self._aside.begin(self.state.bad_bytes)
+            self._aside.begin()
         for end, taken in self._taken(job or self._here, executor, at_once):
             kept = self._aside.add(taken.bad) if self._aside else self.state.bad_bytes
             self._save(
                 position=end.position,
                 number=end.number,
+                chunks=self.state.chunks + 1,
                 records=self.state.records + taken.records,
                 bad=self.state.bad + len(taken.bad),
                 bad_bytes=kept,
@@ -223,16 +232,35 @@ class Import:
             yield taken
         self._save(done=True)
 
-    def _taken(self, job: Job, executor: Executor | None, at_once: int) -> Iterator[tuple[Mark, Taken]]:
+    def _found(self, restart: bool) -> ImportRecord | None:
+        """The state to go on from.   Raises: Corrupt."""
+        if self._cell is None:
+            return None
+        try:
+            seen = self._cell.read()
+        except Corrupt as error:
+            if not restart:
+                raise Corrupt(str(error), hint="--restart begins the import anew") from None
+            self._storage.remove([self._cell.key])
+            return None
+        return None if seen is None or restart or seen.value.done else seen.value
+
+    def _orders(self) -> Iterator[tuple[Chunk, Order]]:
+        """The chunks that are left, each as of its own microsecond."""
+        began_at = stamp_time(self.state.began_at)
         chunks = self._form.chunks(self._stream, self._head, self.state.mark, self._limits)
+        for number, chunk in enumerate(chunks, self.state.chunks + 1):
+            yield chunk, Order(self.state.format, began_at + number * TICK, self._aside is not None)
+
+    def _taken(self, job: Job, executor: Executor | None, at_once: int) -> Iterator[tuple[Mark, Taken]]:
         if executor is None:
-            for chunk in chunks:
-                yield chunk.end, job(chunk, self._order)
+            for chunk, order in self._orders():
+                yield chunk.end, job(chunk, order)
             return
         under_way: deque[tuple[Mark, Future[Taken]]] = deque()
         try:
-            for chunk in chunks:
-                under_way.append((chunk.end, executor.submit(job, chunk, self._order)))
+            for chunk, order in self._orders():
+                under_way.append((chunk.end, executor.submit(job, chunk, order)))
                 if len(under_way) > at_once:
                     end, future = under_way.popleft()
                     yield end, future.result()
@@ -257,26 +285,30 @@ class Import:
 
 
 class _Aside:
-    """The file of bad records. It holds those that were left out up to the last chunk that is in."""
+    """The file of bad records. It holds those that were left out up to the last chunk that is in.
 
-    def __init__(self, path: Path, head: bytes) -> None:
+    Raises: Invalid for a file with something in it that this import did not write.
+    """
+
+    def __init__(self, path: Path, head: bytes, state: ImportRecord) -> None:
+        self.name = os.path.abspath(path)
         self._path = path
         self._head = head
-        self._size = 0
+        self._size = state.bad_bytes
+        if state.bad and state.bad_file not in ("", self.name):
+            raise Invalid(
+                f"the import began with --skip-bad {state.bad_file}", hint="name that file again, or use --restart"
+            )
+        there = path.stat().st_size if path.exists() else 0
+        if there and (state.bad_file != self.name or there < self._size):
+            raise Invalid(f"{path} has something in it already", hint="name a new file for --skip-bad, or remove it")
 
-    def begin(self, size: int) -> None:
+    def begin(self) -> None:
         """Start the file, or cut it back to what it held when the import was last told to be so far."""
         try:
             with open(self._path, "ab") as file:
-                if file.tell() < size:
-                    raise Invalid(
-                        f"{self._path} is not the file that the import began with: it is too short",
-                        hint="name the same file again, or begin anew with --restart",
-                    )
-                file.truncate(size)
-                self._size = size
-                if not size:
-                    self._size = file.write(self._head)
+                file.truncate(self._size)
+                self._size += file.write(self._head) if not self._size else 0
         except OSError as error:
             raise self._denied(error) from None
 

@@ -220,7 +220,7 @@ class Index(Generic[R]):
         elif self._job is None:
             raise Invalid("this index was not opened by limpet.open, so no other process can open it")
         else:
-            parts = compile_there(self._job, executor, shards, full, stop or never)
+            parts = compile_there(self._job, executor, shards, full, self._runtime.new_id(), stop or never)
         report = CompileReport()
         failed: LimpetError | None = None
         for part in parts:
@@ -251,7 +251,8 @@ class Index(Generic[R]):
             if now is None or now.generation != manifest.generation:
                 return None
             described = max(now.described, manifest.schema_version)
-            return msgspec.structs.replace(counted(now, report.counts), described=described)
+            noted = msgspec.structs.replace(counted(now, report.counts), described=described)
+            return noted if noted != now else None
 
         self._cell.update(change)
 

@@ -103,15 +103,15 @@ class Layout:
     def _demand_empty(self) -> None:
         """Shards that are there already are those of a creation that did not end, or runs beside this one: empty.
 
-        Raises: Corrupt for shards with records and no manifest.   Cost: 1 LIST per 1,000 objects, 1 GET.
+        Raises: Corrupt for records without a manifest.   Cost: 1 LIST per 1,000 shards, 2 LISTs, 1 GET.
         """
-        full = any(
-            stat.size and stat.key.endswith(".usv") for stat in self._storage.store.list(self._storage.keys.shards)
-        )
-        if full and self._cell.read() is None:
+        store, keys = self._storage.store, self._storage.keys
+        held = any(stat.size and stat.key.endswith(".usv") for stat in store.list(keys.shards))
+        held = held or any(next(store.list(prefix), None) for prefix in (keys.inbox, keys.packs))
+        if held and self._cell.read() is None:
             raise Corrupt(
                 f"the index {self._name!r} has records and no manifest",
-                hint=f"restore {self._cell.key} from a backup, or remove what is left below {self._storage.keys.root}",
+                hint=f"restore {self._cell.key} from a backup, or remove what is left below {keys.root}",
             )
 
     def _missing(self) -> Missing:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import msgspec
 
 from limpet import records
+from limpet.errors import Corrupt
 from limpet.index.storage import Storage
 from limpet.keys import Key
 
-__all__ = ["Quarantined", "quarantine"]
+__all__ = ["Quarantined", "quarantine", "read_quarantined"]
 
 
 class Quarantined(msgspec.Struct, frozen=True):
@@ -21,6 +22,14 @@ class Quarantined(msgspec.Struct, frozen=True):
     reason: str
     found_at: str
     data: str
+
+
+def read_quarantined(data: bytes, *, what: str) -> Quarantined:
+    """An object as it was kept, however large.   Raises: Corrupt."""
+    try:
+        return msgspec.json.decode(data, type=Quarantined)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{what} is no object that was kept in quarantine: {error}") from None
 
 
 def quarantine(storage: Storage, shard: str, bad: Mapping[Key, tuple[bytes, str]]) -> None:

@@ -19,6 +19,8 @@ __all__ = ["Reader"]
 
 TRIES_MAX = 20
 SHARE_FOR_WHOLE = 16 << 10
+GROUP_SHARDS = 32
+GROUP_BYTES = 32 << 20
 
 
 class Reader:
@@ -34,7 +36,7 @@ class Reader:
         """The winning line of a key, a tombstone too; None if it was never put.
 
         Raises: Corrupt; Unavailable.   Cost: 2 LISTs; 1 GET if singles of the key wait; 1 to 3 range GETs of each
-        pack of its shard, and of the shard; at most 1 HEAD, once for a shard that was empty when the index was opened.
+        pack of its shard, and of the shard; 1 HEAD if the shard was empty when last seen.
         """
         place = digest(key.encode())
         shard = shard_of(place, self._manifest.depth)
@@ -109,20 +111,35 @@ class Reader:
     def _shard_lines(self, shard: str) -> list[bytes]:
         return self._schema.lines(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
 
-    def scan(self, shards: Sequence[str] | None = None) -> Iterator[list[bytes]]:
-        """The live lines of each shard, in the order of their digests. Memory is bounded by the largest shard.
+    def scan(self) -> Iterator[list[bytes]]:
+        """The live lines of each shard, in the order of their digests.
 
-        Each record is as of some moment after the scan began.
+        Each record is as of some moment after the scan began. Memory is bounded by 32 MiB of shards, or the largest.
         Cost: 2 LISTs; for each shard 1 GET, and for one with work up to 2 LISTs and 1 GET an object.
         """
-        work = self._storage.work()
-        for shard in shard_ids(self._manifest.depth) if shards is None else shards:
-            waiting = newest(self.waiting(shard, work), self._schema.shape)
-            lines = self._shard_lines(shard)
-            if waiting:
+        work, shape = self._storage.work(), self._schema.shape
+        for shards in self._groups():
+            waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
+            for shard, data in self._storage.shards(shards).items():
                 what = self._storage.keys.shard(shard)
-                lines = lines_of(merge(lines, waiting, self._schema.shape, what=what).data, what=what)
-            yield [line for line in lines if not self._schema.is_gone(line)]
+                lines = self._schema.lines(data, what=what)
+                if waiting.get(shard):
+                    lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
+                yield [line for line in lines if not self._schema.is_gone(line)]
+
+    def _groups(self) -> Iterator[list[str]]:
+        """All shards, in runs that are read together."""
+        group: list[str] = []
+        size = 0
+        for shard in shard_ids(self._manifest.depth):
+            count = self._manifest.count(shard)
+            more = count.size if count else 0
+            if group and (len(group) == GROUP_SHARDS or size + more > GROUP_BYTES):
+                yield group
+                group, size = [], 0
+            group.append(shard)
+            size += more
+        yield group
 
     def waiting(self, shard: str, work: Work) -> list[bytes]:
         """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `Storage.waiting`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 
 from limpet.errors import LimpetError, Unavailable
 from limpet.index.compiler import Compiler, CompileReport
@@ -22,8 +22,11 @@ AT_ONCE_BYTES = 64 << 20
 Outcomes = Sequence[CompileReport | LimpetError]
 Stop = Callable[[], bool]
 
-Job = Callable[[Sequence[str], bool], Outcomes]
-"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled."""
+Job = Callable[[Sequence[str], bool, str], Outcomes]
+"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
+
+The last argument is different each time: some executors (Dask's) answer a call that they have seen before from memory.
+"""
 
 
 def never() -> bool:
@@ -57,17 +60,22 @@ def compile_here(
         except LimpetError as error:
             return error
 
-    largest = max(manifest.sizes, default=AT_ONCE_BYTES)
+    largest = max(manifest.sizes, default=0)
     at_once = max(1, min(AT_ONCE, storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
     return storage.runtime.fan_out(one, shards, at_once=at_once)
 
 
 def compile_there(
-    job: Job, executor: Executor, shards: Sequence[str], full: bool, stop: Stop
+    job: Job, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop
 ) -> Iterator[CompileReport | LimpetError]:
     """Have those shards compiled by an executor's workers: what became of each, or of each part that a worker lost."""
     parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
-    for future in [executor.submit(job, part, full) for part in parts]:
+    futures: list[Future[Outcomes]] = []
+    try:
+        futures = [executor.submit(job, part, full, f"{run_id}-{number}") for number, part in enumerate(parts)]
+    except RuntimeError as error:  # a pool that is broken or shut down
+        yield Unavailable(f"the executor takes no work: {error}")
+    for future in futures:
         if stop() and future.cancel():
             continue
         try:

@@ -229,7 +229,7 @@ def extended(schema: Schema, fields: Sequence[Field], key: str) -> Schema | None
     declared = {field.name: field for field in fields}
     _check_updated_at(declared.get(UPDATED_AT))
     _check_missing(schema, declared)
-    known = [_loosened(field, declared.get(field.name)) for field in schema.fields]
+    known = [_loosened(field, declared.get(field.name), key) for field in schema.fields]
     names = {field.name for field in schema.fields}
     new = [field for field in fields if field.name not in names]
     _check_names([field.name for field in (*schema.columns, *new)])
@@ -259,7 +259,7 @@ def _check_missing(schema: Schema, declared: Mapping[str, Field]) -> None:
         )
 
 
-def _loosened(known: Field, declared: Field | None) -> Field:
+def _loosened(known: Field, declared: Field | None, key: str) -> Field:
     if declared is None:
         return known
     if known.name == DELETED:
@@ -270,7 +270,7 @@ def _loosened(known: Field, declared: Field | None) -> Field:
             hint="a field keeps its type: add a new one beside it",
         )
     constraints = loosened(known.constraints, declared.constraints, field=known.name)
-    required = known.required and declared.required
+    required = known.required and (declared.required or known.name == key)
     return msgspec.structs.replace(known, constraints=constraints, required=required)
 
 

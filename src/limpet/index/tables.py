@@ -187,10 +187,7 @@ class Table:
 
 
 def table_of(store: Store, runtime: Runtime, name: str, index: str | None = None) -> Table | None:
-    """The index that a query calls `name` (`index`, if that is another name); None if there is none.
-
-    Raises: Invalid for columns that SQL cannot tell apart.   Cost: 1 GET.
-    """
+    """The index that a query calls `name` (`index`, if that is another name); None if there is none.   Cost: 1 GET."""
     try:
         keys = IndexKeys.of(index or name)
     except Invalid:
@@ -198,14 +195,6 @@ def table_of(store: Store, runtime: Runtime, name: str, index: str | None = None
     seen = Cell(store, keys.manifest, struct_codec(Manifest), runtime).read()
     if seen is None:
         return None
-    lower: dict[str, str] = {}
-    for field in seen.value.fields:
-        other = lower.setdefault(field.name.lower(), field.name)
-        if other != field.name:
-            raise Invalid(
-                f"the index {name!r} has the fields {other!r} and {field.name!r}, which SQL cannot tell apart",
-                hint="read it with scan, or export it",
-            )
     return Table(name, Storage(store, keys, runtime), seen.value)
 
 

@@ -17,7 +17,7 @@ from msgspec import inspect
 from limpet import records
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints, constraints_of
-from limpet.index.schema import DELETED, Field
+from limpet.index.fields import DELETED, OUR_CONSTRAINTS, Field
 from limpet.index.values import KINDS, Kind, plain, shown
 
 __all__ = ["Typed", "fields_of_package", "typed"]
@@ -78,7 +78,7 @@ class Typed(Generic[R]):
         if self.key is not None and self.key in values:
             where = f"{where} ({shown(values[self.key])})"
         turned = {**values}
-        for column in self.by_type & values.keys():
+        for column in [each for each in values if each in self.by_type]:
             try:
                 turned[column] = plain(values[column])
             except (TypeError, ValueError, RecursionError) as error:
@@ -95,10 +95,13 @@ class Typed(Generic[R]):
         """A user's object.   Raises: Corrupt for values that the type refuses."""
         if self.kind is None:
             return cast(R, values)
-        if self.direct and values.keys() >= self.attributes.keys():
-            found = self._pick(values)
-            if None not in found:
-                return self.kind(*found)
+        if self.direct:
+            try:
+                found = self._pick(values)
+                if None not in found:
+                    return self.kind(*found)
+            except KeyError:
+                pass  # the index does not have that column yet: the type says what it is then
         try:
             return self._made(values)
         except msgspec.ValidationError as error:
@@ -312,7 +315,7 @@ def _primary(table: Mapping[str, Any]) -> str | None:
 
 
 def _package_field(name: str, kind: Kind, given: Mapping[str, Any], primary: str | None) -> Field:
-    constraints = given.get("constraints") or {}
+    constraints = given.get(OUR_CONSTRAINTS) or given.get("constraints") or {}
     if not isinstance(constraints, Mapping):
         raise Invalid(f"the constraints of the field {name!r} are not an object")
     if kind == "string" and given.get("format", "default") != "default":

@@ -95,6 +95,8 @@ def stamp_text(at: datetime) -> str:
 def stamp_time(text: str) -> datetime:
     """The time behind a stamp.   Raises: ValueError."""
     at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
     return at if at.tzinfo is UTC else at.astimezone(UTC)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from limpet import records
 from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.findings import RESTORE, Finding, VerifyReport
@@ -13,7 +12,7 @@ from limpet.index.inspection import Flaw, Kind, inspect, misnamed
 from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
 from limpet.index.offline import Whole, anew, batches, load, sole
 from limpet.index.places import Place, place_of
-from limpet.index.quarantine import Quarantined
+from limpet.index.quarantine import read_quarantined
 from limpet.index.repair import FIXABLE, Repairs, descriptions
 from limpet.index.schema import DELETED, UPDATED_AT
 from limpet.keys import Key
@@ -113,7 +112,7 @@ class _Verifier:
 
     def _quarantined(self, key: Key, blob: Blob) -> None:
         try:
-            kept = records.decode(blob.data, Quarantined, what=key)
+            kept = read_quarantined(blob.data, what=key)
         except Corrupt as error:
             self._add("quarantined", key, f"cannot be read itself: {error}")
         else:

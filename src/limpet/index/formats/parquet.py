@@ -29,6 +29,7 @@ KEY_NOTE = b"limpet:key"
 def _arrow() -> Any:
     try:
         pyarrow = import_module("pyarrow")
+        import_module("pyarrow.compute")
         import_module("pyarrow.parquet")
     except ImportError:
         raise Unsupported("Parquet needs pyarrow", hint="pip install 'limpet[sql]'") from None
@@ -75,13 +76,16 @@ class Parquet:
                 cut = min(max(0, after.position - at), batch.num_rows)
                 at += batch.num_rows
                 if cut < batch.num_rows:
-                    yield Chunk(head.names, _micros(batch.slice(cut)), Mark(at, at))
+                    yield Chunk(head.names, batch.slice(cut), Mark(at, at))
         except (pa.ArrowException, OSError) as error:
             raise Invalid(f"after row {at}: {' '.join(str(error).split())[:160]}") from None
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, dict[str, Any]]]:
-        """See `Format.rows`."""
-        return enumerate(chunk.rows.to_pylist(), chunk.end.number - chunk.rows.num_rows + 1)
+        """See `Format.rows`. A value that Python cannot hold spoils only its own row."""
+        columns = [_python(column) for column in chunk.rows.columns]
+        first = chunk.end.number - chunk.rows.num_rows + 1
+        for number, values in enumerate(zip(*columns, strict=True), first):
+            yield number, dict(zip(chunk.names or (), values, strict=True))
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """See `Format.decoder`."""
@@ -92,6 +96,8 @@ class Parquet:
             values: dict[str, Any] = {}
             for name, read in plan:
                 try:
+                    if isinstance(row[name], _Unreadable):
+                        raise Invalid(f"Python cannot hold the value: {row[name]}")
                     values[name] = read(row[name])
                 except Invalid as error:
                     raise in_field(name, error) from None
@@ -161,15 +167,41 @@ def _types(pa: Any) -> dict[Kind, Any]:
     }
 
 
-def _micros(batch: Any) -> Any:
-    """Times with at most microseconds: Python has no finer ones."""
+class _Unreadable(str):
+    """Stands for a value that no Python object can hold, and says why."""
+
+
+_UNREADABLE = (ValueError, OverflowError, NotImplementedError, LookupError)
+
+
+def _python(column: Any) -> list[Any]:
+    """The values of a column; those that cannot be had are `_Unreadable`."""
+    try:
+        return [*_micros(column).to_pylist()]
+    except _UNREADABLE:
+        return [_one(column.slice(at, 1)) for at in range(len(column))]
+
+
+def _one(value: Any) -> Any:
+    try:
+        return _micros(value).to_pylist()[0]
+    except _UNREADABLE as error:
+        return _Unreadable(" ".join(str(error).split())[:80] or type(error).__name__)
+
+
+def _micros(column: Any) -> Any:
+    """Times with at most microseconds, since Python has no finer ones, and in UTC, which needs no list of zones."""
     pa = _arrow()
-    fields = [
-        each.with_type(pa.timestamp("us", each.type.tz)) if pa.types.is_timestamp(each.type) else each
-        for each in batch.schema
-    ]
-    wanted = pa.schema(fields)
-    return batch if wanted.equals(batch.schema) else batch.cast(wanted, safe=False)
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        wanted = pa.timestamp("us", "UTC" if kind.tz else None)
+    elif pa.types.is_time64(kind):
+        wanted = pa.time64("us")
+    elif pa.types.is_duration(kind):
+        wanted = pa.duration("us")
+    else:
+        return column
+    return column.cast(options=pa.compute.CastOptions(wanted, allow_time_truncate=True))
 
 
 def _field(each: Any) -> Field:
