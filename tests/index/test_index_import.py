@@ -256,7 +256,7 @@ def test_parquet_values_that_python_cannot_hold(index: Index[Any], tmp_path: Pat
     assert (done.state.records, done.state.bad) == (1, 2)
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     assert _values(index, "at", "seen", "title") == {"a": (epoch, date(1970, 1, 2), "00:00:00")}
-    assert [json.loads(line)["domain"] for line in (tmp_path / "bad.jsonl").open()] == ["b", "c"]
+    assert [json.loads(line)["domain"] for line in (tmp_path / "bad.jsonl").read_text().splitlines()] == ["b", "c"]
     with pytest.raises(Invalid, match="row 2: field 'at': Python cannot hold the value: "):
         _import(index, data, "parquet")
 

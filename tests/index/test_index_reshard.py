@@ -372,8 +372,8 @@ def test_cost(bucket: MemoryStore, time: Time, before: int, after: int) -> None:
     with process.store.measure() as cost:
         reshard(process.whole, after, quiesced=True)
     old, new = 16**before, 16**after
-    # lock: 2 puts; the swap and the mark that it is described; the data package; old shards: swapped, then deleted
-    assert cost.requests["put"] == new + old + 2 + 2 + 1
+    # lock: 2 puts; the clock; the swap and the mark that it is described; the data package; old shards swapped, deleted
+    assert cost.requests["put"] == new + old + 2 + 1 + 2 + 1
     assert cost.requests["delete"] == old
     assert cost.requests["get"] <= old + 12
     assert cost.requests["list"] <= 12 + 4 * (old + new) // 1000

@@ -32,8 +32,9 @@ def absolute(url: str) -> str:
         url = unquote(urlsplit(url).path)
     if "://" not in url:
         return os.path.abspath(os.path.expanduser(url))
-    base, mark, query = url.partition("?")
-    return f"{base.rstrip('/')}{mark}{query}"
+    scheme, separator, rest = url.partition("://")
+    place, mark, query = rest.partition("?")
+    return f"{scheme}{separator}{place.rstrip('/')}{mark}{query}"
 
 
 def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -> Store:

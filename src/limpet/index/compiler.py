@@ -96,7 +96,10 @@ class Compiler:
         return count.size if count else self._storage.shard_size(shard)
 
     def _fold(self, shard: str, parts: Sequence[Sequence[Key]], *, full: bool) -> CompileReport:
-        lease = self._lock(shard).try_acquire()
+        try:
+            lease = self._lock(shard).try_acquire()
+        except (Corrupt, OutcomeUnknown):  # the swap decides, lock or no lock
+            return self._merge_all(shard, parts)
         if isinstance(lease, Held):
             # the swap decides: nobody need wait for the lock of a compiler that died, or that is merely slower
             run_out = lease.until is not None and lease.until <= self._storage.store.now()

@@ -153,20 +153,28 @@ class Index(Generic[R]):
     def scan(self) -> Iterator[R]:
         """Every record, each as of some moment after the scan began. Memory is bounded by the largest shard.
 
-        Cost: 2 LISTs + 1 GET a shard; where something waits, up to 2 LISTs and its objects more.
+        Cost: 1 GET + 2 LISTs + 1 GET a shard; where something waits, up to 2 LISTs and its objects more.
         """
-        opened = self._open()
+        opened = self._open(again=True)
         schema = opened.manifest.schema
         for lines in opened.reader.scan():
             for line in lines:
                 yield self._typed.record(schema.values(line))
 
-    def sql(self, query: str, parameters: Parameters | None = None, *, allow_files: bool = False) -> Rows:
+    def sql(
+        self,
+        query: str,
+        parameters: Parameters | None = None,
+        *,
+        allow_files: bool = False,
+        memory: str | None = None,
+    ) -> Rows:
         """Answer a SELECT over this index, and any other of the fleet, each a table of its name.
 
         Raises, Cost: as `limpet.index.sql.sql`; needs the extra `sql`.
         """
-        return sql(self._storage.store, self._runtime, query, parameters, allow_files=allow_files)
+        self._open()
+        return sql(self._storage.store, self._runtime, query, parameters, allow_files=allow_files, memory=memory)
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
         """Read everything again; with `repair`, put right what can be derived.   See `limpet.index.verify.verify`."""

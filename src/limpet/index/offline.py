@@ -15,6 +15,7 @@ from limpet.index.compiler import LOCK_TTL_S, CompileReport
 from limpet.index.decide import merge, newest, packed, shard_of
 from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
 from limpet.index.schema import checked
+from limpet.index.stamps import READ_NOW_S
 from limpet.index.storage import Storage
 from limpet.lease import Lease, LeaseRecord, Lock, Sightings, State
 from limpet.store.api import Put, Stat
@@ -96,12 +97,13 @@ def refuse_running(whole: Whole) -> None:
     """Go on only if no compiler holds the lock of a shard.
 
     A lock that has run out on the store's clock is nobody's: its compiler died, or was stopped by the operator.
-    Raises: Held, naming who it is.   Cost: 1 LIST per 1,000 shards + 1 GET for each lock used in the last 5 minutes.
+    Raises: Held, naming who it is.
+    Cost: 1 PUT + 1 HEAD + 1 LIST per 1,000 shards + 1 GET for each lock used in the last 5 minutes.
     """
     storage = whole.storage
+    now = storage.store.now(max_age_s=READ_NOW_S)  # before the list: an object may be stamped in the future
     listed = [stat for stat in storage.store.list(storage.keys.shards) if stat.key.endswith(".lock")]
     oldest = timedelta(seconds=LOCK_TTL_S + 1)  # F14: LastModified is rounded down
-    now = storage.store.now()
     young = [stat.key for stat in listed if stat.modified + oldest > now and stat.key != storage.keys.lock(ALL)]
     for key, found in storage.store.get_many(young).items():
         if isinstance(found, LimpetError):

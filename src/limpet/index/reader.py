@@ -118,7 +118,7 @@ class Reader:
         Cost: 2 LISTs; for each shard 1 GET, and for one with work up to 2 LISTs and 1 GET an object.
         """
         work, shape = self._storage.work(), self._schema.shape
-        for shards in self._groups():
+        for shards in self._groups(work):
             waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
             for shard, data in self._storage.shards(shards).items():
                 what = self._storage.keys.shard(shard)
@@ -127,19 +127,24 @@ class Reader:
                     lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
                 yield [line for line in lines if not self._schema.is_gone(line)]
 
-    def _groups(self) -> Iterator[list[str]]:
-        """All shards, in runs that are read together."""
+    def _groups(self, work: Work) -> Iterator[list[str]]:
+        """All shards, in runs that are read together; one for which something waits is alone, since it may be much."""
         group: list[str] = []
         size = 0
         for shard in shard_ids(self._manifest.depth):
             count = self._manifest.count(shard)
             more = count.size if count else 0
-            if group and (len(group) == GROUP_SHARDS or size + more > GROUP_BYTES):
+            alone = shard in work.shards
+            if group and (alone or len(group) == GROUP_SHARDS or size + more > GROUP_BYTES):
                 yield group
                 group, size = [], 0
             group.append(shard)
             size += more
-        yield group
+            if alone:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
 
     def waiting(self, shard: str, work: Work) -> list[bytes]:
         """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `Storage.waiting`."""

@@ -11,7 +11,7 @@ from limpet.index.values import stamp_text, stamp_time
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["Floor", "Stamps", "stamps_of"]
+__all__ = ["READ_NOW_S", "Floor", "Stamps", "stamps_of"]
 
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
@@ -27,7 +27,7 @@ class Floor:
         self.mutex = runtime.mutex()
         self.at: datetime | None = None
         self.ahead: dict[tuple[str, str], datetime] = {}
-        """What was seen under a key, if it is later than the store's time was then."""
+        """What was seen under a key, if it is later than every stamp given before."""
 
 
 class Stamps:
@@ -41,7 +41,7 @@ class Stamps:
         self._store = store
         self._runtime = runtime
         self._floor = floor
-        self._read_at_s: float | None = None
+        self._reading: tuple[datetime, float] | None = None
 
     def next(self, index: str, key: str) -> str:
         """A stamp later than every one before it, and than what was seen under `key`.
@@ -89,23 +89,21 @@ class Stamps:
 
     def saw(self, index: str, key: str, stamp: str) -> None:
         """A stamp was shown to this process, or given by it: a later put of the key must count as later."""
-        at, now = stamp_time(stamp), self._store.now()
-        floor = self._floor
+        at, floor = stamp_time(stamp), self._floor
         with floor.mutex:
-            floor.at = now if floor.at is None else max(floor.at, now)
-            if at > floor.at:
+            if floor.at is None or at > floor.at:
                 kept = floor.ahead.pop((index, key), at)
                 floor.ahead[index, key] = max(kept, at)
                 if len(floor.ahead) > AHEAD_KEPT:
                     del floor.ahead[next(iter(floor.ahead))]
 
     def _now(self) -> datetime:
+        """The store's time by a reading of our own: what is read in between may be stamped in the future."""
         at_s = self._runtime.elapsed_s()
-        if self._read_at_s is not None and at_s - self._read_at_s < READ_EVERY_S:
-            return self._store.now()
-        now = self._store.now(max_age_s=READ_NOW_S)
-        self._read_at_s = at_s
-        return now
+        if self._reading is None or at_s - self._reading[1] >= READ_EVERY_S:
+            self._reading = (self._store.now(max_age_s=READ_NOW_S), at_s)
+        now, read_at_s = self._reading
+        return now + timedelta(seconds=at_s - read_at_s)
 
 
 _floors: MutableMapping[Runtime, dict[tuple[str, str], Floor]] = WeakKeyDictionary()
