@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from kernel_helpers import steady
 from limpet import keys
-from limpet.keys import names
 from limpet.errors import Invalid
-from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, segment
+from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, names, segment
 
 SAFE = set(string.ascii_letters + string.digits + "_-.%")
 

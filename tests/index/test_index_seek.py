@@ -130,10 +130,20 @@ def test_three_reads_of_192_kib_find_every_record_and_miss_every_other(number: i
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_in_a_shard_of_three_million_lines(kind: str) -> None:
-    test_three_reads_of_192_kib_find_every_record_and_miss_every_other(3_000_000, 5_000, kind)
+def test_in_a_shard_of_three_million_lines_hardly_any_lookup_takes_a_fourth_read(kind: str) -> None:
+    """12 GB of lines of 4 KiB is more than one PUT can carry; there, and only there, a few take 64 KiB more."""
+    number, lookups = 3_000_000, 5_000
+    shard, chance = layout(number, kind), Random(lookups)
+    dear = 0
+    for _ in range(lookups):
+        at = chance.randrange(number)
+        found = look(shard.read, shard.size, b"k%d" % shard.numbers[at], line_size=shard.size / number)
+        assert found.line == shard.line(at)[:-1]
+        assert found.reads <= READS_MAX + 1
+        dear += not found.cheap
+    assert dear <= lookups * {"large": 0.01, "mixed": 0.002}.get(kind, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

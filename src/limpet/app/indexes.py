@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from limpet.app.urls import absolute
-from limpet.errors import Invalid, LimpetError
+from limpet.errors import LimpetError
 from limpet.index import CompileReport, Index
 from limpet.index.stamps import Stamps
 from limpet.index.typed import typed
@@ -35,11 +35,6 @@ class _Job:
 
     def _opened(self) -> Index[Any]:
         return cast(Index[Any], self.open(self.url).index(self.index))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.url.startswith("memory:"):
-            raise Invalid("another process cannot see a fleet in memory", hint="use threads, a folder or a bucket")
-        return type(self), (self.open, self.url, self.index)
 
 
 class CompileJob(_Job):
@@ -85,5 +80,5 @@ def open_index(
         stamps,
         sightings,
         depth=depth,
-        job=CompileJob(opener, absolute(url), name),
+        job=None if url.startswith("memory:") else CompileJob(opener, absolute(url), name),
     )

@@ -36,7 +36,7 @@ class Field(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class _Template:
     """The line of a row whose values have certain types, for `%`.
 
     `unsafe` are the bytes that such a line must have and no value in it may: the separators, and a backslash for each
@@ -68,7 +68,7 @@ class Plan:
     converted: tuple[tuple[int, Callable[[str], Any]], ...]
     """By place, what reads the fields of a plain line whose text is not the value itself."""
     gone_at: int
-    templates: dict[tuple[type[Any], ...], Template | None]
+    templates: dict[tuple[type[Any], ...], _Template | None]
 
     def row(self, values: Mapping[str, Any]) -> Sequence[Any]:
         """The values of a row; None for those that are not there.   Raises: LookupError for a name of no column."""
@@ -101,7 +101,7 @@ class Plan:
             return self._field_by_field(row, stamp)
         return line if unsafe(line) == template.unsafe else self._field_by_field(row, stamp)
 
-    def _template(self, types: Sequence[type[Any]]) -> Template | None:
+    def _template(self, types: Sequence[type[Any]]) -> _Template | None:
         """None if a row of such types must be looked at field by field."""
         texts: list[str] = []
         for field, kind in zip(self.given, types, strict=True):
@@ -116,7 +116,7 @@ class Plan:
         texts.insert(stamp_at, "%s")
         texts.insert(self.gone_at, LIVE.decode())
         text = _BETWEEN.join(texts)
-        return Template(text, unsafe(text.encode()), integers, stamp_at)
+        return _Template(text, unsafe(text.encode()), integers, stamp_at)
 
     def _field_by_field(self, row: Sequence[Any], stamp: str) -> bytes:
         rest = iter(zip(self.writers, row, strict=True))

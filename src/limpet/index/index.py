@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -225,10 +225,10 @@ class Index(Generic[R]):
         if executor is None:
             storage, sightings = self._storage, self._sightings
             parts = compile_here(storage, opened.manifest, sightings, shards, work, full, stop or never)
-        elif self._job is None:
-            raise Invalid("this index was not opened by limpet.open, so no other process can open it")
         else:
-            parts = compile_there(self._job, executor, shards, full, self._runtime.new_id(), stop or never)
+            parts = compile_there(
+                self._job or self._part, executor, shards, full, self._runtime.new_id(), stop or never
+            )
         report = CompileReport()
         failed: LimpetError | None = None
         for part in parts:
@@ -247,6 +247,13 @@ class Index(Generic[R]):
         manifest, everywhere = self._open(again=True).manifest, frozenset(shards)
         work = Work(everywhere, everywhere)
         return compile_here(self._storage, manifest, self._sightings, shards, work, full, never)
+
+    def _part(self, shards: Sequence[str], full: bool, run_id: str) -> Outcomes:
+        """A part of a run, in a thread of this process."""
+        return self.compile_shards(shards, full=full)
+
+    def __reduce__(self) -> NoReturn:
+        raise Invalid("a handle of an index cannot go to another process", hint="open the fleet there, by its URL")
 
     def _note(self, manifest: Manifest, report: CompileReport) -> None:
         """Write down what a run counted, and describe a schema that is not described yet."""

@@ -99,11 +99,11 @@ class Stamps:
 
     def _now(self) -> datetime:
         """The store's time by a reading of our own: what is read in between may be stamped in the future."""
-        at_s = self._runtime.elapsed_s()
-        if self._reading is None or at_s - self._reading[1] >= READ_EVERY_S:
-            self._reading = (self._store.now(max_age_s=READ_NOW_S), at_s)
-        now, read_at_s = self._reading
-        return now + timedelta(seconds=at_s - read_at_s)
+        reading = self._reading
+        if reading is None or self._runtime.elapsed_s() - reading[1] >= READ_EVERY_S:
+            now = self._store.now(max_age_s=READ_NOW_S)
+            reading = self._reading = (now, self._runtime.elapsed_s())
+        return reading[0] + timedelta(seconds=self._runtime.elapsed_s() - reading[1])
 
 
 _floors: MutableMapping[Runtime, dict[tuple[str, str], Floor]] = WeakKeyDictionary()
