@@ -18,7 +18,7 @@ import pytest
 import limpet
 from index_helpers import NAME, Rec, keys_in, line_sizes, objects
 from limpet.app import Fleet
-from limpet.index import Index, decide
+from limpet.index import Index, decide, reader
 from limpet.keys import IndexKeys
 
 SHARDS = 256
@@ -107,8 +107,9 @@ def peak_mb(act: Callable[[], object]) -> float:
         tracemalloc.stop()
 
 
-def test_a_scan_and_a_compile_hold_about_one_shard(tmp_path: Path) -> None:
-    """On a directory, so that no data is in this process but what it works on, and one shard after the other."""
+def test_a_scan_and_a_compile_hold_about_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a directory, so that no data is in this process but what it works on; shards too large to be read together."""
+    monkeypatch.setattr(reader, "GROUP_BYTES", SHARD_MB << 20)
     fleet = limpet.open(tmp_path / "fleet", durability="os")
     fleet.meter.at_once = 1
     index = fleet.index(NAME, Rec, key="key")

@@ -33,7 +33,7 @@ INDEX_BUGS = [
     _bug(
         "get_many lists packs before singles",
         "index 9",
-        98,
+        79,
         (
             "reader",
             "        lines: list[bytes] = []\n        if shard in work.singles:\n",
@@ -49,7 +49,7 @@ INDEX_BUGS = [
     _bug(
         "the folders of packs are listed before those of singles",
         "index 9",
-        79,
+        109,
         (
             "storage",
             "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
@@ -62,13 +62,13 @@ INDEX_BUGS = [
     _bug(
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
-        237,
+        56,
         ("storage", "        if work is None or shard in work.shards:\n", "        if shard in work.packs:\n"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
         "index 9, singles that became a pack since",
-        108,
+        240,
         ("reader", "        if shard in work.shards:\n", "        if shard in work.packs:\n"),
     ),
     _bug(
@@ -118,13 +118,13 @@ INDEX_BUGS = [
     _bug(
         "the lock alone keeps compilers apart",
         "F12, F8",
-        453,
+        60,
         ("compiler", "put(what, merged.data, when=Match(blob.version))", "put(what, merged.data)"),
     ),
     _bug(
         "a refused shard is put again, with a fresh version and the old merge",
         "F22",
-        453,
+        66,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -136,7 +136,7 @@ INDEX_BUGS = [
     _bug(
         "the base is read before the version that it is swapped on",
         "F15",
-        87,
+        1289,
         (
             "compiler",
             "        blob = self._storage.shard(shard)\n",
@@ -303,7 +303,7 @@ INDEX_BUGS = [
     _bug(
         "a shard that would not change is not put",
         "F25",
-        96,
+        139,
         (
             "compiler",
             "            self._storage.store.put(what, merged.data, when=",
@@ -337,7 +337,7 @@ INDEX_BUGS = [
     _bug(
         "what waits is shown unchecked",
         "F23, found by the simulation",
-        0,
+        1371,
         (
             "reader",
             "            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)\n",

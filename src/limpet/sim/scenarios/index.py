@@ -72,9 +72,10 @@ class _Fleet(Cast):
         self.books = Books()
         names = NAMES[: 1 + int(world.chance(57) * (2 if duel else len(NAMES)))]
         self.habits = Habits(names, duel, ahead=world.chance(58) < 0.15, rest_s=0.2 if duel else 3.0)
-        self.vandal = world.chance(59) < 0.12
         self.founded = world.chance(60) < 0.95
-        self.mixed = knobs.mixed_versions and self.founded
+        """In the other runs the users race to create the index."""
+        self.vandal = self.founded and world.chance(59) < 0.12
+        self.mixed = self.founded and knobs.mixed_versions
 
     def act(self) -> None:
         """The faulty part, then the healed part in which everything is folded; then every check."""
