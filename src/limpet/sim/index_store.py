@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from limpet.cell import Cell, struct_codec
-from limpet.index import compiler, decide, describe, reader, seek
+from limpet.index import compiler, decide, describe, reader, seek, stamps
 from limpet.index import layout as layouts
 from limpet.index.decide import digest, shard_id, shard_ids
 from limpet.index.manifest import Count, Manifest, counted, fresh
@@ -161,4 +161,6 @@ def tuning(world: World, lock_ttl_s: float) -> Mapping[tuple[ModuleType, str], A
             (seek, "BYTES_MAX"): 256,
             (reader, "SHARE_FOR_WHOLE"): 0 if chance(56) < 0.5 else 60,
         }
+    if chance(67) < 0.2:
+        settings[stamps, "READ_EVERY_S"] = 3.0
     return settings

@@ -61,7 +61,7 @@ class User(Actor):
     def turns(self) -> Turns:
         """The things that users do. Every slot does all of them, unless it has just one thing to do."""
         write: Turns = [(0.12, self.put_some), (0.05, self.put_with_time), (0.08, self.delete), (0.2, self.put)]
-        read: Turns = [(0.05, self.scan), (0.08, self.get_some), (0.15, self.get)]
+        read: Turns = [(0.07, self.scan), (0.08, self.get_some), (0.15, self.get)]
         work: Turns = [(self.habits.full, self.compile_all), (0.2, self.compile)]
         if self.habits.duel:
             slot = int(self.process.name[1:].partition("#")[0])

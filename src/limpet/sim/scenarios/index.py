@@ -51,13 +51,15 @@ STEPS = (
     "single.read",
 )
 """The steps of the index's protocol at which somebody may lie in wait. Settling a swap is the kernel's."""
+RARE = ("lock.free", "lock.takeover", "lock.takeover", "lock.takeover", "shard.put", "shard.put")
+"""Where they wait more often: a compiler that dies with the lock, and the one that comes after it."""
 
 
 def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
     """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
     world = World(seed, muted=muted)
     knobs = draw(seed)
-    with tuned(tuning(world, knobs.ttl_s)):
+    with tuned(tuning(world, max(2.0, knobs.ttl_s / 4))):
         return perform(world, _Fleet(world, knobs))
 
 
@@ -84,7 +86,7 @@ class _Fleet(Cast):
         if self.vandal:
             for n in range(1 + int(self.world.chance(61) * 3)):
                 self.world.later(40 * self.world.chance(62, n), partial(self.spoil, n))
-        nemesis = Nemesis(self.world, self.knobs, lambda: self.living, self.restart, steps=STEPS)
+        nemesis = Nemesis(self.world, self.knobs, lambda: self.living, self.restart, steps=(*STEPS, *RARE))
         self.play(nemesis.run, until_s=RUN_S)
         newcomer = self.heal()
         model = check_index(self.world, self.bucket.journal, self.bucket.objects, KEYS, self.books)

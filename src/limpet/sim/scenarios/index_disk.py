@@ -41,7 +41,12 @@ class _Machine(Cast):
         self.disk = Disk(world, folders=ROOT)
         self.fault_rate = 0.01 * world.chance(60)
         self.books = Books()
-        self.habits = Habits(NAMES[: 1 + int(world.chance(57) * 3)], duel=world.chance(66) < 0.7, rest_s=0.05, full=0.5)
+        self.habits = Habits(
+            NAMES[: 1 + int(world.chance(57) * 3)],
+            duel=world.chance(66) < 0.7,
+            rest_s=10 * self.disk.pace_s,
+            full=0.5,
+        )
 
     def act(self) -> None:
         """Run until all have had their turns; then everything is folded, and still there."""
@@ -55,7 +60,10 @@ class _Machine(Cast):
             self.disk.unlock_all(process)
         self.inspect("the end")
         newcomer = self.newcomer("newcomer")
-        newcomer.compile_all()
+        try:
+            newcomer.compile_all()
+        except LimpetError as error:
+            raise Violation(f"in the end nothing can be folded: {error}") from error
         waiting = [stat.key for stat in newcomer.store.list(KEYS.root) if stat.key.startswith(WAITING)]
         if waiting:
             raise Violation(f"after everything was folded there is still {waiting[0]}")
@@ -79,7 +87,7 @@ class _Machine(Cast):
         strikes = 0
         while not self.world.healed:
             strikes += 1
-            self.world.pause(self.disk.pace_s * (20 + 500 * self.world.chance(61, strikes)))
+            self.world.pause(self.disk.pace_s * (10 + 100 * self.world.chance(61, strikes)))
             kind = "power_loss" if self.world.chance(62, strikes) < 0.5 else "crash"
             if not self.living or not self.world.strike(f"nemesis/{strikes}", kind):
                 continue
