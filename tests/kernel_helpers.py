@@ -138,6 +138,7 @@ class ManualRuntime:
         self.wall_offset_s = wall_offset_s
         self.slept: list[float] = []
         self.rng = Random(0)
+        self.shared: dict[Any, Any] = {}
         self._ids = count(1)
 
     def wall(self) -> datetime:

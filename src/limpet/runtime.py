@@ -64,6 +64,10 @@ class Runtime(Protocol):
     def rng(self) -> random.Random:
         """Chance that no other process shares."""
 
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """What all handles of this process share, under keys of their own; made anew after a fork."""
+
     def wall(self) -> datetime:
         """This machine's wall clock, in UTC: a label for people, never compared with another's (F13)."""
 
@@ -107,6 +111,7 @@ class SystemRuntime:
         self._pool: ThreadPoolExecutor | None = None
         self._in_pool = threading.local()
         self._mutex = threading.Lock()
+        self._shared: dict[Any, Any] = {}
 
     @property
     def owner(self) -> str:
@@ -122,6 +127,11 @@ class SystemRuntime:
     def rng(self) -> random.Random:
         """See `Runtime.rng`."""
         return self._rng
+
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """See `Runtime.shared`."""
+        return self._shared
 
     def wall(self) -> datetime:
         """See `Runtime.wall`."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from datetime import datetime, timedelta
-from weakref import WeakKeyDictionary
 
 from limpet.errors import Corrupt, Invalid
 from limpet.index.values import stamp_text, stamp_time
@@ -106,10 +104,7 @@ class Stamps:
         return reading[0] + timedelta(seconds=self._runtime.elapsed_s() - reading[1])
 
 
-_floors: MutableMapping[Runtime, dict[tuple[str, str], Floor]] = WeakKeyDictionary()
-
-
 def stamps_of(store: Store, runtime: Runtime, fleet: str) -> Stamps:
     """The stamps of puts through `store`. All handles of a process on one fleet share a floor, so none overtakes."""
-    floors = _floors.setdefault(runtime, {})  # F17: a forked child has a new owner, and locks of its own
-    return Stamps(store, runtime, floors.setdefault((runtime.owner, fleet), Floor(runtime)))
+    floor = runtime.shared.setdefault((Floor, fleet), Floor(runtime))
+    return Stamps(store, runtime, floor)

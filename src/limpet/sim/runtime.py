@@ -100,6 +100,7 @@ class SimRuntime:
         self.process = process
         self._rng = Random(mix(world.seed, 4, process.index))
         self._ids = 0
+        self._shared: dict[Any, Any] = {}
 
     @property
     def owner(self) -> str:
@@ -115,6 +116,11 @@ class SimRuntime:
     def rng(self) -> Random:
         """Seeded chance of this process."""
         return self._rng
+
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """What the handles of this process share."""
+        return self._shared
 
     def wall(self) -> datetime:
         """A wall clock that may be wrong."""
