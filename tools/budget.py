@@ -35,8 +35,9 @@ LINT = (
 )
 
 # Phases of tests that have folders of their own; whatever else lies in tests/ is unit + conformance.
+SEEDS = "tests/sim"
 FOLDERS = {
-    "simulation": ("tests/sim", "tests/planted"),
+    "simulation": (SEEDS, "tests/planted"),
     "real crashes": ("tests/crash",),
     "clients": ("tests/clients",),
     "browser": ("tests/browser",),
@@ -107,10 +108,15 @@ def plan(target: str) -> list[Phase]:
 
 def _tests(name: str, target: str, where: Sequence[str]) -> Phase:
     marked = () if target == "test-full" else ("-m", "not full")
-    # The simulation spreads over the cores by itself, and its coverage table is to be seen.
-    workers = "0" if name == "simulation" else "2"
-    command = (str(BIN / "pytest"), "-n", workers, "-r", "fEs", *marked, *where)
-    return Phase(name, (command,) if where else (), pytest=True)
+    # Seeds spread over the cores by themselves, and their coverage table is to be seen; planted bugs do not.
+    alone = [[folder] for folder in where if folder == SEEDS]
+    parts = [*alone, [folder for folder in where if folder != SEEDS]]
+    commands = tuple(
+        (str(BIN / "pytest"), "-n", "0" if part in alone else "2", "-r", "fEs", *marked, *part)
+        for part in parts
+        if part
+    )
+    return Phase(name, commands, pytest=True)
 
 
 def run(phases: Iterable[Phase], *, skips_fail: bool) -> list[Result]:
