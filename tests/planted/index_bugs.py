@@ -99,8 +99,8 @@ INDEX_BUGS = [
         0,
         (
             "writer",
-            "            lines[key] = self._schema.line(values, stamp, where=where)\n",
-            "            lines.setdefault(key, self._schema.line(values, stamp, where=where))\n",
+            "            lines[key] = line\n",
+            "            lines.setdefault(key, line)\n",
         ),
     ),
     _bug(
@@ -265,13 +265,13 @@ INDEX_BUGS = [
         ),
     ),
     _bug(
-        "put_many does not heed what was seen",
+        "a put does not heed what was seen",
         "index 17, found by the simulation",
         10,
         (
             "writer",
-            "                stamp = self._stamps.after(self._scope, key, common)\n",
-            "                stamp = common\n",
+            "if at else self._stamps.after(self._scope, key, times.common)\n",
+            "if at else times.common\n",
         ),
     ),
     _bug(
@@ -327,7 +327,7 @@ INDEX_BUGS = [
         "new lines are put behind the others",
         "index, the order of a shard",
         0,
-        ("decide", "        places = sorted(lines)\n", "        places = [*lines]\n"),
+        ("decide", "at = bisect_left(places, place, taken)\n", "at = len(places)\n"),
     ),
     _bug(
         "an older description overwrites a newer one",

@@ -13,7 +13,7 @@ from limpet.index.offline import Whole, batches, load, put_packs
 from limpet.index.plain import ENDING, is_named, rows, values_of
 from limpet.index.schema import stamp_in
 from limpet.index.sources import SHARDS, Source, StoreSource
-from limpet.index.stamps import Stamps
+from limpet.index.stamps import Stamps, given
 from limpet.store.api import Stat
 
 __all__ = ["AdoptReport", "BadFile", "adopt"]
@@ -136,11 +136,12 @@ class _Adopter:
         if not is_shard and len(found) != 1:
             raise Invalid(f"it has {len(found)} records; the file of a key has one", hint="")
         lines: list[bytes] = []
+        latest = self._stamps.latest()
         for number, fields in enumerate(found, 1):
             where = f"record {number}"
             values = values_of(fields, self._schema, where=where)
             at = stamp_in(values, where=where) or modified
-            line = self._schema.line(values, self._stamps.given(at, where=where), where=where)
+            line = self._schema.line(values, given(at, latest, where=where), where=where)
             key = self._schema.key_text(values[self._schema.key])
             if not is_shard and not is_named(name.removesuffix(ENDING), key):
                 raise Invalid(f"its name is not that of its key {key!r}", hint="rename it, or correct the key")

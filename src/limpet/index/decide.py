@@ -7,12 +7,14 @@ anything twice changes nothing.
 
 from __future__ import annotations
 
-import hashlib
+import operator
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from itertools import pairwise
+from hashlib import sha256
+from itertools import islice
 
 from limpet.errors import Corrupt
 from limpet.index.text import END, NULL, SEPARATOR, unescape
@@ -59,7 +61,7 @@ class Shape:
 
 def digest(key: bytes) -> bytes:
     """The place of a key in the order of shards and packs."""
-    return hashlib.sha256(key).digest()
+    return sha256(key).digest()
 
 
 def shard_id(key: str, depth: int = 2) -> str:
@@ -99,7 +101,9 @@ def keys_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
             fields = [line.split(SEPARATOR, shape.key_at + 1)[shape.key_at] for line in lines]
     except IndexError:
         raise Corrupt("a line has too few fields") from None
-    return [unescape(field) if b"\\" in field else field for field in fields]
+    if b"\\" not in b"".join(fields):
+        return fields
+    return [unescape(field) for field in fields]
 
 
 def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
@@ -130,7 +134,7 @@ def newest(lines: Sequence[bytes], shape: Shape) -> dict[bytes, bytes]:
 
 def packed(winners: Mapping[bytes, bytes], shape: Shape) -> bytes:
     """Lines by digest as one object's bytes, in the order of shards and packs."""
-    return b"".join([_wide(winners[place], shape.width) + END for place in sorted(winners)])
+    return _joined([winners[place] for place in sorted(winners)], shape.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +148,34 @@ class Merged:
 
 def merge(base: Sequence[bytes], incoming: Mapping[bytes, bytes], shape: Shape, *, what: str) -> Merged:
     """The base with every incoming line, by digest, that wins.   Raises: Corrupt for a base out of order (F23)."""
-    places = [digest(key) for key in keys_of(base, shape)]
-    if any(place >= following for place, following in pairwise(places)):
+    places = [sha256(key).digest() for key in keys_of(base, shape)]
+    if any(map(operator.ge, places, islice(places, 1, None))):
         raise Corrupt(f"{what} is out of order", hint="`limpet index verify --repair` puts it in order")
-    lines = dict(zip(places, base, strict=True))
-    won = 0
+    lines, new, won = [*base], dict[bytes, bytes](), 0
     for place, line in incoming.items():
-        standing = lines.get(place)
-        if standing is None or rank(line, shape) > rank(standing, shape):
-            lines[place] = line
+        at = bisect_left(places, place)
+        if at == len(places) or places[at] != place:
+            new[place] = line
+        elif rank(line, shape) > rank(lines[at], shape):
+            lines[at] = line
             won += 1
-    if len(lines) > len(base):
-        places = sorted(lines)
-    data = b"".join([_wide(lines[place], shape.width) + END for place in places])
-    return Merged(data, len(lines), won)
+    merged: list[bytes] = []
+    taken = 0
+    for place in sorted(new):
+        at = bisect_left(places, place, taken)
+        merged += lines[taken:at]
+        merged.append(new[place])
+        taken = at
+    merged += lines[taken:]
+    return Merged(_joined(merged, shape.width), len(merged), won + len(new))
+
+
+def _joined(lines: Sequence[bytes], width: int) -> bytes:
+    """The lines as one object, each with a null for every column that it does not know yet."""
+    data = END.join([*lines, b""])
+    if data.count(SEPARATOR) == len(lines) * (width - 1):
+        return data
+    return b"".join([_wide(line, width) + END for line in lines])
 
 
 def _wide(line: bytes, width: int) -> bytes:

@@ -73,7 +73,7 @@ class Plan:
     def row(self, values: Mapping[str, Any]) -> Sequence[Any]:
         """The values of a row; None for those that are not there.   Raises: LookupError for a name of no column."""
         try:
-            if len(values) == len(self.given):
+            if len(values) - (UPDATED_AT in values) == len(self.given):
                 return self.pick(values)
         except LookupError:
             pass

@@ -276,7 +276,7 @@ class Index(Generic[R]):
             return None
         schema = opened.manifest.schema
         record = None if schema.is_gone(line) else self._typed.record(schema.values(line))
-        self._stamps.saw(self._storage.keys.root, key, schema.stamp_of(line))
+        self._stamps.saw(self._storage.keys.root, {key: schema.stamp_of(line)})
         return record
 
     def _open(self, *, again: bool = False) -> _Opened[R]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from limpet.errors import Corrupt, Invalid
@@ -9,7 +11,7 @@ from limpet.index.values import stamp_text, stamp_time
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["READ_NOW_S", "Floor", "Stamps", "stamps_of"]
+__all__ = ["READ_NOW_S", "Floor", "Stamps", "given", "stamps_of"]
 
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
@@ -24,7 +26,7 @@ class Floor:
     def __init__(self, runtime: Runtime) -> None:
         self.mutex = runtime.mutex()
         self.at: datetime | None = None
-        self.ahead: dict[tuple[str, str], datetime] = {}
+        self.ahead: OrderedDict[tuple[str, str], datetime] = OrderedDict()
         """What was seen under a key, if it is later than every stamp given before."""
 
 
@@ -73,27 +75,25 @@ class Stamps:
             self._floor.ahead[index, key] = later
             return stamp_text(later)
 
-    def given(self, at: datetime, *, where: str) -> str:
-        """The stamp of a record that brings its own time.   Raises: Invalid for one more than a day ahead."""
-        if at > self._now() + AHEAD_MAX:
-            raise Invalid(
-                f"{where}: updated_at is {at}, more than a day ahead of the store's clock",
-                hint="a record from the future would hide every later put; leave updated_at out",
-            )
-        try:
-            return stamp_text(at)
-        except OverflowError:
-            raise Invalid(f"{where}: updated_at is {at}, which UTC cannot express") from None
+    def latest(self) -> datetime:
+        """The latest time that a record may bring along: a day ahead of the store's clock.   Cost: as `next`."""
+        now = self._now()
+        with self._floor.mutex:
+            if self._floor.at is None or now > self._floor.at:
+                self._floor.at = now
+        return now + AHEAD_MAX
 
-    def saw(self, index: str, key: str, stamp: str) -> None:
-        """A stamp was shown to this process, or given by it: a later put of the key must count as later."""
-        at, floor = stamp_time(stamp), self._floor
+    def saw(self, index: str, stamps: Mapping[str, str]) -> None:
+        """By key, stamps that were shown to this process or given by it: a later put of the key must count as later."""
+        floor = self._floor
         with floor.mutex:
-            if floor.at is None or at > floor.at:
-                kept = floor.ahead.pop((index, key), at)
-                floor.ahead[index, key] = max(kept, at)
-                if len(floor.ahead) > AHEAD_KEPT:
-                    del floor.ahead[next(iter(floor.ahead))]
+            for key, stamp in stamps.items():
+                at = stamp_time(stamp)
+                if floor.at is None or at > floor.at:
+                    kept = floor.ahead.pop((index, key), at)
+                    floor.ahead[index, key] = max(kept, at)
+                    if len(floor.ahead) > AHEAD_KEPT:
+                        floor.ahead.popitem(last=False)
 
     def _now(self) -> datetime:
         """The store's time by a reading of our own: what is read in between may be stamped in the future."""
@@ -102,6 +102,19 @@ class Stamps:
             now = self._store.now(max_age_s=READ_NOW_S)
             reading = self._reading = (now, self._runtime.elapsed_s())
         return reading[0] + timedelta(seconds=self._runtime.elapsed_s() - reading[1])
+
+
+def given(at: datetime, latest: datetime, *, where: str) -> str:
+    """The stamp of a record that brings its own time.   Raises: Invalid for one after `latest`."""
+    if at > latest:
+        raise Invalid(
+            f"{where}: updated_at is {at}, more than a day ahead of the store's clock",
+            hint="a record from the future would hide every later put; leave updated_at out",
+        )
+    try:
+        return stamp_text(at)
+    except OverflowError:
+        raise Invalid(f"{where}: updated_at is {at}, which UTC cannot express") from None
 
 
 def stamps_of(store: Store, runtime: Runtime, fleet: str) -> Stamps:

@@ -47,6 +47,7 @@ def _at_most(digits: bytes) -> bytes:
     return b"(?!0)(?:" + b"|".join([*below, digits]) + b")"
 
 
+_TIMES = msgspec.json.Encoder()
 _SAFE = rb"[^\x00-\x1f\x7f\\]*+"
 _ESCAPES = b"|".join(re.escape(escaped.encode()) for escaped in ESCAPES.values())
 _JSON = rb"[^\x00-\x1f\x7f]*+"
@@ -89,7 +90,9 @@ def plain(value: Any) -> Any:
 
 def stamp_text(at: datetime) -> str:
     """A time as it is written: UTC, microseconds, always as many characters, so that it sorts."""
-    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    at = at if at.tzinfo is UTC else at.astimezone(UTC)
+    quoted = _TIMES.encode(at).decode()
+    return quoted[1:-1] if at.microsecond else f"{quoted[1:-2]}.000000Z"
 
 
 def stamp_time(text: str) -> datetime:
