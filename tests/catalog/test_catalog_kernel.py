@@ -12,7 +12,7 @@ import pytest
 from limpet.catalog import Compactor, Grant, Leader, NotLeader, Refusal, View
 from limpet.catalog.chain import find, log, state_of, verify
 from limpet.catalog.leader import Decide
-from limpet.catalog.records import Batch, Change, Row
+from limpet.catalog.records import Batch, Change, Row, Told
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
 from limpet.errors import Corrupt, Invalid, Missing
@@ -26,11 +26,11 @@ class Json:
     """Snapshots as JSON."""
 
     def to_bytes(self, state: State) -> bytes:
-        return msgspec.json.encode([state.entries(), state.results()])
+        return msgspec.json.encode([state.entries(), state.answers()])
 
     def from_bytes(self, data: bytes, *, what: str) -> State:
-        entries, results = msgspec.json.decode(data)
-        return State(entries, msgspec.convert(results, dict[str, Row]))
+        entries, answers = msgspec.json.decode(data)
+        return State(entries, msgspec.convert(answers, dict[str, Told]))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused
     lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system()))
     lease = lock.acquire()
     compactor = Compactor(storage)
-    row = Row("1", "create", "2026-01-01T00:00:00", (Change("a", 1),))
+    row = Row("1", "create", (Change("a", 1),))
     paths = [
         storage.add_batch(system().new_id(), Batch(domain="catalog", token=1, base_version=base, rows=rows))
         for base, rows in ((None, ()), (1, (row,)), (1, (row,)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from limpet.catalog.decide import commit_of
 from limpet.catalog.records import Commit, Head, Link
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
@@ -66,17 +67,17 @@ def state_of(storage: Storage, head: Head, commit: Commit) -> State:
     Raises: Missing if what it needs is no longer kept; Corrupt.   Cost: 1 GET + 1 for each commit since the snapshot.
     """
     base = commit.snapshot.version if commit.snapshot else 0
-    rows = [commit.rows] if commit.version > base else []
+    commits = [commit] if commit.version > base else []
     links = commit.links
     while links and links[0].version > base:
         before = _read(storage, head, links[0])
         if before is None:
             raise Missing(f"version {links[0].version} is no longer kept")
-        rows.append(before.rows)
+        commits.append(before)
         links = before.links
     state = storage.snapshot(commit.snapshot)
-    for each in reversed(rows):
-        state.apply(each)
+    for each in reversed(commits):
+        state.apply(each.rows, each.at)
     return state
 
 
@@ -99,6 +100,11 @@ def verify(storage: Storage, head: Head) -> Checked:
 
 def _read(storage: Storage, head: Head, link: Link) -> Commit | None:
     """A commit that another one names; None if it is so old that it is no longer kept."""
+    newest = commit_of(head, storage.keys.domain) if link == head.links[0] else None
+    if newest is not None:
+        if storage.link(newest) != link:
+            raise Corrupt(f"{storage.keys.head} does not hold the commit that it names")
+        return newest
     try:
         return storage.commit(link)
     except Missing:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
 
 from limpet import records
+from limpet.catalog.chain import find
 from limpet.catalog.decide import (
+    APPLIED_MAX,
     TAIL_BYTES_MAX,
     Done,
     Go,
@@ -19,15 +24,17 @@ from limpet.catalog.decide import (
     Publish,
     Refused,
     applied_in,
+    commit_of,
     judge,
     links_after,
     next_head,
 )
-from limpet.catalog.records import Batch, Commit, Head, Row, SnapshotRef
+from limpet.catalog.records import Batch, Commit, Head, Row
+from limpet.catalog.state import State
 from limpet.catalog.storage import Storage, above
-from limpet.catalog.view import load
+from limpet.catalog.view import Loaded, load
 from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unavailable
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import LeaseRecord
 
 __all__ = ["Compactor", "Published", "Refusal"]
@@ -61,55 +68,113 @@ class Compactor:
         self._storage = storage
         self._head = storage.head()
         self._lock = Cell(storage.store, storage.keys.lock, struct_codec(LeaseRecord), storage.runtime)
+        self._seen: Seen[Head] | None = None
+        self._settled = ""
+        self._base: Loaded | None = None
 
     def publish(self, paths: Sequence[str], token: int) -> Published:
         """Publish those ledger objects as one commit, if the head allows it.
 
         Raises: Refusal (definite: decided on the head); Invalid for paths that are not batches of this domain;
         Unavailable if another token holds the lock (nothing was attempted, and that decides nothing); OutcomeUnknown.
-        Cost: 2 GETs, 1 GET a path, 2 PUTs; with a snapshot 1 PUT more, and 1 GET of the old one.
-        Crash: published or not; at worst objects that no head names, which GC removes.
+        Cost: 1 PUT, 1 GET a path that this process did not write; after a head of somebody else's 1 GET more; with a
+        snapshot 2 PUTs more, and 1 GET of the old one if this process has not made it. `settle` beforehand, else 1 PUT.
+        Crash: published or not; at worst a snapshot that no head names, which GC removes.
         """
         self._check(paths)
+        if self._seen is not None:
+            try:
+                published = self._attempt(self._seen, paths, token)
+            except (Refusal, Invalid, Unavailable, Corrupt):
+                published = None  # by a head that may be old: only the newest one decides
+            if published is not None:
+                return published
         for _ in range(TRIES_MAX):
-            seen = self._head.read()
-            done = applied_in(seen.value if seen else None, paths)
-            if isinstance(done, Done):
-                return Published(done.version, done.commit)
-            if isinstance(done, Partly):
-                raise Invalid("some of the paths were published before, and others not")
-            published = self._attempt(seen, paths, token)
+            self._seen = self._head.read()
+            published = self._attempt(self._seen, paths, token)
             if published is not None:
                 return published
         raise Unavailable("the head was swapped by others too often")
 
+    def settle(self) -> None:
+        """Write the record of the newest commit that this process knows, so that the next one need not wait for it.
+
+        Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT, or 0.   Crash: whoever publishes next writes it.
+        """
+        if self._seen is not None:
+            self._settle(self._seen.value)
+
+    def _settle(self, head: Head) -> None:
+        commit = commit_of(head, self._storage.keys.domain)
+        if commit is not None and self._settled != head.links[0].id:
+            self._storage.add_commit(head.links[0], commit)
+            self._settled = head.links[0].id
+
     def _check(self, paths: Sequence[str]) -> None:
-        if not paths or len({*paths}) != len(paths):
-            raise Invalid("give at least one path, and none twice")
+        if not paths or len({*paths}) != len(paths) or len(paths) > APPLIED_MAX:
+            raise Invalid(f"give 1 to {APPLIED_MAX} paths, and none twice")
         for path in paths:
             if self._storage.keys.batch_id(path) is None:
                 raise Invalid(f"{path!r} is not a batch of this catalog")
 
     def _attempt(self, seen: Seen[Head] | None, paths: Sequence[str], token: int) -> Published | None:
         """One try on one head; None: the head moved, look again."""
-        holder = self._lock.read()
-        if holder is None or holder.value.token != token:
-            raise Unavailable("another process holds the lock, or none", hint="send the same request again")
         head = seen.value if seen else None
-        match judge(head, self._batches(paths), token):
+        done = applied_in(head, paths)
+        if isinstance(done, Done):
+            return Published(done.version, done.commit)
+        if isinstance(done, Partly):
+            raise Invalid("some of the paths were published before, and others not")
+        if head is None or head.token < token:
+            self._demand_lock(token)  # the head vouches for a token that has led; for a new one the lock does
+        batches = self._batches(paths)
+        match judge(head, batches, token):
             case Refused() as refused:
-                raise Refusal(refused)
+                return self._published_long_ago(head, batches, paths) or _refuse(refused)
             case NoHead():
                 raise Refusal(Refused(False, "there is no catalog here yet"))
             case Go(rows):
-                if head is None and not self._storage.is_empty():
+                if head is not None:
+                    self._settle(head)
+                elif not self._storage.is_empty():
                     raise Corrupt("the head is missing, and there are commits", hint="restore manifests/ from a backup")
-                new = self._build(seen, tuple(paths), rows, token)
+                new, state = self._build(seen, tuple(paths), rows, token)
         match self._head.attempt(seen, new):
-            case Won() | Replaced():
+            case Won(after):
+                self._seen = after
+                self._base = Loaded(after, state) if state else self._base
+                return Published(new.version, new.links[0].id)
+            case Replaced(now=after):
+                self._seen = after
                 return Published(new.version, new.links[0].id)
             case _:
                 return None
+
+    def _demand_lock(self, token: int) -> None:
+        holder = self._lock.read()
+        if holder is None or holder.value.token != token:
+            raise Unavailable("another process holds the lock, or none", hint="send the same request again")
+
+    def _published_long_ago(
+        self, head: Head | None, batches: Sequence[Batch], paths: Sequence[str]
+    ) -> Published | None:
+        """What the chain knows of batches that may have been published so long ago that the head forgot them.
+
+        Raises: OutcomeUnknown if that is no longer kept.   Cost: 0; for an old `base_version` some GETs.
+        """
+        base = batches[0].base_version
+        if (
+            head is None
+            or base is None
+            or base >= head.version
+            or base + 1 >= min(each.version for each in head.applied)
+        ):
+            return None
+        try:
+            commit = find(self._storage, head, lambda each: each.version <= base + 1)
+        except Missing as error:
+            raise OutcomeUnknown(f"whether it was published is no longer kept: {error}") from None
+        return Published(commit.version, commit.id) if set(commit.paths) == set(paths) else None
 
     def _batches(self, paths: Sequence[str]) -> list[Batch]:
         batches: list[Batch] = []
@@ -125,34 +190,46 @@ class Compactor:
             batches.append(batch)
         return batches
 
-    def _build(self, seen: Seen[Head] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int) -> Head:
-        """Write a commit record, and a snapshot if it is time, under new names above all that the head knows."""
+    def _build(
+        self, seen: Seen[Head] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int
+    ) -> tuple[Head, State | None]:
+        """The next head; if it is time for a snapshot, its state. New objects have new names above all that it knows.
+
+        Counterexamples 9 and 10: no two attempts share a name, and one whose swap is lost to GC starts from the floor.
+        """
         head = seen.value if seen else None
+        storage = self._storage
         version = head.version + 1 if head else 1
-        runtime = self._storage.runtime
-        id_ = above(runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")
-        at = max(runtime.wall().isoformat(timespec="microseconds"), head.at if head else "")
-        snapshot: SnapshotRef | None = None
-        if seen is not None and self._is_time(seen.value, rows):
-            state = load(self._storage, seen, None).state
-            state.apply(rows)
-            state.forget(at)
-            snapshot = self._storage.add_snapshot(id_, state, version)
-            id_ = above(runtime.new_id(), id_)
+        at = max(storage.store.now().isoformat(timespec="microseconds"), head.at if head else "")
+        id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")
         commit = Commit(
-            domain=self._storage.keys.domain,
+            domain=storage.keys.domain,
+            id=id_,
             version=version,
             token=token,
             at=at,
             paths=paths,
             rows=rows,
             links=links_after(head),
-            snapshot=snapshot or (head.snapshot if head else None),
+            snapshot=head.snapshot if head else None,
         )
-        link = self._storage.add_commit(id_, commit)
-        return next_head(head, Publish(paths, rows, token, at, link, id_, snapshot))
+        if seen is None or not self._is_time(seen.value, rows):
+            return next_head(head, Publish(paths, rows, token, at, storage.link(commit), id_, None)), None
+        state = load(storage, seen, self._base).state.copy()
+        state.apply(rows, at)
+        state.forget(at)
+        snapshot_id = above(storage.runtime.new_id(), id_)
+        snapshot = storage.add_snapshot(snapshot_id, state, version)
+        commit = msgspec.structs.replace(commit, snapshot=snapshot)
+        link = storage.link(commit)
+        storage.add_commit(link, commit)
+        return next_head(head, Publish(paths, rows, token, at, link, snapshot_id, snapshot)), state
 
     def _is_time(self, head: Head, rows: tuple[Row, ...]) -> bool:
         if len(head.tail) >= SNAPSHOT_EVERY:
             return True
         return len(records.encode(head.tail)) + len(records.encode(rows)) > TAIL_BYTES_MAX
+
+
+def _refuse(refused: Refused) -> NoReturn:
+    raise Refusal(refused)

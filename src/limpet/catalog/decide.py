@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from limpet.catalog.records import Applied, Batch, Head, Link, Row, SnapshotRef, Tail
+from limpet.catalog.records import Applied, Batch, Commit, Head, Link, Row, SnapshotRef, Tail
 
 __all__ = [
     "APPLIED_MAX",
@@ -20,6 +20,7 @@ __all__ = [
     "Publish",
     "Refused",
     "applied_in",
+    "commit_of",
     "judge",
     "links_after",
     "next_head",
@@ -129,7 +130,7 @@ def next_head(head: Head | None, publish: Publish) -> Head:
     """The head after a publication."""
     version = publish.commit.version
     applied = [*(head.applied if head else ()), *(Applied(path, version, publish.commit.id) for path in publish.paths)]
-    tail = (*(head.tail if head else ()), Tail(version, publish.rows)) if publish.snapshot is None else ()
+    tail = (*(head.tail if head else ()), Tail(version, publish.at, publish.rows)) if publish.snapshot is None else ()
     return Head(
         version=version,
         token=publish.token,
@@ -140,4 +141,21 @@ def next_head(head: Head | None, publish: Publish) -> Head:
         applied=tuple(applied[-APPLIED_MAX:]),
         last_id=publish.last_id,
         gc_floor=head.gc_floor if head else "",
+    )
+
+
+def commit_of(head: Head, domain: str) -> Commit | None:
+    """The record of the head's own commit; None if it came with a snapshot, for then it is written already."""
+    if not head.tail:
+        return None
+    return Commit(
+        domain=domain,
+        id=head.links[0].id,
+        version=head.version,
+        token=head.token,
+        at=head.at,
+        paths=tuple(applied.path for applied in head.applied if applied.version == head.version),
+        rows=head.tail[-1].rows,
+        links=head.links[1:],
+        snapshot=head.snapshot,
     )

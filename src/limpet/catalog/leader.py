@@ -7,6 +7,7 @@ head decides what was published; an answer that cannot be decided on the head is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from limpet.catalog.view import View
 from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import Heartbeat, Lease, Lock
 from limpet.runtime import Flag
+from limpet.store.api import Put
 
 __all__ = ["Decide", "Grant", "Leader", "NotLeader"]
 
@@ -27,6 +29,8 @@ GROUP_MAX = 256
 PATIENCE_S = 30.0
 LOOK_EVERY_S = 2.0
 BACKOFF_S = 0.2
+GATHER_SHARE = 0.1
+"""For so much of the time that the last group took, the next one waits for as many requests as that had."""
 
 Publisher = Callable[[Sequence[str], int], Published]
 """`Compactor.publish`, or the same over HTTP."""
@@ -39,6 +43,8 @@ class Grant:
     what: str
     changes: tuple[Change, ...]
     result: Any = None
+    writes: tuple[Put, ...] = ()
+    """Objects that the changes name: durable before anything is published, under names that nobody else uses."""
 
 
 Decide = Callable[[State], Grant]
@@ -84,6 +90,7 @@ class _Group:
     """Requests that were validated together: the rows of those that are granted, and what each will be told."""
 
     rows: list[Row] = field(default_factory=list)
+    writes: list[Put] = field(default_factory=list)
     told: list[tuple[_Pending, Any, LimpetError | None]] = field(default_factory=list)
 
 
@@ -99,6 +106,9 @@ class Leader:
         self._mutex = self._runtime.mutex()
         self._waiting: list[_Pending] = []
         self._wake = self._runtime.flag()
+        self._enough = self._runtime.flag()
+        self._expected = 0
+        self._took_s = 0.0
         self._stopped = self._runtime.flag()
         self._term: _Term | None = None
         self.leader = ""
@@ -109,6 +119,12 @@ class Leader:
         """Whether this process believes that it leads."""
         term = self._term
         return term is not None and not term.lease.lost
+
+    @property
+    def known(self) -> State | None:
+        """The newest state that this process knows to be published; None unless it leads. Not to be changed."""
+        term = self._term
+        return term.state if term is not None else None
 
     def commit(self, id_: str, decide: Decide) -> Any:
         """Have a request granted and published; what its client is told.
@@ -122,6 +138,8 @@ class Leader:
                 raise NotLeader("this process is ending")
             self._waiting.append(pending)
             self._wake.set()
+            if len(self._waiting) >= self._expected:
+                self._enough.set()
         while not pending.answered.wait(LOOK_EVERY_S):
             pass
         if pending.error is not None:
@@ -131,7 +149,8 @@ class Leader:
     def run(self) -> None:
         """Serve until `stop`: in a thread of its own."""
         while not self._stopped.is_set():
-            self._wake.wait(LOOK_EVERY_S)
+            if self._wake.wait(LOOK_EVERY_S) and self._expected > 1:
+                self._enough.wait(GATHER_SHARE * self._took_s)
             self.turn()
         self._resign()
         for pending in self._take():
@@ -159,6 +178,7 @@ class Leader:
             taken, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
             if not self._waiting and not self._stopped.is_set():
                 self._wake = self._runtime.flag()
+            self._expected, self._enough = len(taken), self._runtime.flag()
             return taken
 
     def _lead(self) -> _Term:
@@ -174,7 +194,7 @@ class Leader:
         try:
             self._term = self._begin(lease, heartbeat)
         except BaseException:
-            heartbeat.stop()
+            _release(lease, heartbeat)
             raise
         self.leader = self._runtime.label
         return self._term
@@ -186,7 +206,7 @@ class Leader:
         if before is not None and before.head.token >= lease.token:
             # the lock was lost and began anew: its token must exceed every one that has led
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
-        self._send(lease, self._add(lease, None, (), last_id))
+        self._send(lease, self._add(lease, None, _Group(), last_id))
         loaded = self._view.now()
         if loaded is None or loaded.head.token != lease.token:
             raise NotLeader("another process has led since")
@@ -194,13 +214,8 @@ class Leader:
 
     def _resign(self) -> None:
         term, self._term = self._term, None
-        if term is None:
-            return
-        term.heartbeat.stop()
-        try:
-            term.lease.release()
-        except LimpetError:
-            return  # it runs out by itself
+        if term is not None:
+            _release(term.lease, term.heartbeat)
 
     def _serve(self, term: _Term, waiting: Sequence[_Pending]) -> None:
         while True:
@@ -209,7 +224,8 @@ class Leader:
                 if self._is_current(term):
                     break
                 continue
-            path = self._add(term.lease, term.version, tuple(group.rows), term.last_id)
+            since_s = self._runtime.elapsed_s()
+            path = self._add(term.lease, term.version, group, term.last_id)
             try:
                 published = self._send(term.lease, path)
             except Refusal as refusal:
@@ -219,6 +235,7 @@ class Leader:
                 self._resign()  # the next term begins with what was really published
                 raise
             term.version, term.state, term.last_id = published.version, state, max(term.last_id, published.commit)
+            self._took_s = self._runtime.elapsed_s() - since_s
             break
         for pending, result, error in group.told:
             if error is not None:
@@ -229,7 +246,8 @@ class Leader:
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, State]:
         """Decide in order, each on what those before it leave behind."""
         group, state = _Group(), term.state.copy()
-        at = self._runtime.wall().isoformat(timespec="microseconds")
+        at = self._storage.store.now().isoformat(timespec="microseconds")
+        state.tidy(at)
         for pending in waiting:
             told = state.told(pending.id)
             if told is not None:
@@ -240,9 +258,10 @@ class Leader:
             except LimpetError as error:
                 group.told.append((pending, None, error))
                 continue
-            row = Row(pending.id, grant.what, at, grant.changes, grant.result)
-            state.apply([row])
+            row = Row(pending.id, grant.what, grant.changes, grant.result)
+            state.apply([row], at)
             group.rows.append(row)
+            group.writes += grant.writes
             group.told.append((pending, grant.result, None))
         return group, state
 
@@ -270,9 +289,14 @@ class Leader:
         except NotLeader:
             raise OutcomeUnknown(f"another process leads now, and may grant it: {refusal}") from None
 
-    def _add(self, lease: Lease, base_version: int | None, rows: tuple[Row, ...], last_id: str) -> str:
-        batch = Batch(domain=self._storage.keys.domain, token=lease.token, base_version=base_version, rows=rows)
-        return str(self._storage.add_batch(above(self._runtime.new_id(), last_id), batch))
+    def _add(self, lease: Lease, base_version: int | None, group: _Group, last_id: str) -> str:
+        """Write the batch of a group, and what it names.   Raises: Unavailable: nobody was told of it, it is dead."""
+        domain, rows = self._storage.keys.domain, tuple(group.rows)
+        batch = Batch(domain=domain, token=lease.token, base_version=base_version, rows=rows)
+        try:
+            return str(self._storage.add_batch(above(self._runtime.new_id(), last_id), batch, group.writes))
+        except OutcomeUnknown as error:
+            raise Unavailable(f"nothing was published: {error}") from error
 
     def _send(self, lease: Lease, path: str) -> Published:
         """Have a batch published: the same request until the head has decided, or patience ends.
@@ -291,3 +315,9 @@ class Leader:
                 if self._runtime.elapsed_s() - since_s > PATIENCE_S or self._stopped.is_set():
                     raise OutcomeUnknown(f"whether it was published cannot be told: {error}") from error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)
+
+
+def _release(lease: Lease, heartbeat: Heartbeat) -> None:
+    heartbeat.stop()
+    with suppress(LimpetError):  # it runs out by itself
+        lease.release()

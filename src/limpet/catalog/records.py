@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Applied", "Batch", "Change", "Commit", "Head", "Link", "Row", "SnapshotRef", "Tail"]
+__all__ = ["Applied", "Batch", "Change", "Commit", "Head", "Link", "Row", "SnapshotRef", "Tail", "Told"]
 
 SCHEMA = 1
 
@@ -26,7 +26,6 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     what: str
-    at: str
     changes: tuple[Change, ...] = ()
     result: Any = None
 
@@ -39,6 +38,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     base_version: int | None
     rows: tuple[Row, ...] = ()
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """What the client of a request was told, and when that was published."""
+
+    what: str
+    at: str
+    result: Any = None
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +71,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     domain: str
+    id: str
     version: int
     token: int
     at: str
@@ -74,9 +82,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one commit that the snapshot does not hold yet."""
+    """The rows of one commit that the snapshot does not hold yet, and when it was published."""
 
     version: int
+    at: str
     rows: tuple[Row, ...]
 
 
@@ -89,7 +98,11 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it."""
+    """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it.
+
+    `links[0]` is the commit of this very version. Unless that came with a snapshot, its record is not written yet: the
+    head holds all of it, and whoever publishes the next version writes it first.
+    """
 
     version: int
     token: int

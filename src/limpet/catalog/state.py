@@ -2,63 +2,95 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from limpet.catalog.records import Row
+from limpet.catalog.records import Row, Told
 
-__all__ = ["ID_LIFETIME", "State"]
+__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live"]
 
-ID_LIFETIME = timedelta(hours=24)
-"""For how long a request's id is remembered; announced to clients."""
+ID_LIFETIME = timedelta(minutes=30)
+"""For how long a client's id is remembered; announced to clients."""
+MINTED = "~"
+"""How ids begin that Limpet made for requests without one. No client can send such an id again."""
+MINTED_LIFETIME = timedelta(minutes=5)
+"""Longer than any request waits for its answer."""
+
+TIDY_ABOVE = 1000
 
 
 class State:
-    """Entries by key. A value of its own: `with_rows` makes a new one and leaves the old as it is.
+    """Entries by key, in order, and answers by the id of their request."""
 
-    Entries are kept in two layers, so that a commit costs what it changes and not what there is.
-    """
-
-    def __init__(self, entries: Mapping[str, Any] | None = None, results: Mapping[str, Row] | None = None) -> None:
+    def __init__(self, entries: Mapping[str, Any] | None = None, answers: Mapping[str, Told] | None = None) -> None:
         self._entries: dict[str, Any] = dict(entries or {})
-        self._results: dict[str, Row] = dict(results or {})
+        self._order: list[str] = sorted(self._entries)
+        self._answers: dict[str, Told] = dict(answers or {})
+        self._kept = len(self._answers)
 
     def get(self, key: str) -> Any:
         """The value of an entry; None if there is none."""
         return self._entries.get(key)
 
-    def under(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """The entries whose keys begin with `prefix`, in order."""
-        return iter(sorted((key, value) for key, value in self._entries.items() if key.startswith(prefix)))
+    def under(self, prefix: str, after: str = "") -> Iterator[tuple[str, Any]]:
+        """The entries whose keys begin with `prefix` and come after `after`, in order.   Cost: what is taken of it."""
+        at = bisect_left(self._order, max(prefix, after))
+        while at < len(self._order) and (key := self._order[at]).startswith(prefix):
+            if key != after:
+                yield key, self._entries[key]
+            at += 1
 
-    def told(self, id_: str) -> Row | None:
-        """The row of a request with that id, if it was granted."""
-        return self._results.get(id_)
+    def told(self, id_: str) -> Told | None:
+        """What the client of a granted request was told."""
+        return self._answers.get(id_)
 
-    def apply(self, rows: Iterable[Row]) -> None:
-        """Make the changes of rows that were published."""
+    def apply(self, rows: Iterable[Row], at: str) -> None:
+        """Make the changes of rows that were published at that time."""
         for row in rows:
             for change in row.changes:
-                if change.value is None:
-                    self._entries.pop(change.key, None)
-                else:
-                    self._entries[change.key] = change.value
-            self._results[row.id] = Row(row.id, row.what, row.at, (), row.result)
+                self._set(change.key, change.value)
+            self._answers[row.id] = Told(row.what, at, row.result)
+
+    def _set(self, key: str, value: Any) -> None:
+        if value is None:
+            if self._entries.pop(key, None) is not None:
+                del self._order[bisect_left(self._order, key)]
+            return
+        if key not in self._entries:
+            insort(self._order, key)
+        self._entries[key] = value
 
     def copy(self) -> State:
         """Another one that is the same."""
-        return State(self._entries, self._results)
+        other = State.__new__(State)
+        other._entries = self._entries.copy()
+        other._order = self._order.copy()
+        other._answers = self._answers.copy()
+        other._kept = self._kept
+        return other
 
     def forget(self, at: str) -> None:
-        """Drop ids that are older than their lifetime, as of the time `at` of the newest commit."""
-        limit = (datetime.fromisoformat(at) - ID_LIFETIME).isoformat()
-        self._results = {id_: row for id_, row in self._results.items() if row.at >= limit}
+        """Drop answers that are older than their ids live, as of the time `at` of the newest commit."""
+        self._answers = {id_: told for id_, told in self._answers.items() if is_live(id_, told.at, at)}
+        self._kept = len(self._answers)
+
+    def tidy(self, at: str) -> None:
+        """`forget`, once there are so many more answers than after the last time that it pays."""
+        if len(self._answers) > 2 * self._kept + TIDY_ABOVE:
+            self.forget(at)
 
     def entries(self) -> Mapping[str, Any]:
         """Every entry."""
         return self._entries
 
-    def results(self) -> Mapping[str, Row]:
-        """Every remembered request."""
-        return self._results
+    def answers(self) -> Mapping[str, Told]:
+        """Every answer that is remembered, by id."""
+        return self._answers
+
+
+def is_live(id_: str, told_at: str, at: str) -> bool:
+    """Whether an id is still remembered at a time. Times are the store's, and those of commits never go back."""
+    lifetime = MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME
+    return datetime.fromisoformat(at) - datetime.fromisoformat(told_at) <= lifetime

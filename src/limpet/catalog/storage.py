@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -11,10 +13,10 @@ from limpet import records
 from limpet.catalog.records import Batch, Commit, Head, Link, SnapshotRef
 from limpet.catalog.state import State
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt
+from limpet.errors import Conflict, Corrupt, LimpetError, OutcomeUnknown
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import Runtime, ulid
-from limpet.store.api import Absent, Store
+from limpet.store.api import Absent, Put, Store
 from limpet.store.outcome import put_bytes
 
 __all__ = ["SnapshotCodec", "Storage", "above"]
@@ -22,6 +24,7 @@ __all__ = ["SnapshotCodec", "Storage", "above"]
 S = TypeVar("S", bound=msgspec.Struct)
 
 OBJECT_BYTES_MAX = 64 << 20
+OWN_MAX = 4
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -54,33 +57,53 @@ class Storage:
         self.keys = keys
         self.runtime = runtime
         self._codec = codec
+        self._own: OrderedDict[str, Batch] = OrderedDict()
 
     def head(self) -> Cell[Head]:
         """The cell of the head."""
         return Cell(self.store, self.keys.head, struct_codec(Head), self.runtime)
 
     def batch(self, path: str) -> Batch:
-        """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET."""
-        return self._decoded(self.store.get(Key(path)).data, Batch, path)
+        """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET; 0 if this process wrote it just now."""
+        own = self._own.get(path)
+        return own or self._decoded(self.store.get(Key(path)).data, Batch, path)
 
-    def add_batch(self, id_: str, batch: Batch) -> Key:
-        """Write a batch under a name of its own.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
+    def add_batch(self, id_: str, batch: Batch, writes: Sequence[Put] = ()) -> Key:
+        """Write a batch under a name of its own, and beside it the objects that its rows will name, all at once.
+
+        Raises: OutcomeUnknown; Unavailable; nobody else knows the names.   Cost: 1 PUT, and 1 for each of `writes`.
+        """
         key = self.keys.batch(id_)
-        put_bytes(self.store, self.runtime, key, records.encode(batch), Absent())
+        puts = [Put(key, records.encode(batch), Absent()), *writes]
+        for put, outcome in zip(puts, self.store.put_many(puts).values(), strict=True):
+            if isinstance(outcome, Conflict | OutcomeUnknown):
+                put_bytes(self.store, self.runtime, put.key, put.data, Absent())
+            elif isinstance(outcome, LimpetError):
+                raise outcome
+        self._own[key] = batch
+        while len(self._own) > OWN_MAX:
+            self._own.popitem(last=False)
         return key
 
-    def add_commit(self, id_: str, commit: Commit) -> Link:
-        """Write a commit record under a name of its own.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
-        data = records.encode(commit)
-        put_bytes(self.store, self.runtime, self.keys.commit(id_), data, Absent())
-        return Link(commit.version, id_, _digest(data))
+    def add_commit(self, link: Link, commit: Commit) -> None:
+        """Write the commit record that `link` points to; everybody writes the same bytes there.
+
+        Raises: Corrupt if they are others; OutcomeUnknown.   Cost: 1 PUT.
+        """
+        if self.link(commit) != link:
+            raise Corrupt(f"{self.keys.head} does not hold the commit that it names")
+        put_bytes(self.store, self.runtime, self.keys.commit(link.id), records.encode(commit), Absent())
+
+    def link(self, commit: Commit) -> Link:
+        """What points to a commit record."""
+        return Link(commit.version, commit.id, _digest(records.encode(commit)))
 
     def commit(self, link: Link) -> Commit:
-        """A commit record that the head or another one points to.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+        """A commit record that another one points to.   Raises: Missing; Corrupt.   Cost: 1 GET."""
         key = self.keys.commit(link.id)
         data = self._checked(key, link.sha256)
         commit = self._decoded(data, Commit, key)
-        if commit.version != link.version:
+        if (commit.version, commit.id) != (link.version, link.id):
             raise Corrupt(f"{key} is of version {commit.version}, not {link.version}")
         return commit
 

@@ -88,7 +88,7 @@ def load(storage: Storage, seen: Seen[Head], before: Loaded | None) -> Loaded:
         if tail.version > version:
             if tail.version != version + 1:
                 raise Corrupt(f"{storage.keys.head} has a hole in its tail at version {version + 1}")
-            state.apply(tail.rows)
+            state.apply(tail.rows, tail.at)
             version = tail.version
     if version != head.version:
         raise Corrupt(f"{storage.keys.head} is of version {head.version}, and its tail ends at {version}")
