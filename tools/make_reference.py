@@ -19,8 +19,9 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from limpet.cli import app
+from limpet.store import roles
 
-__all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "main"]
+__all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "main", "roles_page"]
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MADE = "*Made from the code by `tools/make_reference.py`; a test keeps it up to date.*"
@@ -177,7 +178,12 @@ def _examples(epilog: str) -> str:
     return "\n".join(lines).strip()
 
 
-PAGES = {"cli.md": cli_page}
+def roles_page() -> str:
+    """Who may touch what."""
+    return "\n\n".join(["# Roles", MADE, _text(roles.__doc__), roles.as_markdown()])
+
+
+PAGES = {"cli.md": cli_page, "roles.md": roles_page}
 """What makes each page."""
 
 

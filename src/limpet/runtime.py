@@ -23,6 +23,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 FAN_OUT_MAX = 32
+POOL_MAX = 128
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
@@ -168,7 +169,7 @@ class SystemRuntime:
         todo = list(items)
         if len(todo) < 2 or at_once < 2 or getattr(self._in_pool, "yes", False):
             return [call(item) for item in todo]
-        slots = threading.BoundedSemaphore(min(at_once, FAN_OUT_MAX))
+        slots = threading.BoundedSemaphore(min(at_once, POOL_MAX))
 
         def one(item: A) -> B:
             with slots:
@@ -180,7 +181,7 @@ class SystemRuntime:
     def _executor(self) -> ThreadPoolExecutor:
         with self._mutex:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(FAN_OUT_MAX, thread_name_prefix="limpet-io")
+                self._pool = ThreadPoolExecutor(POOL_MAX, thread_name_prefix="limpet-io")
             return self._pool
 
 

@@ -14,9 +14,19 @@ from cli.harness import Here, limpet_command
 
 COMMANDS: list[tuple[str, ...]] = [
     (),
+    ("catalog",),
+    ("catalog", "gc"),
+    ("catalog", "log"),
+    ("catalog", "quarantine"),
+    ("catalog", "quarantine", "ls"),
+    ("catalog", "quarantine", "retry"),
+    ("catalog", "show"),
+    ("catalog", "undrop"),
+    ("catalog", "verify"),
     ("check",),
     ("demo",),
     ("doctor",),
+    ("iam",),
     ("index",),
     ("index", "adopt"),
     ("index", "compile"),
@@ -51,12 +61,15 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queue", "show"),
     ("queue", "stats"),
     ("queue", "sweep"),
+    ("serve",),
+    ("serve", "api"),
+    ("serve", "compactor"),
     ("status",),
     ("supervise",),
     ("upgrade",),
     ("work",),
 ]
-GROUPS = [("index",), ("lock",), ("queue",)]
+GROUPS = [("catalog",), ("catalog", "quarantine"), ("index",), ("lock",), ("queue",)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")

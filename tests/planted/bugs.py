@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted.bug import Bug, Change
+from planted.catalog_bugs import CATALOG_BUGS
 from planted.index_bugs import INDEX_BUGS
 from planted.queue_bugs import QUEUE_BUGS
 from planted.sync_bugs import SYNC_BUGS
@@ -241,5 +242,5 @@ _ALL = [
     ),
 ]
 
-BUGS = {bug.name: bug for bug in [*_ALL, *QUEUE_BUGS, *SYNC_BUGS, *INDEX_BUGS]}
+BUGS = {bug.name: bug for bug in [*_ALL, *QUEUE_BUGS, *SYNC_BUGS, *INDEX_BUGS, *CATALOG_BUGS]}
 """By name."""

@@ -87,8 +87,8 @@ INDEX_BUGS = [
         0,
         (
             "compiler",
-            "        merged = merge(base, newest(lines, shape), shape, what=what)\n",
-            "        merged = merge(base, newest(lines, shape), shape, what=what)\n"
+            "        merged = merge(base, incoming, shape, what=what)\n",
+            "        merged = merge(base, incoming, shape, what=what)\n"
             "        live = [line for line in merged.data.splitlines() if not self._schema.is_gone(line)]\n"
             "        merged = merge(live, {}, shape, what=what)\n",
         ),
@@ -99,8 +99,8 @@ INDEX_BUGS = [
         0,
         (
             "writer",
-            "            lines[key] = line\n",
-            "            lines.setdefault(key, line)\n",
+            "            shards[shard_of(place, depth)][place] = line\n",
+            "            shards[shard_of(place, depth)].setdefault(place, line)\n",
         ),
     ),
     _bug(
@@ -150,8 +150,8 @@ INDEX_BUGS = [
         0,
         (
             "compiler",
-            "        merged = merge(base, newest(lines, shape), shape, what=what)\n",
-            "        merged = merge(base, newest(lines, shape), shape, what=what)\n"
+            "        merged = merge(base, incoming, shape, what=what)\n",
+            "        merged = merge(base, incoming, shape, what=what)\n"
             "        self._storage.remove(read)\n",
         ),
     ),
@@ -201,7 +201,7 @@ INDEX_BUGS = [
         "the oldest single is read",
         "index, the newest single",
         0,
-        ("reader", "        newest_stamp = max((", "        newest_stamp = min(("),
+        ("reader", "        newest_stamp = max(", "        newest_stamp = min("),
     ),
     _bug(
         "one of two singles with the same time is read",
@@ -269,7 +269,7 @@ INDEX_BUGS = [
         "index 17, found by the simulation",
         10,
         (
-            "writer",
+            "bulk",
             "if at else self._stamps.after(self._scope, key, times.common)\n",
             "if at else times.common\n",
         ),

@@ -18,7 +18,7 @@ READER = {"access_key_id": "reader", "secret_access_key": "reader-secret"}
 
 
 class SeaweedFS(Server):
-    """`weed server` with one bucket, an admin identity and a read-only one."""
+    """`weed server` with one bucket, an admin identity and a read-only one. The S3 port also takes calls of IAM."""
 
     def launch(self) -> Bucket:
         """See `Server.launch`."""
@@ -60,6 +60,7 @@ class SeaweedFS(Server):
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 f"-s3.config={config}",
+                "-s3.iam.readOnly=false",
             ],
         )
         endpoint = f"http://127.0.0.1:{s3}"

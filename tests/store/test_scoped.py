@@ -220,6 +220,8 @@ RIGHTS: list[tuple[Role, Verb, str, bool]] = [
     ("compactor", "get", "locks/catalog.lock", True),
     ("compactor", "put", "locks/catalog.lock", False),
     ("compactor", "list", "ledger/catalog", False),
+    ("tables", "put", "warehouse/ns/t/data/1.parquet", True),
+    ("tables", "get", "manifests/catalog.json", False),
     ("supervisor", "put", "sync/pi-a/1.jsonl", True),
     ("supervisor", "put", "queues/q/pending/e/lease.json", True),
     ("supervisor", "put", "indexes/i/inbox/5e/k/1.usv", False),
@@ -263,7 +265,7 @@ def test_nobody_deletes_what_must_keep_rising(key: str) -> None:
 def test_every_role_knows_the_fleet_and_none_rewrites_it() -> None:
     assert who_may("get", FLEET) == set(ROLES)
     assert who_may("put", FLEET) == set()
-    assert who_may("delete", probe_key("r", "x")) == set(ROLES) - {"reader"}
+    assert who_may("delete", probe_key("r", "x")) == set(ROLES) - {"reader", "tables"}
 
 
 def test_patterns_are_plain_prefixes() -> None:
@@ -277,7 +279,7 @@ def test_patterns_are_plain_prefixes() -> None:
 
 def test_the_docs_show_the_table() -> None:
     header, _, *rows = as_markdown().splitlines()
-    assert header == "| prefix | api | compactor | compiler | reader | supervisor | worker |"
-    assert "| everything |  |  |  | get list |  |  |" in rows
-    assert "| `locks/` | get put list | get |  |  |  |  |" in rows
+    assert header == "| prefix | api | compactor | compiler | reader | supervisor | tables | worker |"
+    assert "| everything |  |  |  | get list |  |  |  |" in rows
+    assert "| `locks/` | get put list | get |  |  |  |  |  |" in rows
     assert len(rows) == len({pattern for grants in TABLE.values() for pattern in grants})

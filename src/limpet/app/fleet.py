@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from limpet import keys
+from limpet.app.events import events_of, is_wanted
 from limpet.app.formats import FleetRecord, check, enabled, fresh, may_write, upgraded
 from limpet.app.indexes import open_index
 from limpet.app.queues import NoStore, journal_of, open_queue, policy_of
@@ -15,6 +17,7 @@ from limpet.app.tasks import PolicyFields, TaskFunction, Tasks
 from limpet.app.urls import Durability, absolute, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Seen, struct_codec
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet.events import EventSink
 from limpet.index import Index
 from limpet.index.stamps import stamps_of
 from limpet.lease import LeaseRecord, Lock, Sightings
@@ -22,6 +25,9 @@ from limpet.queue import Queue
 from limpet.runtime import Runtime, system
 from limpet.store import MeteredStore, ScopedStore, Store
 from limpet.store.probe import Findings, quick, use_etag_style
+
+if TYPE_CHECKING:
+    from limpet.catalog.catalog import Catalog
 
 __all__ = ["Fleet", "open"]
 
@@ -37,18 +43,23 @@ def open(
     *,
     read_only: bool = False,
     durability: Durability = "fsync",
+    events: bool | None = None,
     runtime: Runtime | None = None,
 ) -> Fleet:
     """The fleet at `url`: `./dir`, `file://`, `memory://`, `s3://`, `gs://`, `az://`; without one, at LIMPET_URL.
 
     A place that holds no fleet yet is probed for what Limpet needs of a store, and `limpet.json` is written there;
     with `read_only` it is an error instead, and nothing is ever written. `sqs://REGION/PREFIX` has queues only.
+    `events`: workers and compilers note what they did in the ledger; without it, LIMPET_EVENTS=1 decides.
     Raises: Unsupported for a fleet of a newer format, or a store that ignores conditions; Missing; Denied; Invalid.
     Cost: 1 GET; on a new place once 5 PUTs, 1 GET and 1 DELETE more.
     """
     runtime = runtime or system()
     where = url_or_default(url)
+    wants_events = is_wanted(events) and not read_only
     if where.startswith("sqs://"):
+        if wants_events:
+            raise Unsupported("SQS cannot keep events", hint="open a bucket or a directory, or switch events off")
         nothing = Findings(conditional=False, etag_style="quoted", at="", by="")
         return Fleet(MeteredStore(NoStore(runtime), runtime=runtime), where, fresh(nothing), runtime)
     store = MeteredStore(store_for(where, runtime, durability=durability), _budget(), runtime=runtime)
@@ -63,7 +74,8 @@ def open(
             hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
         )
     use_etag_style(store, found.probe.etag_style)
-    return Fleet(store, where, found, runtime, read_only=read_only)
+    sink = events_of(store, where, runtime) if wants_events else None
+    return Fleet(store, where, found, runtime, read_only=read_only, events=sink)
 
 
 def _record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
@@ -89,9 +101,18 @@ class Fleet:
     """What lives under one URL. Cheap to make, safe to share between threads; a forked child should open its own."""
 
     def __init__(
-        self, meter: MeteredStore, url: str, record: FleetRecord, runtime: Runtime, *, read_only: bool = False
+        self,
+        meter: MeteredStore,
+        url: str,
+        record: FleetRecord,
+        runtime: Runtime,
+        *,
+        read_only: bool = False,
+        events: EventSink | None = None,
     ) -> None:
         self.url = url
+        self.events = events
+        """Where workers and compilers note what they did, if that is switched on."""
         self.record = record
         self.meter = meter
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
@@ -99,7 +120,7 @@ class Fleet:
         self._sightings = Sightings(runtime)
         self._stamps = stamps_of(self.store, runtime, absolute(url))
         self._journal = journal_of(record, self.store, runtime)
-        self.tasks = Tasks(self.queue)
+        self.tasks = Tasks(self.queue, events)
         """The task functions that were defined with `task`."""
 
     def __repr__(self) -> str:
@@ -180,6 +201,7 @@ class Fleet:
             kind=kind,
             key=key,
             depth=depth,
+            events=self.events,
         )
 
     def task(
@@ -191,6 +213,24 @@ class Fleet:
         Raises: Invalid for a function that no worker could run.   Cost: nothing yet.
         """
         return self.tasks.define(name, cron=cron, **policy)
+
+    def catalog(self) -> Catalog:
+        """The table catalog, to look at: namespaces, tables, views, and what they were.   Cost: nothing yet.
+
+        Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
+        """
+        from limpet.app.catalogs import open_catalog, storage_of
+
+        return open_catalog(storage_of(self.store, self._runtime), self.url)
+
+    def lead_catalog(self, *, wait_s: float = 20.0) -> AbstractContextManager[Catalog]:
+        """`with fleet.lead_catalog() as catalog:` the table catalog, to change, without a service.
+
+        Where `limpet serve` leads it, ask that instead.   Raises: NotLeader, if it still leads after `wait_s`.
+        """
+        from limpet.app.catalogs import lead
+
+        return lead(self.store, self.url, self._runtime, wait_s=wait_s)
 
     def enable(self, *features: str) -> bool:
         """Switch optional features on, for good: processes that open the fleet from now on heed them.

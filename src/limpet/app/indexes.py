@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from limpet.app.urls import absolute
 from limpet.errors import LimpetError
+from limpet.events import EventSink
 from limpet.index import CompileReport, Index
 from limpet.index.stamps import Stamps
 from limpet.index.typed import typed
@@ -70,6 +71,7 @@ def open_index(
     kind: Any,
     key: str | None,
     depth: int | None,
+    events: EventSink | None,
 ) -> Index[Any]:
     """The index `name`, of records of `kind`.   Raises: Invalid.   Cost: nothing yet."""
     return Index(
@@ -81,4 +83,5 @@ def open_index(
         sightings,
         depth=depth,
         job=None if url.startswith("memory:") else CompileJob(opener, absolute(url), name),
+        events=events,
     )

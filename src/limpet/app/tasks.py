@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 import msgspec
 
 from limpet.errors import Invalid
+from limpet.events import EventSink
 from limpet.queue.api import Pushed, Queue, need
 from limpet.queue.verdicts import Fail
 from limpet.queue.work import Cron, Job
@@ -191,13 +192,20 @@ class TaskFunction(Generic[P, R]):
     __name__: str
 
     def __init__(
-        self, function: Callable[P, R], queue: Queue, *, cron: str | None = None, tasks: Tasks | None = None
+        self,
+        function: Callable[P, R],
+        queue: Queue,
+        *,
+        cron: str | None = None,
+        tasks: Tasks | None = None,
+        events: EventSink | None = None,
     ) -> None:
         self.function = function
         self.queue = queue
         self.arguments = Arguments(function, queue.name)
         self.cron = Cron(cron) if cron is not None else None
         self._tasks = tasks
+        self._events = events
         if self.cron is not None:
             need(queue.name, queue.provider, queue.supports, "ids")
         if self.cron is not None and self.arguments.required:
@@ -219,7 +227,7 @@ class TaskFunction(Generic[P, R]):
     @property
     def job(self) -> Job:
         """What a worker needs to run it."""
-        return Job(self.queue, self.handle, self.cron)
+        return Job(self.queue, self.handle, self.cron, self._events)
 
     def push(self, /, *args: Any, id: str | None = None, delay_s: float = 0.0, **kwargs: Any) -> Pushed:
         """Have it run with these arguments, by any worker, at least once. With an id, at most one task of it exists.
@@ -263,8 +271,9 @@ class TaskFunction(Generic[P, R]):
 class Tasks:
     """The task functions of one fleet, in the order of their definition."""
 
-    def __init__(self, open_queue: OpenQueue) -> None:
+    def __init__(self, open_queue: OpenQueue, events: EventSink | None = None) -> None:
         self._open_queue = open_queue
+        self._events = events
         self._defined: dict[str, TaskFunction[..., Any]] = {}
         self.run_at_once: Callable[[TaskFunction[..., Any]], None] | None = None
         """What follows each push of a task function; `limpet.testing.eager` sets it."""
@@ -299,7 +308,8 @@ class Tasks:
                     f"two functions want to be task {called!r}: {_place(before.function)} and {_place(function)}",
                     hint="give one of them another name",
                 )
-            task = TaskFunction(function, self._open_queue(called, **policy), cron=cron, tasks=self)
+            queue = self._open_queue(called, **policy)
+            task = TaskFunction(function, queue, cron=cron, tasks=self, events=self._events)
             self._defined[called] = task
             return task
 

@@ -99,7 +99,10 @@ def verify(storage: Storage, head: Head) -> Checked:
 
 
 def _read(storage: Storage, head: Head, link: Link) -> Commit | None:
-    """A commit that another one names; None if it is so old that it is no longer kept."""
+    """A commit that another one names; None if it is so old that it is no longer kept.
+
+    Counterexample 11: GC may have raised the floor since `head` was read, so the newest one says what must be there.
+    """
     newest = commit_of(head, storage.keys.domain) if link == head.links[0] else None
     if newest is not None:
         if storage.link(newest) != link:
@@ -108,6 +111,14 @@ def _read(storage: Storage, head: Head, link: Link) -> Commit | None:
     try:
         return storage.commit(link)
     except Missing:
-        if link.id < head.gc_floor:
+        if link.id < _floor(storage, head, link):
             return None
         raise Corrupt(f"the commit of version {link.version} is missing") from None
+
+
+def _floor(storage: Storage, head: Head, link: Link) -> str:
+    """The floor of names that are kept; it may have risen since the head was read (counterexample 11)."""
+    if link.id < head.gc_floor:
+        return head.gc_floor
+    seen = storage.head().read()
+    return seen.value.gc_floor if seen else ""

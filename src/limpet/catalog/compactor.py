@@ -29,8 +29,8 @@ from limpet.catalog.decide import (
     links_after,
     next_head,
 )
-from limpet.catalog.records import Batch, Commit, Head, Row
-from limpet.catalog.state import State
+from limpet.catalog.records import Batch, Commit, Head, Row, SnapshotRef
+from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
 from limpet.catalog.view import Loaded, load
 from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
@@ -41,6 +41,8 @@ __all__ = ["Compactor", "Published", "Refusal"]
 
 TRIES_MAX = 10
 SNAPSHOT_EVERY = 200
+EARLY = 0.5
+"""At such a share of what makes a snapshot due, one is made beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,14 @@ class Refusal(LimpetError):
         self.stale = refused.stale
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A snapshot that no head names yet, and what it holds."""
+
+    ref: SnapshotRef
+    loaded: Loaded
+
+
 class Compactor:
     """Publishes batches of one domain."""
 
@@ -69,29 +79,32 @@ class Compactor:
         self._head = storage.head()
         self._lock = Cell(storage.store, storage.keys.lock, struct_codec(LeaseRecord), storage.runtime)
         self._seen: Seen[Head] | None = None
+        self._settling = storage.runtime.mutex()
         self._settled = ""
         self._base: Loaded | None = None
+        self._ready: _Ready | None = None
 
     def publish(self, paths: Sequence[str], token: int) -> Published:
         """Publish those ledger objects as one commit, if the head allows it.
 
         Raises: Refusal (definite: decided on the head); Invalid for paths that are not batches of this domain;
         Unavailable if another token holds the lock (nothing was attempted, and that decides nothing); OutcomeUnknown.
-        Cost: 1 PUT, 1 GET a path that this process did not write; after a head of somebody else's 1 GET more; with a
-        snapshot 2 PUTs more, and 1 GET of the old one if this process has not made it. `settle` beforehand, else 1 PUT.
+        Cost: 1 PUT, 1 GET a path that this process did not write, 1 GET if another one swapped the head. Without
+        `settle` beforehand 1 PUT more, and when a snapshot is due 2 PUTs, and 1 GET of the last one.
         Crash: published or not; at worst a snapshot that no head names, which GC removes.
         """
         self._check(paths)
-        if self._seen is not None:
+        seen = self._seen
+        if seen is not None:
             try:
-                published = self._attempt(self._seen, paths, token)
+                published = self._attempt(seen, paths, token)
             except (Refusal, Invalid, Unavailable, Corrupt):
                 published = None  # by a head that may be old: only the newest one decides
             if published is not None:
                 return published
         for _ in range(TRIES_MAX):
-            self._seen = self._head.read()
-            published = self._attempt(self._seen, paths, token)
+            seen = self._seen = self._head.read()  # another thread may set the field at once, to an older one
+            published = self._attempt(seen, paths, token)
             if published is not None:
                 return published
         raise Unavailable("the head was swapped by others too often")
@@ -101,14 +114,43 @@ class Compactor:
 
         Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT, or 0.   Crash: whoever publishes next writes it.
         """
-        if self._seen is not None:
-            self._settle(self._seen.value)
+        seen = self._seen
+        if seen is not None:
+            self._settle(seen.value)
+
+    def prepare(self) -> None:
+        """Make a snapshot that will be due soon, so that no publication waits for it. One thread at a time.
+
+        Raises: OutcomeUnknown; Unavailable; Missing if the head is no longer the newest one.
+        Cost: 0; if it is time 1 PUT, and 1 GET of the last one if this process has not made it.
+        Crash: at worst a snapshot that no head names, which GC removes.
+        """
+        seen = self._seen
+        if seen is None or not _is_due(seen.value, (), share=EARLY) or self._ready_for(seen.value) is not None:
+            return
+        head, loaded = seen.value, self._forgetful(seen)
+        id_ = above(self._storage.runtime.new_id(), max(head.last_id, head.gc_floor))
+        self._ready = _Ready(self._storage.add_snapshot(id_, loaded.state, head.version), loaded)
+
+    def _ready_for(self, head: Head) -> _Ready | None:
+        """The snapshot that was made beforehand, if that head can use it. GC may have deleted one below the floor."""
+        ready, known = self._ready, head.snapshot.version if head.snapshot else 0
+        if ready is None or not known < ready.ref.version <= head.version or ready.ref.id < head.gc_floor:
+            return None
+        return ready
+
+    def _forgetful(self, seen: Seen[Head]) -> Loaded:
+        """The state of a head, without answers that are too old.   Raises: Missing; Corrupt."""
+        state = load(self._storage, seen, self._base).state.copy()
+        state.forget(seen.value.at)
+        return Loaded(seen, state)
 
     def _settle(self, head: Head) -> None:
-        commit = commit_of(head, self._storage.keys.domain)
-        if commit is not None and self._settled != head.links[0].id:
-            self._storage.add_commit(head.links[0], commit)
-            self._settled = head.links[0].id
+        with self._settling:  # whoever comes second waits for the same write, and need not make it
+            commit = commit_of(head, self._storage.keys.domain)
+            if commit is not None and self._settled != head.links[0].id:
+                self._storage.add_commit(head.links[0], commit)
+                self._settled = head.links[0].id
 
     def _check(self, paths: Sequence[str]) -> None:
         if not paths or len({*paths}) != len(paths) or len(paths) > APPLIED_MAX:
@@ -137,18 +179,36 @@ class Compactor:
                 if head is not None:
                     self._settle(head)
                 elif not self._storage.is_empty():
-                    raise Corrupt("the head is missing, and there are commits", hint="restore manifests/ from a backup")
-                new, state = self._build(seen, tuple(paths), rows, token)
+                    self._demand_moved(seen, "the head is missing, and there are commits")
+                    return None
+                try:
+                    new, state = self._build(seen, tuple(paths), rows, token)
+                except Missing as error:
+                    self._demand_moved(seen, f"the newest head names an object that is not there: {error}")
+                    return None
         match self._head.attempt(seen, new):
             case Won(after):
                 self._seen = after
-                self._base = Loaded(after, state) if state else self._base
+                self._base = self._held(new, after, state)
                 return Published(new.version, new.links[0].id)
             case Replaced(now=after):
                 self._seen = after
                 return Published(new.version, new.links[0].id)
             case _:
                 return None
+
+    def _demand_moved(self, seen: Seen[Head] | None, wrong: str) -> None:
+        """What is wrong with a head is no wonder if it is not the newest.   Raises: Corrupt if it is."""
+        now = self._head.read()
+        if (now.version if now else None) == (seen.version if seen else None):
+            raise Corrupt(wrong, hint="restore it from a backup")
+
+    def _held(self, new: Head, after: Seen[Head], state: State | None) -> Loaded | None:
+        """The newest state in memory that a later head's tail reaches back to."""
+        if state is not None:
+            return Loaded(after, state)
+        ready = self._ready
+        return ready.loaded if ready and new.snapshot == ready.ref else self._base
 
     def _demand_lock(self, token: int) -> None:
         holder = self._lock.read()
@@ -193,15 +253,16 @@ class Compactor:
     def _build(
         self, seen: Seen[Head] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int
     ) -> tuple[Head, State | None]:
-        """The next head; if it is time for a snapshot, its state. New objects have new names above all that it knows.
+        """The next head; if it comes with a snapshot of itself, that state. New objects have names above all it knows.
 
         Counterexamples 9 and 10: no two attempts share a name, and one whose swap is lost to GC starts from the floor.
         """
-        head = seen.value if seen else None
-        storage = self._storage
+        head, storage = seen.value if seen else None, self._storage
         version = head.version + 1 if head else 1
-        at = max(storage.store.now().isoformat(timespec="microseconds"), head.at if head else "")
+        at = max(time_text(storage.store.now()), head.at if head else "")
         id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")
+        ready = self._ready_for(head) if head else None
+        snapshot = ready.ref if ready else head.snapshot if head else None
         commit = Commit(
             domain=storage.keys.domain,
             id=id_,
@@ -211,24 +272,26 @@ class Compactor:
             paths=paths,
             rows=rows,
             links=links_after(head),
-            snapshot=head.snapshot if head else None,
+            snapshot=snapshot,
         )
-        if seen is None or not self._is_time(seen.value, rows):
-            return next_head(head, Publish(paths, rows, token, at, storage.link(commit), id_, None)), None
-        state = load(storage, seen, self._base).state.copy()
+        publish = Publish(paths, rows, token, at, storage.link(commit), id_, ready.ref if ready else None)
+        new = next_head(head, publish)
+        if seen is None or not _is_due(seen.value, rows, share=1.0) or (ready and not _is_due(new, (), share=1.0)):
+            return new, None
+        state = self._forgetful(seen).state
         state.apply(rows, at)
-        state.forget(at)
         snapshot_id = above(storage.runtime.new_id(), id_)
         snapshot = storage.add_snapshot(snapshot_id, state, version)
         commit = msgspec.structs.replace(commit, snapshot=snapshot)
-        link = storage.link(commit)
-        storage.add_commit(link, commit)
-        return next_head(head, Publish(paths, rows, token, at, link, snapshot_id, snapshot)), state
+        storage.add_commit(storage.link(commit), commit)
+        return next_head(head, Publish(paths, rows, token, at, storage.link(commit), snapshot_id, snapshot)), state
 
-    def _is_time(self, head: Head, rows: tuple[Row, ...]) -> bool:
-        if len(head.tail) >= SNAPSHOT_EVERY:
-            return True
-        return len(records.encode(head.tail)) + len(records.encode(rows)) > TAIL_BYTES_MAX
+
+def _is_due(head: Head, rows: tuple[Row, ...], *, share: float) -> bool:
+    """Whether the tail, with those rows, is longer than it should be, or than that share of it."""
+    if len(head.tail) >= SNAPSHOT_EVERY * share:
+        return True
+    return len(records.encode(head.tail)) + len(records.encode(rows)) > TAIL_BYTES_MAX * share
 
 
 def _refuse(refused: Refused) -> NoReturn:

@@ -77,11 +77,11 @@ def applied_in(head: Head | None, paths: Sequence[str]) -> Done | Partly | None:
 def judge(head: Head | None, batches: Sequence[Batch], token: int) -> Go | Refused | NoHead:
     """Whether batches that the head does not remember may be published on it."""
     epoch = any(batch.base_version is None for batch in batches)
-    if head is None:
-        return Go(_rows(batches)) if epoch else NoHead()
     for batch in batches:
         if batch.token != token:
             return Refused(True, f"the batch was written with token {batch.token}, not {token}")
+    if head is None:
+        return Go(_rows(batches)) if epoch else NoHead()
     if epoch:
         if token <= head.token:
             return Refused(True, f"token {token} is not above {head.token}, which has led already")
@@ -107,7 +107,7 @@ class Publish:
     commit: Link
     last_id: str
     snapshot: SnapshotRef | None
-    """A new snapshot that holds these rows too; None: they go to the tail."""
+    """A new snapshot: what it holds leaves the tail. It may hold these rows too."""
 
 
 def links_after(head: Head | None) -> tuple[Link, ...]:
@@ -130,14 +130,15 @@ def next_head(head: Head | None, publish: Publish) -> Head:
     """The head after a publication."""
     version = publish.commit.version
     applied = [*(head.applied if head else ()), *(Applied(path, version, publish.commit.id) for path in publish.paths)]
-    tail = (*(head.tail if head else ()), Tail(version, publish.at, publish.rows)) if publish.snapshot is None else ()
+    snapshot = publish.snapshot or (head.snapshot if head else None)
+    tail = (*(head.tail if head else ()), Tail(version, publish.at, publish.rows))
     return Head(
         version=version,
         token=publish.token,
         at=publish.at,
         links=(publish.commit, *links_after(head)),
-        snapshot=publish.snapshot or (head.snapshot if head else None),
-        tail=tail,
+        snapshot=snapshot,
+        tail=tuple(each for each in tail if snapshot is None or each.version > snapshot.version),
         applied=tuple(applied[-APPLIED_MAX:]),
         last_id=publish.last_id,
         gc_floor=head.gc_floor if head else "",
@@ -145,7 +146,7 @@ def next_head(head: Head | None, publish: Publish) -> Head:
 
 
 def commit_of(head: Head, domain: str) -> Commit | None:
-    """The record of the head's own commit; None if it came with a snapshot, for then it is written already."""
+    """The record of the head's own commit; None if a snapshot holds its rows, for then it is written already."""
     if not head.tail:
         return None
     return Commit(

@@ -15,7 +15,7 @@ import msgspec
 
 from limpet.catalog.compactor import Published, Refusal
 from limpet.catalog.records import Batch, Change, Row
-from limpet.catalog.state import State
+from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
 from limpet.catalog.view import View
 from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
@@ -27,10 +27,11 @@ __all__ = ["Decide", "Grant", "Leader", "NotLeader"]
 
 GROUP_MAX = 256
 PATIENCE_S = 30.0
+EPOCH_PATIENCE_S = 5.0
 LOOK_EVERY_S = 2.0
 BACKOFF_S = 0.2
 GATHER_SHARE = 0.1
-"""For so much of the time that the last group took, the next one waits for as many requests as that had."""
+"""For so much of the time that the last group took, the next one waits for those that were just answered."""
 
 Publisher = Callable[[Sequence[str], int], Published]
 """`Compactor.publish`, or the same over HTTP."""
@@ -148,6 +149,7 @@ class Leader:
 
     def run(self) -> None:
         """Serve until `stop`: in a thread of its own."""
+        self.turn()
         while not self._stopped.is_set():
             if self._wake.wait(LOOK_EVERY_S) and self._expected > 1:
                 self._enough.wait(GATHER_SHARE * self._took_s)
@@ -166,6 +168,11 @@ class Leader:
         group = self._take()
         try:
             term = self._lead()
+        except LimpetError as error:  # they were in no batch
+            for pending in group:
+                pending.fail(error if isinstance(error, NotLeader) else NotLeader(f"nobody leads yet: {error}"))
+            return
+        try:
             if group:
                 self._serve(term, group)
         except LimpetError as error:
@@ -178,7 +185,6 @@ class Leader:
             taken, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
             if not self._waiting and not self._stopped.is_set():
                 self._wake = self._runtime.flag()
-            self._expected, self._enough = len(taken), self._runtime.flag()
             return taken
 
     def _lead(self) -> _Term:
@@ -206,7 +212,7 @@ class Leader:
         if before is not None and before.head.token >= lease.token:
             # the lock was lost and began anew: its token must exceed every one that has led
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
-        self._send(lease, self._add(lease, None, _Group(), last_id))
+        self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
         loaded = self._view.now()
         if loaded is None or loaded.head.token != lease.token:
             raise NotLeader("another process has led since")
@@ -218,7 +224,10 @@ class Leader:
             _release(term.lease, term.heartbeat)
 
     def _serve(self, term: _Term, waiting: Sequence[_Pending]) -> None:
+        begun_s = self._runtime.elapsed_s()
         while True:
+            if self._runtime.elapsed_s() - begun_s > PATIENCE_S:
+                raise OutcomeUnknown("other batches were published before it again and again")
             group, state = self._validate(term, waiting)
             if not group.rows:
                 if self._is_current(term):
@@ -227,7 +236,7 @@ class Leader:
             since_s = self._runtime.elapsed_s()
             path = self._add(term.lease, term.version, group, term.last_id)
             try:
-                published = self._send(term.lease, path)
+                published = self._send(term.lease, path, PATIENCE_S)
             except Refusal as refusal:
                 self._after_refusal(term, refusal)
                 continue
@@ -237,16 +246,22 @@ class Leader:
             term.version, term.state, term.last_id = published.version, state, max(term.last_id, published.commit)
             self._took_s = self._runtime.elapsed_s() - since_s
             break
+        self._expect(len(group.told))
         for pending, result, error in group.told:
             if error is not None:
                 pending.fail(error)
             else:
                 pending.answer(result)
 
+    def _expect(self, answered: int) -> None:
+        """Let the next group wait for who is there, and for who will be answered now and may come back."""
+        with self._mutex:
+            self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
+
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, State]:
         """Decide in order, each on what those before it leave behind."""
         group, state = _Group(), term.state.copy()
-        at = self._storage.store.now().isoformat(timespec="microseconds")
+        at = time_text(self._storage.store.now())
         state.tidy(at)
         for pending in waiting:
             told = state.told(pending.id)
@@ -298,7 +313,7 @@ class Leader:
         except OutcomeUnknown as error:
             raise Unavailable(f"nothing was published: {error}") from error
 
-    def _send(self, lease: Lease, path: str) -> Published:
+    def _send(self, lease: Lease, path: str, patience_s: float) -> Published:
         """Have a batch published: the same request until the head has decided, or patience ends.
 
         Raises: Refusal; OutcomeUnknown.
@@ -312,7 +327,7 @@ class Leader:
             except Invalid as error:
                 raise OutcomeUnknown(f"the compactor does not take the batch: {error}") from error
             except LimpetError as error:
-                if self._runtime.elapsed_s() - since_s > PATIENCE_S or self._stopped.is_set():
+                if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
                     raise OutcomeUnknown(f"whether it was published cannot be told: {error}") from error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from limpet.catalog.records import Row, Told
 
-__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live"]
+__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "time_text"]
 
 ID_LIFETIME = timedelta(minutes=30)
 """For how long a client's id is remembered; announced to clients."""
 MINTED = "~"
 """How ids begin that Limpet made for requests without one. No client can send such an id again."""
-MINTED_LIFETIME = timedelta(minutes=5)
-"""Longer than any request waits for its answer."""
+MINTED_LIFETIME = timedelta(minutes=1)
+"""Longer than a leader tries to have a request published."""
 
 TIDY_ABOVE = 1000
 
@@ -73,7 +73,10 @@ class State:
 
     def forget(self, at: str) -> None:
         """Drop answers that are older than their ids live, as of the time `at` of the newest commit."""
-        self._answers = {id_: told for id_, told in self._answers.items() if is_live(id_, told.at, at)}
+        minted, given = _oldest(at, MINTED_LIFETIME), _oldest(at, ID_LIFETIME)
+        self._answers = {
+            id_: told for id_, told in self._answers.items() if told.at >= (minted if id_.startswith(MINTED) else given)
+        }
         self._kept = len(self._answers)
 
     def tidy(self, at: str) -> None:
@@ -92,5 +95,13 @@ class State:
 
 def is_live(id_: str, told_at: str, at: str) -> bool:
     """Whether an id is still remembered at a time. Times are the store's, and those of commits never go back."""
-    lifetime = MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME
-    return datetime.fromisoformat(at) - datetime.fromisoformat(told_at) <= lifetime
+    return told_at >= _oldest(at, MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME)
+
+
+def _oldest(at: str, lifetime: timedelta) -> str:
+    return time_text(datetime.fromisoformat(at) - lifetime)
+
+
+def time_text(at: datetime) -> str:
+    """A time as commits hold it: UTC, always as many characters, so that it sorts."""
+    return at.isoformat(timespec="microseconds")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -13,18 +12,21 @@ from limpet import records
 from limpet.catalog.records import Batch, Commit, Head, Link, SnapshotRef
 from limpet.catalog.state import State
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Corrupt, LimpetError, OutcomeUnknown
+from limpet.errors import Corrupt, LimpetError
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import Runtime, ulid
 from limpet.store.api import Absent, Put, Store
 from limpet.store.outcome import put_bytes
 
-__all__ = ["SnapshotCodec", "Storage", "above"]
+__all__ = ["Own", "SnapshotCodec", "Storage", "above"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 OBJECT_BYTES_MAX = 64 << 20
 OWN_MAX = 4
+WIDER = 4
+"""A whole group of clients waits for its batch, so more is written at once than elsewhere."""
+TIME_CHARACTERS = 10
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -39,25 +41,45 @@ class SnapshotCodec(Protocol):
 
 
 def above(id_: str, floor: str) -> str:
-    """`id_`, or if it is not above `floor` the ULID right above that: names rise even where a clock is slow."""
+    """`id_`, or if it is not above `floor` the same with a time right above that one's.
+
+    So names rise even where a clock is slow, and no two are the same (counterexample 9).
+    """
     if id_ > floor:
         return id_
     number = 0
-    for character in floor:
+    for character in floor[:TIME_CHARACTERS]:
         number = number * 32 + _ALPHABET.index(character)
-    number += 1
-    return ulid(number >> 80, number & ((1 << 80) - 1))
+    return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]
+
+
+class Own:
+    """The batches that this process wrote last: its compactor need not read them back. They never change."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, Batch] = {}
+
+    def get(self, path: str) -> Batch | None:
+        """The batch at `path`, if it is one of them."""
+        return self._batches.get(path)
+
+    def add(self, path: str, batch: Batch) -> None:
+        """Remember a batch that is durable now."""
+        kept = [*self._batches.items()][1 - OWN_MAX :]
+        self._batches = {**dict(kept), path: batch}
 
 
 class Storage:
     """Reads and writes the objects of a domain; decides nothing."""
 
-    def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime, codec: SnapshotCodec) -> None:
+    def __init__(
+        self, store: Store, keys: CatalogKeys, runtime: Runtime, codec: SnapshotCodec, own: Own | None = None
+    ) -> None:
         self.store = store
         self.keys = keys
         self.runtime = runtime
         self._codec = codec
-        self._own: OrderedDict[str, Batch] = OrderedDict()
+        self._own = own if own is not None else Own()
 
     def head(self) -> Cell[Head]:
         """The cell of the head."""
@@ -65,8 +87,7 @@ class Storage:
 
     def batch(self, path: str) -> Batch:
         """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET; 0 if this process wrote it just now."""
-        own = self._own.get(path)
-        return own or self._decoded(self.store.get(Key(path)).data, Batch, path)
+        return self._own.get(path) or self._decoded(self.store.get(Key(path)).data, Batch, path)
 
     def add_batch(self, id_: str, batch: Batch, writes: Sequence[Put] = ()) -> Key:
         """Write a batch under a name of its own, and beside it the objects that its rows will name, all at once.
@@ -74,16 +95,19 @@ class Storage:
         Raises: OutcomeUnknown; Unavailable; nobody else knows the names.   Cost: 1 PUT, and 1 for each of `writes`.
         """
         key = self.keys.batch(id_)
-        puts = [Put(key, records.encode(batch), Absent()), *writes]
-        for put, outcome in zip(puts, self.store.put_many(puts).values(), strict=True):
-            if isinstance(outcome, Conflict | OutcomeUnknown):
-                put_bytes(self.store, self.runtime, put.key, put.data, Absent())
-            elif isinstance(outcome, LimpetError):
+        puts = [Put(key, records.encode(batch)), *writes]
+        for outcome in self.runtime.fan_out(self._create, puts, at_once=WIDER * self.store.at_once):
+            if outcome is not None:
                 raise outcome
-        self._own[key] = batch
-        while len(self._own) > OWN_MAX:
-            self._own.popitem(last=False)
+        self._own.add(key, batch)
         return key
+
+    def _create(self, put: Put) -> LimpetError | None:
+        try:
+            put_bytes(self.store, self.runtime, put.key, put.data, Absent())
+        except LimpetError as error:
+            return error
+        return None
 
     def add_commit(self, link: Link, commit: Commit) -> None:
         """Write the commit record that `link` points to; everybody writes the same bytes there.

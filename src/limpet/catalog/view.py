@@ -8,7 +8,7 @@ from limpet.catalog.records import Head
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
 from limpet.cell import Seen
-from limpet.errors import Corrupt, Missing, NotModified
+from limpet.errors import Corrupt, Missing, NotModified, Unavailable
 from limpet.store.api import Version
 
 __all__ = ["Loaded", "View", "load"]
@@ -41,17 +41,24 @@ class View:
     def now(self) -> Loaded | None:
         """The state as of a moment after the call began; None if there is no catalog yet.
 
-        Raises: Corrupt.   Cost: 1 GET, without a body if nothing changed; a new snapshot 1 GET more.
+        Raises: Corrupt; Unavailable.   Cost: 1 GET, without a body if nothing changed; a new snapshot 1 GET more; without a
+        catalog 2 LISTs.
         """
+        incomplete: Version | None = None
         for _ in range(TRIES_MAX):
             seen = self._look(self._loaded.seen.version if self._loaded else None)
+            if seen is None and self._loaded is None:
+                seen = self._look_for_first()
             if seen is None:
                 return self._loaded
             try:
                 return self.take(seen)
             except Missing as error:
-                missing = error
-        raise Corrupt(f"the newest head names an object that is not there: {missing}")
+                # Counterexample 11: while we were slow GC removed what an older head named.
+                if seen.version == incomplete:
+                    raise Corrupt(f"the newest head names an object that is not there: {error}") from None
+                incomplete = seen.version
+        raise Unavailable("new snapshots came faster than they could be read")
 
     def take(self, seen: Seen[Head]) -> Loaded:
         """Go on to a head that was read elsewhere.   Raises: Missing if it is so old that its snapshot is gone."""
@@ -71,6 +78,15 @@ class View:
             if known is not None:
                 raise Corrupt(f"{self._cell.key} was there and is gone") from None
             return None
+
+    def _look_for_first(self) -> Seen[Head] | None:
+        """There was no head: because nothing was ever published, or is it lost?   Raises: Corrupt."""
+        if self._storage.is_empty():
+            return None
+        seen = self._look(None)  # commits may have come since
+        if seen is None:
+            raise Corrupt(f"{self._cell.key} is missing, and there are commits", hint="restore it from a backup")
+        return seen
 
 
 def load(storage: Storage, seen: Seen[Head], before: Loaded | None) -> Loaded:

@@ -1,4 +1,4 @@
-"""The command line: `limpet demo | work | queue | index | status | check | lock | doctor | upgrade`.
+"""The command line: `limpet demo | work | queue | index | catalog | serve | status | check | lock | ...`.
 
 One module for each command; `shared` holds exit codes, options and how errors are said. What a command needs is
 imported when it runs, so that `limpet --help` answers at once.
@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from limpet import __version__
-from limpet.cli import check, demo, doctor, index, lock, queue, status, supervise, upgrade, work
+from limpet.cli import catalog, check, demo, doctor, iam, index, lock, queue, serve, status, supervise, upgrade, work
 from limpet.cli.shared import EXIT_INTERRUPTED, complain, lines
 from limpet.errors import LimpetError
 
@@ -43,10 +43,13 @@ app.command(epilog=work.EPILOG)(work.work)
 app.command(epilog=supervise.EPILOG)(supervise.supervise)
 app.add_typer(queue.app)
 app.add_typer(index.app)
+app.add_typer(catalog.app)
+app.add_typer(serve.app)
 app.command(epilog=status.EPILOG)(status.status)
 app.command(epilog=check.EPILOG)(check.check)
 app.add_typer(lock.app)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=iam.EPILOG)(iam.iam)
 app.command(epilog=upgrade.EPILOG)(upgrade.upgrade)
 
 

@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from limpet.app.events import SWITCH
 from limpet.cli.shared import EXIT_FAILED
 from limpet.cli.work_load import jobs_of
 from limpet.cli.work_signals import STOPS, Bell, bell
@@ -50,6 +51,8 @@ class Child:
         if order is None:
             return 0
         with bell(STOPS) as stops:
+            if order.events:  # before the user's module opens its fleet
+                os.environ[SWITCH] = "1"
             try:
                 jobs = jobs_of(order)
             except LimpetError as error:

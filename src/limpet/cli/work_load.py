@@ -50,8 +50,8 @@ def _with_handler(order: Order) -> list[TaskFunction[..., Any]]:
     fleet = existing(order.url)
     if isinstance(found, TaskFunction):
         policy = asdict(found.queue.policy)
-        return [TaskFunction(found.function, fleet.queue(name, **policy)) for name in names]
-    return [TaskFunction(found, fleet.queue(name)) for name in names]
+        return [TaskFunction(found.function, fleet.queue(name, **policy), events=fleet.events) for name in names]
+    return [TaskFunction(found, fleet.queue(name), events=fleet.events) for name in names]
 
 
 def _of_module(order: Order) -> list[TaskFunction[..., Any]]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from limpet.errors import Conflict, Corrupt, Held, LimpetError, OutcomeUnknown
-from limpet.index.decide import Step, Waiting, digest, keys_of, merge, newest, next_step, packed, shard_of
+from limpet.index.decide import Step, Waiting, digest, keys_of, merge, next_step, packed, shard_of, winners
 from limpet.index.manifest import Count, Manifest
 from limpet.index.quarantine import quarantine
-from limpet.index.schema import checked
+from limpet.index.schema import placed
 from limpet.index.storage import Storage, Work
 from limpet.keys import Key
 from limpet.lease import Lease, Lock, Sightings
@@ -119,7 +119,7 @@ class Compiler:
         return report
 
     def _merge(self, shard: str, keys: Sequence[Key]) -> CompileReport:
-        read, lines, bad = self._read(shard, keys)
+        read, incoming, bad = self._read(shard, keys)
         report = CompileReport(quarantined=bad)
         if not read:
             return report
@@ -136,7 +136,7 @@ class Compiler:
         for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so its ends tell for all of it
             if shard_of(digest(key), self._manifest.depth) != shard:
                 raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
-        merged = merge(base, newest(lines, shape), shape, what=what)
+        merged = merge(base, incoming, shape, what=what)
         try:
             # F25: even if nothing changes, so that what is deleted next is durable in a shard that we wrote ourselves
             self._storage.store.put(what, merged.data, when=Match(blob.version))
@@ -152,11 +152,11 @@ class Compiler:
         return report
 
     def _pack(self, shard: str, keys: Sequence[Key]) -> CompileReport:
-        read, lines, bad = self._read(shard, keys)
+        read, incoming, bad = self._read(shard, keys)
         report = CompileReport(quarantined=bad)
         if not read:
             return report
-        data = packed(newest(lines, self._schema.shape), self._schema.shape)
+        data = packed(incoming, self._schema.shape)
         try:
             self._storage.add(self._storage.keys.pack(shard, self._storage.runtime.new_id()), data)
         except OutcomeUnknown:
@@ -168,20 +168,23 @@ class Compiler:
         report.written_bytes = len(data)
         return report
 
-    def _read(self, shard: str, keys: Sequence[Key]) -> tuple[list[Key], list[bytes], int]:
-        """The objects that are still there and good, their lines, and how many bad ones went to quarantine."""
+    def _read(self, shard: str, keys: Sequence[Key]) -> tuple[list[Key], dict[bytes, bytes], int]:
+        """The objects that are still there and good, the winners of their lines, and how many went to quarantine."""
         good: list[Key] = []
+        places: list[bytes] = []
         lines: list[bytes] = []
         bad: dict[Key, tuple[bytes, str]] = {}
         for key, data in self._storage.read(keys).items():
             try:
-                lines += checked(self._schema, self._manifest.depth, shard, data, what=key)
+                found = placed(self._schema, self._manifest.depth, shard, data, what=key)
             except Corrupt as error:
                 bad[key] = (data, str(error))
             else:
                 good.append(key)
+                places += found[0]
+                lines += found[1]
         quarantine(self._storage, shard, bad)
-        return good, lines, len(bad)
+        return good, winners(places, lines, self._schema.shape), len(bad)
 
     def _lock(self, shard: str) -> Lock:
         key = self._storage.keys.lock(shard)

@@ -33,10 +33,12 @@ __all__ = [
     "newest",
     "next_step",
     "packed",
+    "places_of",
     "rank",
     "shard_id",
     "shard_ids",
     "shard_of",
+    "winners",
 ]
 
 DEPTHS = (2, 3, 4)
@@ -106,6 +108,11 @@ def keys_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
     return [unescape(field) for field in fields]
 
 
+def places_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
+    """The digest of each line's key.   Raises: Corrupt for a line with too few fields."""
+    return [sha256(key).digest() for key in keys_of(lines, shape)]
+
+
 def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
     """What decides between two lines of one key; the greater wins. Nulls at the end do not count: a column may be new.
 
@@ -123,18 +130,25 @@ def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
 
 def newest(lines: Sequence[bytes], shape: Shape) -> dict[bytes, bytes]:
     """The winning line of each key, by the key's digest.   Raises: Corrupt for a line with too few fields."""
-    winners: dict[bytes, bytes] = {}
-    for key, line in zip(keys_of(lines, shape), lines, strict=True):
-        place = digest(key)
-        other = winners.get(place)
+    return winners(places_of(lines, shape), lines, shape)
+
+
+def winners(places: Sequence[bytes], lines: Sequence[bytes], shape: Shape) -> dict[bytes, bytes]:
+    """`newest`, for lines whose digests are known."""
+    found = dict(zip(places, lines, strict=True))
+    if len(found) == len(lines):
+        return found
+    found.clear()
+    for place, line in zip(places, lines, strict=True):
+        other = found.get(place)
         if other is None or rank(line, shape) > rank(other, shape):
-            winners[place] = line
-    return winners
+            found[place] = line
+    return found
 
 
-def packed(winners: Mapping[bytes, bytes], shape: Shape) -> bytes:
+def packed(lines: Mapping[bytes, bytes], shape: Shape) -> bytes:
     """Lines by digest as one object's bytes, in the order of shards and packs."""
-    return _joined([winners[place] for place in sorted(winners)], shape.width)
+    return _joined([lines[place] for place in sorted(lines)], shape.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +162,7 @@ class Merged:
 
 def merge(base: Sequence[bytes], incoming: Mapping[bytes, bytes], shape: Shape, *, what: str) -> Merged:
     """The base with every incoming line, by digest, that wins.   Raises: Corrupt for a base out of order (F23)."""
-    places = [sha256(key).digest() for key in keys_of(base, shape)]
+    places = places_of(base, shape)
     if any(map(operator.ge, places, islice(places, 1, None))):
         raise Corrupt(f"{what} is out of order", hint="`limpet index verify --repair` puts it in order")
     lines, new, won = [*base], dict[bytes, bytes](), 0

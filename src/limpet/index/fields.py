@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -11,8 +12,8 @@ import msgspec
 
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints, checker
-from limpet.index.text import BACKSLASH, NULL, SEPARATOR, unsafe
-from limpet.index.values import INTEGER_END, Kind, reader, shown, writer
+from limpet.index.text import BACKSLASH, END, NULL, SEPARATOR, unsafe
+from limpet.index.values import INTEGER_END, Kind, all_in_64_bits, all_in_utc, reader, shown, stamp_texts, writer
 
 __all__ = ["DELETED", "GONE", "LIVE", "OUR_CONSTRAINTS", "UPDATED_AT", "Field", "Plan", "plan_of"]
 
@@ -23,7 +24,7 @@ OUR_CONSTRAINTS = "limpet:constraints"
 LIVE, GONE = b"0", b"1"
 TEMPLATES_MAX = 1000
 
-_BETWEEN, _NULL = SEPARATOR.decode(), NULL.decode()
+_BETWEEN, _NULL, _LIVE = SEPARATOR.decode(), NULL.decode(), LIVE.decode()
 
 
 class Field(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,7 +115,7 @@ class Plan:
         integers = tuple(at for at, kind in enumerate(types) if kind is int)
         stamp_at = [field.name for field in self.fields].index(UPDATED_AT)
         texts.insert(stamp_at, "%s")
-        texts.insert(self.gone_at, LIVE.decode())
+        texts.insert(self.gone_at, _LIVE)
         text = _BETWEEN.join(texts)
         return _Template(text, unsafe(text.encode()), integers, stamp_at)
 
@@ -130,6 +131,19 @@ class Plan:
                 write, value = next(rest)
                 parts.append(_part(field, write, value))
         return SEPARATOR.join(parts)
+
+    def lines(self, columns: Sequence[Sequence[Any]], stamps: Sequence[str]) -> list[bytes]:
+        """What `line` would make of each row, from the columns of all rows.   Raises: Invalid, not naming the row."""
+        rest = iter(zip(self.given, self.writers, columns, strict=True))
+        texts: list[Iterable[str]] = []
+        for field in self.fields:
+            if field.name == UPDATED_AT:
+                texts.append(stamps)
+            elif field.name == DELETED:
+                texts.append(repeat(_LIVE, len(stamps)))
+            else:
+                texts.append(_texts(*next(rest)))
+        return "\n".join(map(_BETWEEN.join, zip(*texts, strict=True))).encode().split(END)
 
     def values(self, line: bytes) -> dict[str, Any]:
         """The values of a line by column, but for `_deleted`.   Raises: Corrupt, naming the field."""
@@ -172,6 +186,32 @@ def _part(field: Field, write: Callable[[Any], bytes], value: Any) -> bytes:
         return write(value)
     except Invalid as error:
         raise Invalid(f"field {field.name!r}: {error}", hint=error.hint) from None
+
+
+def _texts(field: Field, write: Callable[[Any], bytes], column: Sequence[Any]) -> Sequence[str]:
+    """What `_part` would make of each value of a column. Usual ones are checked all at once.   Raises: Invalid."""
+    types = {*map(type, column)}
+    nulls = type(None) in types
+    if field.constraints is None and not (nulls and field.required):
+        values = [value for value in column if value is not None] if nulls else column
+        types.discard(type(None))
+        if not types:
+            return [_NULL] * len(column)
+        if field.type == "string" and types == {str} and _is_plain("".join(values)):
+            return [_NULL if value is None else value for value in column] if nulls else column
+        if field.type == "integer" and all_in_64_bits(values):
+            return [_NULL if value is None else str(value) for value in column] if nulls else [*map(str, column)]
+        if field.type == "datetime" and all_in_utc(column):
+            return stamp_texts(column)
+    return [_part(field, write, value).decode() for value in column]
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it can be written as it is."""
+    try:
+        return not unsafe(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def plan_of(fields: tuple[Field, ...]) -> Plan:

@@ -12,6 +12,7 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.events import EventSink
 from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.compiler import CompileReport
 from limpet.index.described import write_descriptions
@@ -23,7 +24,7 @@ from limpet.index.purge import PurgeReport, purge
 from limpet.index.reader import Reader
 from limpet.index.reshard import ReshardReport, reshard
 from limpet.index.rows import Rows
-from limpet.index.run import Job, Outcomes, compile_here, compile_there, never
+from limpet.index.run import Job, Outcomes, compile_here, compile_there, never, tell
 from limpet.index.sources import Source
 from limpet.index.sql import Parameters, sql
 from limpet.index.stamps import Stamps
@@ -74,8 +75,10 @@ class Index(Generic[R]):
         *,
         depth: int | None = None,
         job: Job | None = None,
+        events: EventSink | None = None,
     ) -> None:
         self.name = name
+        self._events = events
         self._runtime = runtime
         self._typed = typed
         self._stamps = stamps
@@ -217,6 +220,7 @@ class Index(Generic[R]):
         others were compiled.
         Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, then 1 swap of the manifest.
         """
+        began_s = self._runtime.elapsed_s()
         opened = self._open(again=True)
         work = self._storage.work()
         shards = sorted(work.shards)
@@ -238,6 +242,8 @@ class Index(Generic[R]):
                 report.add(part)
         with suppress(Conflict, OutcomeUnknown, Unavailable):  # advisory: the next run notes it
             self._note(opened.manifest, report)
+        if self._events is not None:
+            tell(self._events, self._runtime, self.name, report, failed, began_s)
         if failed is not None:
             raise failed
         return report

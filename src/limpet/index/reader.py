@@ -159,7 +159,9 @@ class Reader:
 
         Raises: Corrupt for a line that is not what the name of its object says.
         """
-        newest_stamp = max((single_stamp(stat.key) for stat in listed), default="")
+        if not listed:
+            return []
+        newest_stamp = max(single_stamp(stat.key) for stat in listed)
         wanted = [stat.key for stat in listed if single_stamp(stat.key) == newest_stamp]
         found = self._storage.read(wanted)
         if len(found) < len(wanted) < len(listed):

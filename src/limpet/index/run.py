@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 
 from limpet.errors import LimpetError, Unavailable
+from limpet.events import EventSink, compaction
 from limpet.index.compiler import Compiler, CompileReport
 from limpet.index.decide import shard_ids
 from limpet.index.manifest import Manifest
 from limpet.index.storage import Storage, Work
 from limpet.lease import Sightings
+from limpet.runtime import Runtime
 
-__all__ = ["Job", "Outcomes", "compile_here", "compile_there", "never"]
+__all__ = ["Job", "Outcomes", "compile_here", "compile_there", "never", "tell"]
 
 PART = 8
 AT_ONCE = 8
@@ -84,3 +86,15 @@ def compile_there(
             yield error
         except (BrokenExecutor, CancelledError) as error:
             yield Unavailable(f"a worker ended before its shards were compiled: {error or type(error).__name__}")
+
+
+def tell(
+    sink: EventSink, runtime: Runtime, index: str, report: CompileReport, failed: LimpetError | None, began_s: float
+) -> None:
+    """Note a run that changed something or failed; one that found nothing to do is no event."""
+    if not (report.folded or report.packed or report.quarantined or failed):
+        return
+    names = ("folded", "packed", "rested", "held", "conflicts", "objects", "records", "written_bytes", "quarantined")
+    counts = {name: getattr(report, name) for name in names}
+    took_s = round(runtime.elapsed_s() - began_s, 6)
+    sink.emit(compaction(runtime, index=index, counts=counts, took_s=took_s, error=str(failed) if failed else ""))

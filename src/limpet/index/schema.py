@@ -16,12 +16,23 @@ import msgspec
 
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import loosened
-from limpet.index.decide import Shape, digest, keys_of, shard_of
+from limpet.index.decide import Shape, places_of, shard_of
 from limpet.index.fields import DELETED, GONE, UPDATED_AT, Field, Plan, plan_of
-from limpet.index.text import END, NULL, SEPARATOR, escape, lines_of
-from limpet.index.values import JSON_KINDS, PATTERNS, plain, reader, shown, writer
+from limpet.index.text import END, NULL, SEPARATOR, escape, lines_of, unsafe
+from limpet.index.values import JSON_KINDS, PATTERNS, all_in_64_bits, plain, reader, shown, writer
 
-__all__ = ["DELETED", "LINE_BYTES_MAX", "UPDATED_AT", "Field", "Schema", "checked", "extended", "stamp_in", "with_own"]
+__all__ = [
+    "DELETED",
+    "LINE_BYTES_MAX",
+    "UPDATED_AT",
+    "Field",
+    "Schema",
+    "checked",
+    "extended",
+    "placed",
+    "stamp_in",
+    "with_own",
+]
 
 KEY_KINDS = ("string", "integer")
 KEY_BYTES_MAX = 2048
@@ -59,18 +70,36 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _all_usual(self) -> re.Pattern[bytes]:
         """A whole object of lines of this schema; none if there is JSON, which must be parsed."""
-        has_json = any(field.type in JSON_KINDS for field in self.fields)
-        return re.compile(b"(?!)" if has_json else b"(?>" + self._pattern(self.shape.width) + END + b")*+")
+        return self._all(self._parts)
 
-    def _pattern(self, width: int) -> bytes:
-        """Every line of so many fields that this schema, an older or a newer one writes. JSON is in groups."""
+    @cached_property
+    def _all_plain(self) -> re.Pattern[bytes]:
+        """The same of lines that hold no control, escape or null, so that any string in them is good."""
+        parts = [*self._parts]
+        for at, field in enumerate(self.fields):
+            if field.type == "string":
+                stop = SEPARATOR if at + 1 < len(parts) else END
+                parts[at] = b"[^" + stop + (b"]++" if at == self.shape.key_at else b"]*+")
+        return self._all(parts)
+
+    def _all(self, parts: Sequence[bytes]) -> re.Pattern[bytes]:
+        has_json = any(field.type in JSON_KINDS for field in self.fields)
+        return re.compile(b"(?!)" if has_json else b"(?>" + SEPARATOR.join(parts) + END + b")*+")
+
+    @cached_property
+    def _parts(self) -> Sequence[bytes]:
+        """What each field of a line of this schema looks like. JSON is in groups."""
         shape = self.shape
         parts = [b"(?:" + _pattern(field) + rb"|\\N)" for field in self.fields]
         parts[shape.key_at] = b"(?!" + SEPARATOR + b")(?:" + PATTERNS[self.fields[shape.key_at].type] + b")"
         parts[shape.stamp_at] = PATTERNS["datetime"]
         parts[shape.gone_at] = b"[01]"
-        parts += [rb"[^\x00-\x1f\x7f]*+"] * (width - len(parts))
-        return SEPARATOR.join(parts[:width])
+        return parts
+
+    def _pattern(self, width: int) -> bytes:
+        """Every line of so many fields that this schema, an older or a newer one writes."""
+        more = [rb"[^\x00-\x1f\x7f]*+"] * (width - self.shape.width)
+        return SEPARATOR.join([*self._parts, *more][:width])
 
     def key_text(self, key: Any) -> str:
         """The text that a key is hashed and named by.   Raises: Invalid for one that the key's column cannot hold."""
@@ -90,6 +119,17 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             raise Invalid(f"the key {shown(key)} has {size} bytes, more than {KEY_BYTES_MAX}")
         return str(text)
 
+    def key_texts(self, keys: Sequence[Any]) -> Sequence[str]:
+        """`key_text` of each. Usual ones are checked all at once.   Raises: Invalid."""
+        kind = self.fields[self.shape.key_at].type
+        if kind == "string" and {*map(type, keys)} == {str} and "".join(keys).isascii():
+            sizes = {*map(len, keys)}
+            if min(sizes) > 0 and max(sizes) <= SHORT_KEY:
+                return keys
+        if kind == "integer" and all_in_64_bits(keys):
+            return [*map(str, keys)]
+        return [self.key_text(key) for key in keys]
+
     def line(self, values: Mapping[str, Any], stamp: str, *, where: str) -> bytes:
         """A live record as a line; `where` names it in errors. `updated_at` in `values` is ignored: `stamp` counts.
 
@@ -108,6 +148,16 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
                 hint="keep what is large in an object of its own, and its name in the record",
             )
         return line
+
+    def bulk_lines(self, columns: Sequence[Sequence[Any]], stamps: Sequence[str]) -> list[bytes]:
+        """What `line` would make of each record, from the columns of all but `updated_at`, in their order.
+
+        Raises: Invalid, not naming the record.
+        """
+        lines = self._plan.lines(columns, stamps)
+        if max(map(len, lines)) > LINE_BYTES_MAX:
+            raise Invalid("a record is too large")
+        return lines
 
     def _unknown(self, values: Mapping[str, Any], where: str) -> Invalid:
         names = [field.name for field in self.columns]
@@ -144,10 +194,12 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """
         lines = lines_of(data, what=what)
         try:
-            data.decode()
+            data.isascii() or data.decode()
         except UnicodeDecodeError as error:
             raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
-        if self._all_usual.fullmatch(data) is None:
+        # a string of a line without a backslash needs no second look, which would take as long as all the rest
+        is_plain = unsafe(data) == (SEPARATOR * (self.shape.width - 1) + END) * len(lines)
+        if (self._all_plain if is_plain else self._all_usual).fullmatch(data) is None:
             for number, line in enumerate(lines, 1):
                 if not self._is_line(line):
                     raise Corrupt(f"{what}: line {number} is not a record of this index: {line[:60]!r}")
@@ -286,8 +338,14 @@ def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:
 
 def checked(schema: Schema, depth: int, shard: str, data: bytes, *, what: str) -> list[bytes]:
     """The lines of an object that waits for a shard.   Raises: Corrupt for a bad line, or one of another shard."""
+    return placed(schema, depth, shard, data, what=what)[1]
+
+
+def placed(schema: Schema, depth: int, shard: str, data: bytes, *, what: str) -> tuple[list[bytes], list[bytes]]:
+    """What `checked` answers, and before it the digests of the keys.   Raises: as `checked`."""
     lines = schema.lines(data, what=what)
-    for number, key in enumerate(keys_of(lines, schema.shape), 1):
-        if shard_of(digest(key), depth) != shard:
-            raise Corrupt(f"{what}: line {number} belongs to shard {shard_of(digest(key), depth)}")
-    return lines
+    places = places_of(lines, schema.shape)
+    if places and not shard == shard_of(min(places), depth) == shard_of(max(places), depth):
+        number, of = next((n, of) for n, place in enumerate(places, 1) if (of := shard_of(place, depth)) != shard)
+        raise Corrupt(f"{what}: line {number} belongs to shard {of}")
+    return places, lines

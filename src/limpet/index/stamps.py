@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from limpet.errors import Corrupt, Invalid
 from limpet.index.values import stamp_text, stamp_time
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["READ_NOW_S", "Floor", "Stamps", "given", "stamps_of"]
+__all__ = ["READ_NOW_S", "Floor", "Stamps", "Times", "given", "stamps_of"]
 
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
@@ -75,6 +76,13 @@ class Stamps:
             self._floor.ahead[index, key] = later
             return stamp_text(later)
 
+    def after_each(self, index: str, keys: Sequence[str], stamp: str) -> list[str]:
+        """`after` for each key."""
+        with self._floor.mutex:
+            if not self._floor.ahead:
+                return [stamp] * len(keys)
+        return [self.after(index, key, stamp) for key in keys]
+
     def latest(self) -> datetime:
         """The latest time that a record may bring along: a day ahead of the store's clock.   Cost: as `next`."""
         now = self._now()
@@ -102,6 +110,27 @@ class Stamps:
             now = self._store.now(max_age_s=READ_NOW_S)
             reading = self._reading = (now, self._runtime.elapsed_s())
         return reading[0] + timedelta(seconds=self._runtime.elapsed_s() - reading[1])
+
+
+class Times:
+    """The times of one call: a stamp for all records that bring none, and the latest that the others may bring."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
+
+    @cached_property
+    def common(self) -> str:
+        """`Stamps.common`, asked once."""
+        return self._stamps.common()
+
+    @cached_property
+    def latest(self) -> datetime:
+        """`Stamps.latest`, asked once."""
+        return self._stamps.latest()
+
+    def is_ahead(self, at: datetime) -> bool:
+        """Whether a time that a record brings is later than the store's own, so that `Stamps.saw` would keep it."""
+        return at > self.latest - AHEAD_MAX
 
 
 def given(at: datetime, latest: datetime, *, where: str) -> str:

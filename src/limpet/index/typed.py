@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from inspect import signature
+from itertools import chain
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -72,6 +74,32 @@ class Typed(Generic[R]):
             wanted = f"a {self.kind.__name__} or a dict" if self.kind else "a dict"
             raise Invalid(f"{where}: expected {wanted}, got {type(record).__name__}")
         return self._judged(values, where) if self.judges else values
+
+    def columns(self, records: Sequence[R | Mapping[str, Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
+        """The values of many records by column, in the order of `names`; None where a record has none.
+
+        Raises: as `values`, LookupError for a name that is not among `names`; not saying which record it was.
+        """
+        found = self._alike(records)
+        if found is None:
+            rows = [self.values(record, where="") for record in records]
+            found = {name: [row.get(name) for row in rows] for name in {}.fromkeys(chain.from_iterable(rows))}
+        if not found.keys() <= {*names}:
+            raise LookupError
+        nothing = [None] * len(records)
+        return {name: found.get(name, nothing) for name in names}
+
+    def _alike(self, records: Sequence[Any]) -> Mapping[str, Sequence[Any]] | None:
+        """The columns of records that are all of the type, or all dicts with the same names; None for any others."""
+        kinds = {*map(type, records)}
+        if self.judges:
+            return None
+        if kinds == {self.kind}:
+            return {column: [*map(attrgetter(name), records)] for column, name in self.attributes.items()}
+        if kinds == {dict} and self.defaults.keys() <= records[0].keys() and len({*map(len, records)}) == 1:
+            with suppress(KeyError):
+                return {name: [*map(itemgetter(name), records)] for name in records[0]}
+        return None
 
     def _judged(self, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """The values as JSON has them, if the type takes them back."""

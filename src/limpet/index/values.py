@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -27,7 +28,22 @@ from limpet import records
 from limpet.errors import Invalid
 from limpet.index.text import ESCAPES, escape, unescape
 
-__all__ = ["JSON_KINDS", "KINDS", "PATTERNS", "Kind", "plain", "reader", "shown", "stamp_text", "stamp_time", "writer"]
+__all__ = [
+    "INTEGER_END",
+    "JSON_KINDS",
+    "KINDS",
+    "PATTERNS",
+    "Kind",
+    "all_in_64_bits",
+    "all_in_utc",
+    "plain",
+    "reader",
+    "shown",
+    "stamp_text",
+    "stamp_texts",
+    "stamp_time",
+    "writer",
+]
 
 Kind = Literal["string", "integer", "number", "boolean", "date", "datetime", "object", "array", "any"]
 
@@ -48,6 +64,8 @@ def _at_most(digits: bytes) -> bytes:
 
 
 _TIMES = msgspec.json.Encoder()
+_ZONE = attrgetter("tzinfo")
+_STAMP_CHARS = len("2026-03-01T12:00:00.000000Z")
 _SAFE = rb"[^\x00-\x1f\x7f\\]*+"
 _ESCAPES = b"|".join(re.escape(escaped.encode()) for escaped in ESCAPES.values())
 _JSON = rb"[^\x00-\x1f\x7f]*+"
@@ -93,6 +111,22 @@ def stamp_text(at: datetime) -> str:
     at = at if at.tzinfo is UTC else at.astimezone(UTC)
     quoted = _TIMES.encode(at).decode()
     return quoted[1:-1] if at.microsecond else f"{quoted[1:-2]}.000000Z"
+
+
+def all_in_64_bits(values: Sequence[Any]) -> bool:
+    """Whether all of them are integers that a column can hold."""
+    return {*map(type, values)} == {int} and min(values) >= -INTEGER_END and max(values) < INTEGER_END
+
+
+def all_in_utc(values: Sequence[Any]) -> bool:
+    """Whether all of them are datetimes in UTC, so that they can be compared and written without a look at each."""
+    return {*map(type, values)} == {datetime} and {*map(_ZONE, values)} == {UTC}
+
+
+def stamp_texts(times: Sequence[datetime]) -> list[str]:
+    """`stamp_text` of times that are all in UTC, for a tenth of the price."""
+    texts = _TIMES.encode(times).decode()[2:-2].split('","')
+    return texts if {*map(len, texts)} == {_STAMP_CHARS} else [stamp_text(at) for at in times]
 
 
 def stamp_time(text: str) -> datetime:

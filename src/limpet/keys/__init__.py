@@ -4,7 +4,7 @@ A key is `segment/segment/...`. Rooms never join strings themselves: they call a
 cannot climb out of its prefix, alias another name, or be refused by one store and taken by the next (F26, F28).
 """
 
-from limpet.keys.catalog import CatalogKeys
+from limpet.keys.catalog import CatalogKeys, is_ulid
 from limpet.keys.index import INDEXES, IndexKeys, digits, single_stamp
 from limpet.keys.names import (
     CELLS,
@@ -55,6 +55,7 @@ __all__ = [
     "from_disk_name",
     "is_minted",
     "is_own_path",
+    "is_ulid",
     "join",
     "lock_key",
     "log_key",

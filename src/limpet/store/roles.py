@@ -6,19 +6,21 @@ below it, any other is one key; `*` stands for exactly one segment. `get` covers
 Three rules shaped it. Only the compactor writes catalog state, so no bug elsewhere can. Where tokens must keep rising
 (locks, slots, heads, sequences) nobody may delete (F10). Setting up or upgrading a bucket writes `limpet.json` and
 needs a key without a role.
+
+`tables` is for those who read and write tables (Spark, DuckDB, PyIceberg): they ask the API, and touch data files only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, get_args
 
 from limpet.errors import Invalid
 
-__all__ = ["ROLES", "TABLE", "Grants", "Role", "Verb", "allows", "as_markdown", "check_role"]
+__all__ = ["ROLES", "TABLE", "Grants", "Role", "Verb", "allows", "as_markdown", "check_role", "patterns"]
 
-Role = Literal["api", "compactor", "compiler", "reader", "supervisor", "worker"]
+Role = Literal["api", "compactor", "compiler", "reader", "supervisor", "tables", "worker"]
 Verb = Literal["get", "put", "list", "delete"]
 
 Grants = Mapping[str, frozenset[Verb]]
@@ -85,6 +87,7 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
         },
         "reader": {"": _LOOK},
         "supervisor": {**_LOCKING, **_QUEUES, "sync/": _OWN},
+        "tables": {"limpet.json": _GET, "warehouse/": _OWN},
         "worker": {
             **_LOCKING,
             **_QUEUES,
@@ -126,6 +129,17 @@ def _covers(pattern: str, key: str) -> bool:
 
 def _same(wanted: list[str], found: list[str]) -> bool:
     return all(want in ("*", part) for want, part in zip(wanted, found, strict=False))
+
+
+def patterns(role: Role, verb: Verb, *, besides: Sequence[str] = ()) -> tuple[str, ...]:
+    """The fewest patterns on which `role` may do `verb`, without what those in `besides` cover."""
+    granted = [pattern for pattern, verbs in TABLE[role].items() if verb in verbs]
+    wider = [*granted, *besides]
+    return tuple(
+        pattern
+        for pattern in sorted(granted)
+        if pattern not in besides and not any(other != pattern and _covers(other, pattern) for other in wider)
+    )
 
 
 def as_markdown() -> str:

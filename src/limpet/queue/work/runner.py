@@ -8,6 +8,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LeaseLost
+from limpet.events import EventSink, task_run
 from limpet.queue.api import Claim, Queue, Task
 from limpet.queue.verdicts import Retry
 from limpet.queue.work.cron import Cron
@@ -25,11 +26,13 @@ __all__ = ["Job", "Permits", "Report", "Runner"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A queue, and what to do with a payload of it. A coroutine that `handle` returns is awaited."""
+    """A queue, and what to do with a payload of it. A coroutine that `handle` returns is awaited. `events`, if given,
+    is told of every task that ran."""
 
     queue: Queue
     handle: Callable[[Any], Any]
     cron: Cron | None = None
+    events: EventSink | None = None
 
 
 class Permits:
@@ -213,6 +216,7 @@ class Runner:
         if unkept:
             self._say(now, "warning", note=f"done without its result: {unkept}")
         self._report.tally.add("done")
+        self._emit(now, "done")
         if not self._report.is_silent("done"):
             self._say(now, "done", **self._took(now), note="its claim was over before" if now.task.lost else "")
 
@@ -240,7 +244,23 @@ class Runner:
 
     def _count(self, now: _InHand, name: str, kind: EventKind, **fields: Any) -> None:
         self._report.tally.add(name)
+        self._emit(now, "released" if name == "handed_back" else name, fields.get("note", ""))
         self._say(now, kind, **self._took(now), **fields)
+
+    def _emit(self, now: _InHand, outcome: str, error: str = "") -> None:
+        if now.job.events is not None:
+            now.job.events.emit(
+                task_run(
+                    self._runtime,
+                    queue=now.job.queue.name,
+                    task=now.task.id,
+                    attempt=now.task.attempt,
+                    worker=self.name,
+                    took_s=self._took(now)["seconds"],
+                    outcome=outcome,
+                    error=error,
+                )
+            )
 
     def _took(self, now: _InHand) -> dict[str, float]:
         return {"seconds": round(self._runtime.elapsed_s() - now.started_s, 6)}

@@ -105,6 +105,7 @@ class Worker:
         """Stop, and give back what runs, with its attempts restored. Handlers that cannot be cancelled go on."""
         self.stop()
         self._runtime.fan_out(self._hand_back_one, self._runners)
+        self._flush_events()
 
     def tick(self) -> None:
         """Look after the tasks that run: to be called now and then by whoever does not call `run`."""
@@ -165,6 +166,7 @@ class Worker:
                 self._alive -= 1
                 last = self._alive == 0
             if last:
+                self._flush_events()
                 self._ended.set()
                 if self._on_end is not None:
                     self._on_end()
@@ -275,6 +277,11 @@ class Worker:
             runner.hand_back()
         except LimpetError as error:
             self._report.say("trouble", runner.name, note=f"could not hand back: {_said(error)}")
+
+    def _flush_events(self) -> None:
+        for sink in {id(job.events): job.events for job in self._jobs}.values():
+            if sink is not None:
+                sink.flush()
 
     def _keep_cron(self) -> None:
         while not self._stopping.is_set():

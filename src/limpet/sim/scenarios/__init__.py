@@ -1,6 +1,6 @@
 """The worlds that `python -m limpet.sim` can run, by name."""
 
-from limpet.sim.scenarios import directory, index, index_disk, kernel, queue, supervisor
+from limpet.sim.scenarios import catalog, directory, index, index_disk, kernel, queue, supervisor
 from limpet.sim.shrink import Run
 
 __all__ = ["SCENARIOS"]
@@ -12,4 +12,5 @@ SCENARIOS: dict[str, Run] = {
     "supervisor": supervisor.run,
     "index": index.run,
     "index_disk": index_disk.run,
+    "catalog": catalog.run,
 }

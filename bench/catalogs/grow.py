@@ -1,0 +1,140 @@
+"""What a commit and a load cost in requests and bytes as tables become many: exact, and the same on every machine.
+
+`python -m bench.catalogs.grow TABLES COMMITS` fills a catalog in memory, then creates and appends one after another, and
+prints what each cost by the kind of object. Checkpoints are the objects below `snapshots/`; all else is outside them.
+What `limpet serve` writes in the background is written here before the next commit, so that nothing is left to chance.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from bench.catalogs.ours import Bench, fill
+from bench.catalogs.work import NAMESPACE, OWN_TABLES, Share
+
+from limpet.app.catalogs import leader_of, open_catalog, storage_of
+from limpet.catalog import Compactor, Published
+from limpet.catalog.catalog import Catalog
+from limpet.keys import Key
+from limpet.runtime import system
+from limpet.store import MemoryStore, MeteredStore, Store
+from limpet.store.api import Always, Version, When
+
+__all__ = ["grown"]
+
+KINDS = {
+    "warehouse": "metadata",
+    "ledger": "ledger",
+    "commits": "record",
+    "manifests": "head",
+    "snapshots": "checkpoint",
+}
+URL = "file:///bench"
+WARM_UP_MAX = 1000
+
+
+class _Sorted(MemoryStore):
+    """Counts puts and bytes by the kind of object."""
+
+    def __init__(self) -> None:
+        super().__init__(system())
+        self.puts: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        kind = KINDS.get(key.partition("/")[0], "other")
+        self.puts[kind] += 1
+        self.bytes[kind] += len(data)
+        return super().put(key, data, when=when)
+
+
+@contextmanager
+def _leading(store: Store) -> Iterator[Catalog]:
+    storage = storage_of(store, system())
+    compactor = Compactor(storage)
+
+    def publish(paths: Sequence[str], token: int) -> Published:
+        published = compactor.publish(paths, token)
+        compactor.settle()
+        compactor.prepare()
+        return published
+
+    leader = leader_of(storage, publish)
+    thread = system().spawn(leader.run, name="leader")
+    while not leader.leads:
+        system().sleep(0.01)
+    try:
+        yield open_catalog(storage, URL, leader)
+    finally:
+        leader.stop()
+        thread.join()
+
+
+def grown(tables: int, commits: int) -> dict[str, Any]:
+    """Requests and bytes of a create, an append and a load with so many tables."""
+    store = _Sorted()
+    meter = MeteredStore(store)
+    with _leading(meter) as catalog:
+        fill(catalog, max(tables, OWN_TABLES))
+        client, share = Bench(catalog), Share(0, 1)
+        found: dict[str, Any] = {"tables": tables, "commits": commits}
+        todo = {"create": (client.create, share.creates()), "append": (client.append, share.appends())}
+        for verb, (call, names) in todo.items():
+            _go_to_checkpoint(client, catalog, verb)
+            puts, bytes_, before = store.puts.copy(), store.bytes.copy(), meter.snapshot()
+            for name in islice(names, commits):
+                call(name)
+            gets = (meter.snapshot() - before).requests.get("get", 0)
+            found[verb] = _each(store.puts - puts, store.bytes - bytes_, gets, commits)
+        found["load"] = _loads(client, meter)
+    return found
+
+
+def _go_to_checkpoint(client: Bench, catalog: Catalog, verb: str) -> None:
+    """Commit until the head names a new checkpoint: most bytes of a commit are the head's tail since the last one."""
+    first = None
+    for number in range(WARM_UP_MAX):
+        client.create(f"before-{verb}-{number}")
+        loaded = catalog.view.now()
+        assert loaded is not None
+        first = first or loaded
+        if loaded.head.snapshot != first.head.snapshot:
+            return
+    raise RuntimeError("there was no checkpoint")
+
+
+def _each(puts: Counter[str], bytes_: Counter[str], gets: int, n: int) -> dict[str, Any]:
+    outside = sum(count for kind, count in puts.items() if kind != "checkpoint")
+    written = sum(count for kind, count in bytes_.items() if kind != "checkpoint")
+    return {
+        "puts": outside / n,
+        "gets": gets / n,
+        "bytes": written / n,
+        "checkpoints": puts["checkpoint"] / n,
+        "checkpoint_bytes": bytes_["checkpoint"] / n,
+        "bytes_by_kind": {kind: count / n for kind, count in sorted(bytes_.items())},
+    }
+
+
+def _loads(client: Bench, meter: MeteredStore) -> dict[str, Any]:
+    """What another process pays that loads a table: for the first time, again, and after somebody else's commit."""
+    other, name = open_catalog(storage_of(meter, system()), URL), Share(0, 1).own()[0]
+    found = {}
+    for what in ("first", "again", "after a commit"):
+        if what == "after a commit":
+            client.create("one-more")
+        before = meter.snapshot()
+        other.load_table((NAMESPACE,), name)
+        spent = meter.snapshot() - before
+        found[what] = {"requests": spent.total(), "bytes": spent.read_bytes}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(grown(int(sys.argv[1]), int(sys.argv[2]))))

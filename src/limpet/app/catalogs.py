@@ -1,0 +1,114 @@
+"""How the catalog of a fleet is put together: where it lies, who leads it, who publishes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from limpet.app.urls import absolute
+from limpet.catalog import Compactor, Leader, NotLeader, Published
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.executions import Executions
+from limpet.catalog.parquet import ParquetSnapshots
+from limpet.catalog.storage import Own, Storage
+from limpet.catalog.warehouse import Warehouse
+from limpet.keys import CatalogKeys
+from limpet.lease import Lock, Sightings
+from limpet.runtime import Runtime
+from limpet.store import Store
+from limpet.store.credentials import locate
+from limpet.store.policies import root_of
+
+__all__ = [
+    "DOMAIN",
+    "EXECUTIONS",
+    "LEASE_S",
+    "client_config",
+    "executions_of",
+    "lead",
+    "leader_of",
+    "open_catalog",
+    "storage_of",
+    "workspace_url",
+]
+
+DOMAIN = "catalog"
+EXECUTIONS = "executions"
+LEASE_S = 10.0
+WAIT_S = 2 * LEASE_S
+POLL_S = 0.02
+
+Publish = Callable[[Sequence[str], int], Published]
+
+
+def workspace_url(url: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The fleet of the workspace that LIMPET_TENANT_ID and LIMPET_WORKSPACE_ID name, below `url`; without them `url`.
+
+    Raises: Invalid for one without the other.
+    """
+    root = root_of(environ.get("LIMPET_TENANT_ID"), environ.get("LIMPET_WORKSPACE_ID"))
+    if not root:
+        return url
+    place, mark, query = url.partition("?")
+    return f"{place.rstrip('/')}/{root}{mark}{query}"
+
+
+def client_config(url: str) -> dict[str, str]:
+    """What clients must know to reach the data, beside credentials of their own: never a key of ours."""
+    if not url.startswith("s3://"):
+        return {}
+    place = locate(url)
+    config = {"s3.region": place.options.get("region", "")}
+    if place.endpoint:
+        config |= {"s3.endpoint": place.endpoint, "s3.path-style-access": "true"}
+    return {name: value for name, value in config.items() if value}
+
+
+def storage_of(store: Store, runtime: Runtime, own: Own | None = None) -> Storage:
+    """The objects of the catalog; two storages of one process may share their `own`.   Cost: nothing yet."""
+    return Storage(store, CatalogKeys.of(DOMAIN), runtime, ParquetSnapshots(), own)
+
+
+def executions_of(store: Store, runtime: Runtime) -> Executions:
+    """The events of task runs and compactions.   Cost: nothing yet."""
+    return Executions(store, CatalogKeys.of(EXECUTIONS), runtime)
+
+
+def leader_of(storage: Storage, publish: Publish, *, lease_s: float = LEASE_S) -> Leader:
+    """One that leads the catalog when it can; `publish` is a compactor's, here or elsewhere.   Cost: nothing yet."""
+    runtime = storage.runtime
+    lock = Lock(storage.store, storage.keys.lock, DOMAIN, lease_s, runtime, Sightings(runtime), look_first=True)
+    return Leader(storage, publish, lock)
+
+
+def open_catalog(storage: Storage, url: str, leader: Leader | None = None) -> Catalog:
+    """The catalog of the fleet at `url`; without a leader it only reads.   Cost: nothing yet."""
+    return Catalog(storage, Warehouse(storage.store, absolute(url), storage.runtime), leader)
+
+
+@contextmanager
+def lead(
+    store: Store, url: str, runtime: Runtime, *, lease_s: float = LEASE_S, wait_s: float = WAIT_S
+) -> Iterator[Catalog]:
+    """The catalog, to change: this process leads it for as long as the block lasts, and publishes by itself.
+
+    Raises: NotLeader if another process still leads it after `wait_s`.
+    """
+    storage = storage_of(store, runtime)
+    leader = leader_of(storage, Compactor(storage).publish, lease_s=lease_s)
+    leader.turn()
+    thread = runtime.spawn(leader.run, name="limpet-leader")
+    try:
+        until_s = runtime.elapsed_s() + wait_s
+        while not leader.leads:
+            if runtime.elapsed_s() >= until_s:
+                raise NotLeader(
+                    f"{leader.leader or 'another process'} leads the catalog at {url}",
+                    hint="ask the service that leads it, or stop that one first",
+                )
+            runtime.sleep(POLL_S)
+        yield open_catalog(storage, url, leader)
+    finally:
+        leader.stop()
+        thread.join()

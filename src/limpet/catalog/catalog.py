@@ -1,0 +1,392 @@
+"""The catalog as the service and Python users call it: namespaces, tables and views, as in Iceberg's REST protocol.
+
+Requests and answers are plain Python values; metadata is passed through as bytes. Every write takes an id: whoever
+sends the same request with the same id again is told what was told the first time, and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from limpet import records
+from limpet.catalog import chain, history, namespaces, tables, transactions, views
+from limpet.catalog.entries import PURGED, Content, Entry, check_free, check_namespace_exists, entry_in, find
+from limpet.catalog.leader import Decide, Leader, NotLeader
+from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, shown
+from limpet.catalog.records import Commit
+from limpet.catalog.refusals import NeedsMetadata
+from limpet.catalog.state import MINTED, State
+from limpet.catalog.storage import Storage
+from limpet.catalog.tables import Prepared
+from limpet.catalog.view import View
+from limpet.catalog.warehouse import Document, Warehouse
+from limpet.errors import Corrupt, Invalid, LimpetError, NotModified, OutcomeUnknown, Unavailable
+
+__all__ = ["Catalog", "LoadedTable", "Page"]
+
+TRIES_MAX = 10
+ID_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """A table or view: where its metadata lies (None if it is only staged), the bytes of it, and what clients need."""
+
+    metadata_location: str | None
+    metadata: bytes
+    config: Mapping[str, str]
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Names in order; `next` is the `after` of the next page, None on the last."""
+
+    names: Sequence[str]
+    next: str | None
+
+
+class Catalog:
+    """One catalog. Without a `leader` it only reads. Any number of threads may share it.
+
+    Every write raises, beside what its method says: Invalid; NotLeader (nothing was attempted); OutcomeUnknown. It
+    costs a share of a batch: 1 ledger PUT and 1 publication for all that are decided together.
+    """
+
+    def __init__(self, storage: Storage, warehouse: Warehouse, leader: Leader | None = None) -> None:
+        self.storage = storage
+        self.warehouse = warehouse
+        self.leader = leader
+        self.view = View(storage)
+
+    # ---- namespaces ----
+
+    def namespaces(self, parent: Sequence[str] = (), after: str = "", limit: int | None = None) -> Page:
+        """The names of the namespaces directly in another, or at the top.   Raises: NoSuchNamespace.   Cost: 1 GET."""
+        return self._page("n", check_namespace(parent) if parent else (), after, limit)
+
+    def namespace(self, namespace: Sequence[str]) -> dict[str, str]:
+        """Its properties.   Raises: NoSuchNamespace.   Cost: 1 GET."""
+        return dict(namespaces.properties_of(self._state(), check_namespace(namespace)))
+
+    def create_namespace(
+        self, namespace: Sequence[str], properties: Mapping[str, str] | None = None, *, id_: str | None = None
+    ) -> dict[str, str]:
+        """Create it, in a parent that is there; its properties.   Raises: AlreadyExists; NoSuchNamespace."""
+        levels = check_namespace(namespace)
+        checked = namespaces.check_properties(self.warehouse, properties or {})
+        self._commit(id_, ("create namespace", levels, checked), namespaces.create(levels, checked))
+        return checked
+
+    def drop_namespace(self, namespace: Sequence[str], *, id_: str | None = None) -> None:
+        """Drop it, if it is empty.   Raises: NoSuchNamespace; NamespaceNotEmpty."""
+        levels = check_namespace(namespace)
+        self._commit(id_, ("drop namespace", levels), namespaces.drop(levels))
+
+    def update_properties(
+        self, namespace: Sequence[str], removals: object = (), updates: object = None, *, id_: str | None = None
+    ) -> dict[str, list[str]]:
+        """Set and remove properties; the names that were `updated`, `removed` and `missing`.
+
+        Raises: NoSuchNamespace; Invalid, also if a name is to be both set and removed.
+        """
+        levels = check_namespace(namespace)
+        if not isinstance(removals, Sequence) or not all(isinstance(name, str) for name in removals):
+            raise Invalid("removals must be a list of names")
+        gone = list(dict.fromkeys(removals))
+        checked = namespaces.check_properties(self.warehouse, updates or {})
+        if both := [name for name in gone if name in checked]:
+            raise Invalid(f"the property {both[0]!r} is to be both set and removed")
+        request = ("set properties", levels, gone, checked)
+        result: dict[str, list[str]] = self._commit(id_, request, namespaces.update(levels, gone, checked))
+        return result
+
+    # ---- tables ----
+
+    def tables(self, namespace: Sequence[str], after: str = "", limit: int | None = None) -> Page:
+        """The names of the tables in a namespace.   Raises: NoSuchNamespace.   Cost: 1 GET."""
+        return self._page("t", check_namespace(namespace), after, limit)
+
+    def has_table(self, namespace: Sequence[str], name: str) -> bool:
+        """Whether there is such a table.   Cost: 1 GET."""
+        return find(self._state(), "t", *_identifier(namespace, name)) is not None
+
+    def load_table(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
+        """A table as it is now. Raises: NoSuchTable; NoSuchNamespace; NotModified, if it is what `etag` stands for.
+
+        Cost: 1 conditional GET of the head, and 1 GET of the metadata unless it is in memory.
+        """
+        return self._load("t", *_identifier(namespace, name), etag)
+
+    def create_table(
+        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None
+    ) -> LoadedTable:
+        """Create a table; with `stage-create` only make its metadata, and publish nothing.
+
+        Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT of the metadata; staged 1 GET.
+        """
+        where, name = _identifier(namespace, request.get("name"))
+        new = tables.draft(self.warehouse, where, name, request)
+        if request.get("stage-create"):
+            check_free(self._state(), where, name)
+            self.warehouse.make_folder(new.entry.root)
+            return LoadedTable(None, new.document.data, self.warehouse.config, "")
+        path = self._commit(id_, ("create table", where, request), tables.create(self.warehouse, where, name, new))
+        return self._told(path)
+
+    def register_table(
+        self,
+        namespace: Sequence[str],
+        name: str,
+        metadata_location: str,
+        *,
+        overwrite: bool = False,
+        id_: str | None = None,
+    ) -> LoadedTable:
+        """Enter a table whose metadata lies in the warehouse and whose folder no other table has.
+
+        Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 GET.
+        """
+        where, name = _identifier(namespace, name)
+        new = tables.registered(self.warehouse, metadata_location)
+        request = ("register table", where, name, metadata_location, overwrite)
+        return self._told(self._commit(id_, request, tables.register(where, name, new, overwrite=overwrite)))
+
+    def commit_table(
+        self, namespace: Sequence[str], name: str, request: Mapping[str, Any], *, id_: str | None = None
+    ) -> LoadedTable:
+        """Change a table, or create one that was staged.   Raises: NoSuchTable; CommitFailed; NoSuchNamespace.
+
+        Cost: beside the batch, 1 PUT of the metadata; 1 GET of the last metadata unless it is in memory.
+        """
+        where, name = _identifier(namespace, name)
+        prepared = tables.prepare(self.warehouse, where, name, request)
+        loaded = _InMemory(self.warehouse)
+        self._preload(loaded, "t", (prepared,))
+        decide = tables.commit(self.warehouse, prepared, loaded.find)
+        return self._told(self._commit(id_, ("commit", where, name, request), decide, loaded))
+
+    def commit_transaction(self, changes: object, *, id_: str | None = None) -> None:
+        """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
+        prepared = transactions.prepare_all(self.warehouse, changes)
+        loaded = _InMemory(self.warehouse)
+        self._preload(loaded, "t", prepared)
+        decide = transactions.commit(self.warehouse, prepared, loaded.find)
+        self._commit(id_, ("transaction", changes), decide, loaded)
+
+    def drop_table(self, namespace: Sequence[str], name: str, *, purge: bool = False, id_: str | None = None) -> None:
+        """Take a table out of the catalog; `purge` deletes its files too, and then it cannot be put back.
+
+        Raises: NoSuchTable; NoSuchNamespace.   Cost: `purge`: a batch more, 1 LIST and 1 GET per 1,000 files,
+        1 DELETE each.
+        Crash: dropped or not; files that are left are known, and `finish_purges` deletes them.
+        """
+        where, name = _identifier(namespace, name)
+        dropped = self._commit(id_, ("drop table", where, name, purge), tables.drop(where, name, purge=purge))
+        if purge:
+            with suppress(LimpetError):  # the state names what is left, and nobody can use those folders until then
+                self._purge(Entry.of(dropped).roots())
+
+    def finish_purges(self) -> int:
+        """Delete what is left of purged tables; in how many folders.   Raises: Unavailable; Denied."""
+        roots = tuple(key[2:] for key, _ in self._state().under(f"{PURGED}/"))
+        self._purge(roots)
+        return len(roots)
+
+    def rename_table(
+        self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], *, id_: str | None = None
+    ) -> None:
+        """Give a table another name or namespace.   Raises: NoSuchTable; NoSuchNamespace; AlreadyExists."""
+        self._rename("t", source, target, id_)
+
+    def undrop(self, namespace: Sequence[str], name: str, *, id_: str | None = None) -> LoadedTable:
+        """Put back the table or view of that name that was dropped last, as it was then.
+
+        Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or that is no longer kept.
+        Cost: beside the batch, 1 GET for each commit since.
+        """
+        where, name = _identifier(namespace, name)
+        kind, entry = history.last_dropped(self.storage, self.view.now(), where, name)
+        return self._told(self._commit(id_, ("undrop", where, name), tables.undrop(kind, where, name, entry)))
+
+    # ---- views ----
+
+    def views(self, namespace: Sequence[str], after: str = "", limit: int | None = None) -> Page:
+        """The names of the views in a namespace.   Raises: NoSuchNamespace.   Cost: 1 GET."""
+        return self._page("v", check_namespace(namespace), after, limit)
+
+    def has_view(self, namespace: Sequence[str], name: str) -> bool:
+        """Whether there is such a view.   Cost: 1 GET."""
+        return find(self._state(), "v", *_identifier(namespace, name)) is not None
+
+    def load_view(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
+        """A view as it is now.   Raises: NoSuchView; NoSuchNamespace; NotModified.   Cost: as `load_table`."""
+        return self._load("v", *_identifier(namespace, name), etag)
+
+    def create_view(
+        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None
+    ) -> LoadedTable:
+        """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
+        where, name = _identifier(namespace, request.get("name"))
+        new = views.draft(self.warehouse, where, name, request)
+        path = self._commit(id_, ("create view", where, request), views.create(self.warehouse, where, name, new))
+        return self._told(path)
+
+    def replace_view(
+        self, namespace: Sequence[str], name: str, request: Mapping[str, Any], *, id_: str | None = None
+    ) -> LoadedTable:
+        """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
+        where, name = _identifier(namespace, name)
+        wanted = views.prepare(self.warehouse, request)
+        loaded = _InMemory(self.warehouse)
+        decide = views.replace(self.warehouse, where, name, wanted, loaded.find)
+        return self._told(self._commit(id_, ("replace view", where, name, request), decide, loaded))
+
+    def drop_view(self, namespace: Sequence[str], name: str, *, id_: str | None = None) -> None:
+        """Take a view out of the catalog.   Raises: NoSuchView; NoSuchNamespace."""
+        where, name = _identifier(namespace, name)
+        self._commit(id_, ("drop view", where, name), views.drop(where, name))
+
+    def rename_view(
+        self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], *, id_: str | None = None
+    ) -> None:
+        """Give a view another name or namespace.   Raises: NoSuchView; NoSuchNamespace; AlreadyExists."""
+        self._rename("v", source, target, id_)
+
+    # ---- the past ----
+
+    def log(self, limit: int | None = None) -> list[Commit]:
+        """The last commits, the newest first.   Raises: Corrupt.   Cost: 1 GET each."""
+        loaded = self.view.now()
+        return [*islice(chain.log(self.storage, loaded.head), limit)] if loaded else []
+
+    def at(self, when: int | datetime | None = None) -> history.Past:
+        """What the catalog held as of a version, or a time; None: now.
+
+        Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: see `chain.find` and `chain.state_of`.
+        """
+        return history.at(self.storage, self.view.now(), self.warehouse, when)
+
+    def verify(self) -> chain.Checked:
+        """Walk the whole chain and compare every digest.   Cost: 1 GET a commit."""
+        loaded = self.view.now()
+        return chain.verify(self.storage, loaded.head) if loaded else chain.Checked(0, 0, None)
+
+    # ---- how ----
+
+    def _state(self) -> State:
+        loaded = self.view.now()
+        return loaded.state if loaded else State()
+
+    def _page(self, kind: Kind, namespace: Namespace, after: str, limit: int | None) -> Page:
+        state = self._state()
+        check_namespace_exists(state, namespace)
+        if limit is not None and limit < 1:
+            raise Invalid(f"a page has at least one name, not {limit}")
+        names: list[str] = []
+        for key, _ in state.under(children(kind, namespace), key_of(kind, namespace, after) if after else ""):
+            if limit is not None and len(names) == limit:
+                return Page(names, names[-1])
+            names.append(name_in(key))
+        return Page(names, None)
+
+    def _load(self, kind: Content, namespace: Namespace, name: str, etag: str | None) -> LoadedTable:
+        entry = entry_in(self._state(), kind, namespace, name)
+        while True:
+            if etag is not None and etag == self.warehouse.etag(entry.path):
+                raise NotModified(f"{shown(namespace, name)!r} is still what {etag} stands for")
+            try:
+                return self._loaded(entry.path)
+            except Corrupt:
+                before, entry = entry, entry_in(self._state(), kind, namespace, name)
+                if entry == before:
+                    raise  # else it was replaced and purged since the head was read
+
+    def _loaded(self, path: str) -> LoadedTable:
+        document = self.warehouse.read(path)
+        etag = self.warehouse.etag(path)
+        return LoadedTable(self.warehouse.location(path), document.data, self.warehouse.config, etag)
+
+    def _told(self, path: str) -> LoadedTable:
+        """The answer to a write that is published: whatever is in the way now, it is not refused any more."""
+        try:
+            return self._loaded(path)
+        except LimpetError as error:
+            raise OutcomeUnknown(f"it was done, and its metadata cannot be read now: {error}") from error
+
+    def _commit(self, id_: str | None, request: Sequence[Any], decide: Decide, loaded: _InMemory | None = None) -> Any:
+        """Have a decision made and published; load what it needs, and ask again, under the same id (F5)."""
+        if self.leader is None:
+            raise NotLeader("this process only reads")
+        id_ = self._scoped(id_, request)
+        for _ in range(TRIES_MAX):
+            try:
+                return self.leader.commit(id_, decide)
+            except NeedsMetadata as need:
+                if loaded is None:
+                    raise
+                loaded.load(need.paths)
+        raise Unavailable("others have committed to the same tables too often", hint="send it again in a moment")
+
+    def _scoped(self, id_: str | None, request: Sequence[Any]) -> str:
+        """A client's id, with a digest of what it asks: the same id for another request is another request."""
+        if id_ is None:
+            return f"{MINTED}{self.storage.runtime.new_id()}"
+        if not id_ or id_.startswith(MINTED) or len(id_) > ID_CHARACTERS_MAX or not id_.isprintable():
+            raise Invalid(f"an id has 1 to {ID_CHARACTERS_MAX} printable characters and does not begin with {MINTED}")
+        return f"{id_}.{hashlib.sha256(records.plain_bytes(request, what='the request')).hexdigest()[:16]}"
+
+    def _preload(self, loaded: _InMemory, kind: Content, prepared: Sequence[Prepared]) -> None:
+        """Read the metadata that a decision will most likely need, before the leader is asked."""
+        state = self.leader.known if self.leader else None
+        if state is not None:
+            found = [find(state, kind, each.namespace, each.name) for each in prepared if not each.commit.creates]
+            loaded.load([entry.path for entry in found if entry is not None])
+
+    def _rename(
+        self, kind: Content, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], id_: str | None
+    ) -> None:
+        old, new = _identifier(*source), _identifier(*target)
+        self._commit(id_, ("rename", kind, old, new), tables.rename(kind, old, new))
+
+    def _purge(self, roots: Sequence[str]) -> None:
+        """Empty the folders of purged tables, then let them be used again.
+
+        Only files are deleted that were listed before a look at the state that still has the folder as purged: another
+        process may have emptied it meanwhile, and a new table may be there (F18).
+        """
+        for root in roots:
+            while files := self.warehouse.files_in(root):
+                if self._state().get(f"{PURGED}/{root}") is None:
+                    return
+                self.warehouse.delete(files)
+            self.warehouse.prune(root)
+        if roots:
+            self._commit(None, ("purged",), tables.purged(roots))
+
+
+class _InMemory:
+    """Metadata that one request has at hand: what it loaded stays until it is answered, whatever the cache does."""
+
+    def __init__(self, warehouse: Warehouse) -> None:
+        self._warehouse = warehouse
+        self._own: dict[str, Document] = {}
+
+    def find(self, path: str) -> Document | None:
+        """A metadata file, if it is in memory."""
+        return self._own.get(path) or self._warehouse.cached(path)
+
+    def load(self, paths: Sequence[str]) -> None:
+        """Read those that are not.   Cost: 1 GET each, unless in memory."""
+        for path in paths:
+            self._own[path] = self._warehouse.read(path)
+
+
+def _identifier(namespace: Sequence[str], name: object) -> tuple[Namespace, str]:
+    return check_namespace(namespace), check_name(name)

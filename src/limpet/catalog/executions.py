@@ -1,0 +1,316 @@
+"""Executions: events of the whole fleet, folded into Parquet files that a head names.
+
+Whoever folds needs no lock. The swap of the head decides; an event is known by its id, so one that is handed over
+twice, by any number of compactors, in any order, is kept once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from limpet.catalog.compactor import Published
+from limpet.catalog.parquet import ParquetEvents
+from limpet.catalog.quarantine import isolate
+from limpet.catalog.records import Applied
+from limpet.catalog.sink import EventBatch
+from limpet.catalog.storage import OBJECT_BYTES_MAX, above
+from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
+from limpet.events import Event
+from limpet.keys import CatalogKeys, Key, is_ulid
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Blob, Store
+from limpet.store.outcome import put_bytes
+
+__all__ = ["EventHead", "Executions", "Gone", "StateFile", "is_late", "read_batch", "to_merge"]
+
+TRIES_MAX = 10
+PATHS_MAX = 256
+APPLIED_MAX = 256
+GONE_MAX = 1000
+ROWS_MAX = 250_000
+LATE_S = 3600.0
+
+
+class StateFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file of folded events: its digest, its size, and the first and last id in it."""
+
+    id: str
+    sha256: str
+    size: int
+    rows: int
+    first: str
+    last: str
+
+
+class Gone(msgspec.Struct, frozen=True, array_like=True):
+    """A file that was merged into another one, and when. Readers may still be at it."""
+
+    id: str
+    at: str
+
+
+class EventHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `manifests/executions.json` beside the cell's header. `newest` is when the newest batch that was
+    folded was written, by the store's clock."""
+
+    version: int = 0
+    files: tuple[StateFile, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    applied: tuple[Applied, ...] = ()
+    last_id: str = ""
+    newest: str = ""
+    events: int = 0
+    duplicates: int = 0
+    late: int = 0
+    quarantined: int = 0
+
+
+def to_merge(files: Sequence[StateFile], rows: int) -> int:
+    """How many of the last files to write anew together with that many rows.
+
+    A full file stays; of the others each is at least twice as large as the one after it. So there is a file for each
+    250,000 events, and as many more as that number has bits.
+    """
+    taken = 0
+    while taken < len(files) and files[-1 - taken].rows < min(2 * rows, ROWS_MAX):
+        rows += files[-1 - taken].rows
+        taken += 1
+    return taken
+
+
+def is_late(event: Event, newest: str) -> bool:
+    """Whether an event comes more than an hour after what was folded already: a reader may have counted without it."""
+    if not newest:
+        return False
+    return datetime.fromisoformat(event.at) < datetime.fromisoformat(newest) - timedelta(seconds=LATE_S)
+
+
+def read_batch(data: bytes, domain: str) -> EventBatch:
+    """A batch of events, checked.   Raises: Invalid, with the reason why it belongs in quarantine."""
+    if len(data) > OBJECT_BYTES_MAX:
+        raise Invalid(f"it has {len(data)} bytes, more than a batch may have")
+    try:
+        batch = msgspec.json.decode(data, type=EventBatch)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"it is not a valid batch: {error or 'nested too deeply'}") from None
+    if batch.domain != domain:
+        raise Invalid(f"it is a batch of the domain {batch.domain!r}")
+    if batch.position is not None and not 0 <= batch.position < 1 << 62:
+        raise Invalid(f"its position is {batch.position}")
+    for event in batch.events:
+        if not is_ulid(event.id):
+            raise Invalid(f"an event has the id {event.id[:40]!r}")
+        try:
+            at = datetime.fromisoformat(event.at)
+        except ValueError:
+            at = None
+        if at is None or at.tzinfo is None:
+            raise Invalid(f"event {event.id} has the time {event.at[:40]!r}")
+    return batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the objects at some paths hold: events by id with their positions, and what cannot be read."""
+
+    paths: tuple[str, ...]
+    events: Mapping[str, tuple[Event, int | None]]
+    repeated: int
+    bad: Mapping[str, tuple[Blob, str]]
+    newest: str
+
+
+class Executions:
+    """The events of a domain: folding them, and reading them. Any number of processes may fold at once."""
+
+    def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime) -> None:
+        self.store = store
+        self.keys = keys
+        self.runtime = runtime
+        self._codec = ParquetEvents()
+
+    def cell(self) -> Cell[EventHead]:
+        """The cell of the head."""
+        return Cell(self.store, self.keys.head, struct_codec(EventHead), self.runtime)
+
+    def publish(self, paths: Sequence[str], token: int = 0) -> Published:
+        """Fold those ledger objects. When it returns, each is folded or in quarantine, or was and has been removed.
+
+        `token` is not looked at: events are facts, and nobody leads here.
+        Raises: Invalid for paths that are no batches of it; Unavailable, OutcomeUnknown (hand them over again).
+        Cost: 1 GET + 1 a path + 1 for each file that they overlap or are merged with; 2 PUTs, and 2 for each object
+        that goes to quarantine.   Crash: folded or not; at worst a file that no head names, which GC removes.
+        """
+        if not paths or len({*paths}) != len(paths) or len(paths) > PATHS_MAX:
+            raise Invalid(f"give 1 to {PATHS_MAX} paths, and none twice")
+        for path in paths:
+            if self.keys.batch_id(path) is None:
+                raise Invalid(f"{path!r} is not a batch of {self.keys.domain}")
+        cell = self.cell()
+        blobs: dict[str, Blob] | None = None
+        for _ in range(TRIES_MAX):
+            seen = cell.read() or self._begin(cell)
+            done = {each.path: each for each in seen.value.applied if each.path in paths}
+            if len(done) == len(paths) and len({each.version for each in done.values()}) == 1:
+                return Published(done[paths[0]].version, done[paths[0]].commit)
+            if blobs is None:
+                blobs = self._get([path for path in paths if path not in done])
+            waiting = {path: blob for path, blob in blobs.items() if path not in done}
+            if not waiting:
+                return Published(seen.value.version, seen.value.last_id)
+            published = self._attempt(cell, seen, self._read(waiting))
+            if published is not None:
+                return Published(published.version, published.last_id)
+        raise Unavailable("the head was swapped by others too often")
+
+    def fold(self, id_: str, blob: Blob) -> int:
+        """Fold one batch that came out of quarantine; how many of its events are new.
+
+        Raises: Invalid if it still cannot be read.   Cost: as `publish`.
+        """
+        read = self._read({self.keys.batch(id_): blob})
+        for _, reason in read.bad.values():
+            raise Invalid(f"{id_} still cannot be read: {reason}", hint="a newer version of limpet may read it")
+        cell = self.cell()
+        for _ in range(TRIES_MAX):
+            seen = cell.read() or self._begin(cell)
+            after = self._attempt(cell, seen, read)
+            if after is not None:
+                return after.events - seen.value.events
+        raise Unavailable("the head was swapped by others too often")
+
+    def head(self) -> EventHead:
+        """What is folded; an empty one if nothing ever was.   Raises: Corrupt.   Cost: 1 GET."""
+        seen = self.cell().read()
+        return seen.value if seen else EventHead()
+
+    def scan(self) -> Iterator[tuple[Event, int | None]]:
+        """Every event as of one head, with its position, in no order.
+
+        Raises: Corrupt; Conflict if it took so long that files were merged and removed meanwhile.
+        Cost: 1 GET + 1 for each file.
+        """
+        head = self.head()
+        for file in head.files:
+            try:
+                table = self._table(file)
+            except Missing:
+                if self.head().version == head.version:
+                    raise Corrupt(f"{self.keys.state(file.id)} is missing") from None
+                raise Conflict("files were merged while they were read") from None
+            yield from self._codec.events(table)
+
+    def _begin(self, cell: Cell[EventHead]) -> Seen[EventHead]:
+        """An empty head, before any file: so a head that is lost is never taken for one that never was."""
+        if next(iter(self.store.list(self.keys.states)), None) is not None:
+            seen = cell.read()
+            if seen is None:
+                raise Corrupt(
+                    f"{self.keys.head} is missing, and there are files", hint="restore manifests/ from a backup"
+                )
+            return seen
+        try:
+            return cell.create(EventHead())
+        except Conflict as conflict:
+            seen = cell.read()
+            if seen is None:
+                raise Corrupt(f"{self.keys.head} was there and is gone") from conflict
+            return seen
+
+    def _get(self, paths: Sequence[str]) -> dict[str, Blob]:
+        """The objects that are there: one that is not was folded and removed."""
+        found: dict[str, Blob] = {}
+        for path, outcome in self.store.get_many([Key(path) for path in paths]).items():
+            if isinstance(outcome, Blob):
+                found[path] = outcome
+            elif not isinstance(outcome, Missing):
+                raise outcome
+        return found
+
+    def _read(self, blobs: Mapping[str, Blob]) -> _Read:
+        events: dict[str, tuple[Event, int | None]] = {}
+        bad: dict[str, tuple[Blob, str]] = {}
+        count = 0
+        for path, blob in blobs.items():
+            try:
+                batch = read_batch(blob.data, self.keys.domain)
+            except Invalid as error:
+                bad[path] = (blob, str(error))
+                continue
+            count += len(batch.events)
+            for number, event in enumerate(batch.events):
+                events.setdefault(event.id, (event, None if batch.position is None else batch.position + number))
+        newest = max((blob.modified for blob in blobs.values()), default=None)
+        said = newest.isoformat(timespec="microseconds") if newest else ""
+        return _Read(tuple(blobs), events, count - len(events), bad, said)
+
+    def _attempt(self, cell: Cell[EventHead], seen: Seen[EventHead], read: _Read) -> EventHead | None:
+        """One try on one head; None: the head moved, look again. Nothing of a lost try is used by the next one."""
+        for path, (blob, reason) in read.bad.items():
+            isolate(self.store, self.keys, str(self.keys.batch_id(path)), blob, reason)
+        try:
+            new = self._build(seen.value, read)
+        except Missing as error:  # a file that was merged and removed since, if the head has moved
+            now = cell.read()
+            if now is not None and now.version != seen.version:
+                return None
+            raise Corrupt(f"the head names a file that is not there: {error}") from None
+        match cell.attempt(seen, new):
+            case Won() | Replaced():
+                return new
+            case _:
+                return None
+
+    def _build(self, head: EventHead, read: _Read) -> EventHead:
+        """The head after those events, with its new files written under new names above all that the head knows."""
+        merging = to_merge(head.files, len(read.events))
+        kept, merged = head.files[: len(head.files) - merging], head.files[len(head.files) - merging :]
+        tables = [self._table(file) for file in merged]
+        known = {id_ for table in tables for id_ in self._codec.ids(table)}
+        first, last = min(read.events, default=""), max(read.events, default="")
+        for file in kept:
+            if file.first <= last and first <= file.last:
+                known.update(self._codec.ids(self._table(file)))
+        fresh = [found for id_, found in read.events.items() if id_ not in known]
+        last_id, files, gone = head.last_id, head.files, head.gone
+        if fresh:
+            whole = self._codec.merged([*tables, self._codec.table(fresh)])
+            written = [*self._write(whole, head.last_id)]
+            last_id, files = written[-1].id, (*kept, *written)
+            at = self.store.now().isoformat(timespec="microseconds")
+            gone = (*head.gone, *(Gone(file.id, at) for file in merged))[-GONE_MAX:]
+        version = head.version + 1
+        return EventHead(
+            version=version,
+            files=files,
+            gone=gone,
+            applied=(*head.applied, *(Applied(path, version, last_id) for path in read.paths))[-APPLIED_MAX:],
+            last_id=last_id,
+            newest=max(read.newest, head.newest),
+            events=head.events + len(fresh),
+            duplicates=head.duplicates + read.repeated + len(read.events) - len(fresh),
+            late=head.late + sum(is_late(event, head.newest) for event, _ in fresh),
+            quarantined=head.quarantined + len(read.bad),
+        )
+
+    def _write(self, table: Any, floor: str) -> Iterator[StateFile]:
+        for start in range(0, table.num_rows, ROWS_MAX):
+            part = table.slice(start, ROWS_MAX)
+            data, ids = self._codec.to_bytes(part), self._codec.ids(part)
+            floor = above(self.runtime.new_id(), floor)
+            put_bytes(self.store, self.runtime, self.keys.state(floor), data, Absent())
+            yield StateFile(floor, hashlib.sha256(data).hexdigest(), len(data), len(ids), ids[0], ids[-1])
+
+    def _table(self, file: StateFile) -> Any:
+        key = self.keys.state(file.id)
+        data = self.store.get(key).data
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise Corrupt(f"{key} is not what was folded: its digest differs")
+        return self._codec.from_bytes(data, what=key)

@@ -1,0 +1,374 @@
+"""Requests parsed, requirements checked, updates applied, metadata turned into bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+import pydantic
+from pyiceberg.exceptions import CommitFailedException, ValidationError
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, TableMetadataV1, new_table_metadata
+from pyiceberg.table.refs import SnapshotRef
+from pyiceberg.table.sorting import SortOrder
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCreate,
+    AssertCurrentSchemaId,
+    AssertDefaultSortOrderId,
+    AssertDefaultSpecId,
+    AssertLastAssignedFieldId,
+    AssertLastAssignedPartitionId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    AssignUUIDUpdate,
+    SetLocationUpdate,
+    SetPartitionStatisticsUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    SetStatisticsUpdate,
+    TableRequirement,
+    TableUpdate,
+    UpgradeFormatVersionUpdate,
+    update_table_metadata,
+)
+from pyiceberg.view.metadata import ViewMetadata
+
+from limpet.catalog.iceberg import quick
+from limpet.catalog.iceberg.settle import UNSET_ID, settled
+from limpet.catalog.refusals import CommitFailed
+from limpet.catalog.warehouse import Document
+from limpet.errors import Corrupt, Invalid
+
+__all__ = [
+    "Commit",
+    "apply",
+    "check_view",
+    "create",
+    "files_of",
+    "new_table",
+    "parse_commit",
+    "parse_table",
+    "table_of",
+]
+
+FORMAT_VERSION_MAX = 2
+
+_updates = pydantic.TypeAdapter(tuple[TableUpdate, ...])
+_requirements = pydantic.TypeAdapter(tuple[TableRequirement, ...])
+
+# PyIceberg raises all of these for input that it does not take.
+_REJECTS = (ValidationError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, StopIteration)
+_REJECTS_TOO = (ArithmeticError, RecursionError, AssertionError)
+
+
+class _Peek(msgspec.Struct):
+    format_version: int = msgspec.field(name="format-version")
+
+
+class _Kept(list[Any]):
+    """A list that copies share. Metadata is never changed in place, and its lists grow with every commit."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return self
+
+    def __add__(self, other: Sequence[Any]) -> _Kept:
+        return _Kept([*self, *other])
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return _Kept(found) if isinstance(index, slice) else found
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A request to change a table, parsed.
+
+    `plain` are its updates as JSON, if all are of the quick kind; `files` are (what it is, URL) of each file that it
+    names.
+    """
+
+    requirements: tuple[Any, ...]
+    updates: tuple[Any, ...]
+    plain: Sequence[dict[str, Any]] | None
+    creates: bool
+    location: str | None
+    properties: Mapping[str, str]
+    files: tuple[tuple[str, str], ...]
+
+
+def new_table(request: Mapping[str, Any], location: str, uuid: str) -> Document:
+    """The metadata of a table that a client asks to create.   Raises: Invalid."""
+    properties = _properties(request.get("properties") or {})
+    version = properties.get("format-version", str(FORMAT_VERSION_MAX))
+    if version not in ("1", "2"):
+        _refuse_version(version)
+    try:
+        if "fields" not in request["schema"]:
+            raise Invalid("the schema has no fields")
+        schema = Schema.model_validate(request["schema"])
+        spec = PartitionSpec.model_validate(_with_field_ids(request.get("partition-spec")) or {})
+        order = SortOrder.model_validate(_with_null_order(request.get("write-order")) or {})
+        schema.find_column_name(0)  # builds the index of names, which finds those that are there twice
+        metadata = new_table_metadata(schema, spec, order, location, properties, uuid)  # type: ignore[arg-type]
+        metadata.spec().check_compatible(metadata.schema())
+        metadata.sort_order().check_compatible(metadata.schema())
+        return _document(metadata)
+    except (*_REJECTS, *_REJECTS_TOO) as error:
+        _refuse("the table", error)
+
+
+def parse_commit(request: Mapping[str, Any]) -> Commit:
+    """A client's request to change a table.   Raises: Invalid, also for an update or requirement nobody knows."""
+    try:
+        raw = [_with_defaults(update) for update in request.get("updates") or ()]
+        updates = _updates.validate_python(raw)
+        requirements = _requirements.validate_python(tuple(request.get("requirements") or ()))
+    except (*_REJECTS, *_REJECTS_TOO) as error:
+        _refuse("the commit", error)
+    location: str | None = None
+    properties: dict[str, str] = {}
+    files: list[tuple[str, str]] = []
+    for update in updates:
+        match update:
+            case SetLocationUpdate():
+                location = update.location
+                files.append(("location", location))
+            case SetPropertiesUpdate():
+                properties |= update.updates
+            case AddSnapshotUpdate():
+                files.append(("manifest list", update.snapshot.manifest_list))
+            case SetStatisticsUpdate():
+                files.append(("statistics path", update.statistics.statistics_path))
+            case SetPartitionStatisticsUpdate():
+                files.append(("partition statistics path", update.partition_statistics.statistics_path))
+            case UpgradeFormatVersionUpdate() if update.format_version > FORMAT_VERSION_MAX:
+                _refuse_version(update.format_version)
+    creates = any(isinstance(requirement, AssertCreate) for requirement in requirements)
+    return Commit(requirements, updates, _plain(updates), creates, location, properties, tuple(files))
+
+
+def parse_table(document: Document) -> TableMetadata:
+    """Metadata that somebody wrote, parsed once.   Raises: Invalid."""
+    if document.model is None:
+        try:
+            version = msgspec.json.decode(document.data, type=_Peek).format_version
+            if version > FORMAT_VERSION_MAX:
+                _refuse_version(version)
+            document.model = TableMetadataUtil.parse_raw(document.data.decode())
+        except (*_REJECTS, *_REJECTS_TOO) as error:
+            _refuse("the metadata", error)
+    table: TableMetadata = document.model
+    return table
+
+
+def table_of(document: Document) -> TableMetadata:
+    """The metadata of a table in the catalog.   Raises: Corrupt."""
+    try:
+        return parse_table(document)
+    except Invalid as error:
+        raise Corrupt(str(error)) from None
+
+
+def files_of(document: Document) -> Iterator[tuple[str, str]]:
+    """(what it is, URL) of each file and folder that metadata names, but for its properties.   Raises: Corrupt."""
+    table = table_of(document)
+    yield "location", table.location
+    for snapshot in table.snapshots:
+        yield "manifest list", snapshot.manifest_list
+    for entry in table.metadata_log:
+        yield "metadata log", entry.metadata_file
+    for statistics in (*table.statistics, *table.partition_statistics):
+        yield "statistics path", statistics.statistics_path
+
+
+def apply(document: Document, commit: Commit, metadata_location: str, now_ms: int) -> Document | None:
+    """The metadata after a commit; None if it asks for no change. `metadata_location` is where `document` lies.
+
+    Raises: CommitFailed if a requirement does not hold, or the commit was made for an older table; Invalid; Corrupt.
+    """
+    try:
+        return _applied(document, commit, metadata_location, now_ms)
+    except CommitFailedException as error:
+        raise CommitFailed(_line(error)) from None
+    except (*_REJECTS, *_REJECTS_TOO) as error:
+        _refuse("the commit", error)
+
+
+def _applied(document: Document, commit: Commit, metadata_location: str, now_ms: int) -> Document | None:
+    if document.is_plain is None:
+        document.is_plain = quick.fits(document.data)
+    if document.is_plain:
+        for requirement in commit.requirements:
+            _check(requirement, document.json())
+        if commit.plain is not None:
+            return _quick(quick.updated(document.json(), commit.plain, metadata_location, now_ms))
+    table = table_of(document)
+    if not document.is_plain:
+        for requirement in commit.requirements:
+            requirement.validate(table)
+    updates = settled(table, commit.updates, is_new=False)
+    new = _updated(table, updates, metadata_location)
+    return None if new is None else _document(new)
+
+
+def _quick(table: dict[str, Any] | None) -> Document | None:
+    if table is None:
+        return None
+    new = Document(msgspec.json.encode(table), table)
+    new.is_plain = True
+    return new
+
+
+def create(commit: Commit, location: str, uuid: str) -> Document:
+    """The metadata of a table that a commit creates. `location` and `uuid` are for those that name none.
+
+    Raises: Invalid; CommitFailed if it requires a table that is there.
+    """
+    try:
+        for requirement in commit.requirements:
+            requirement.validate(None)
+        first = [AssignUUIDUpdate(uuid=uuid), SetLocationUpdate(location=location)]  # type: ignore[arg-type]
+        empty = TableMetadataV1.model_construct(last_column_id=-1, schema=Schema())
+        updates = settled(empty, (*first, *commit.updates), is_new=True)
+        return _document(update_table_metadata(empty, updates, enforce_validation=True))
+    except CommitFailedException as error:
+        raise CommitFailed(_line(error)) from None
+    except (*_REJECTS, *_REJECTS_TOO) as error:
+        _refuse("the table", error)
+
+
+def check_view(metadata: Mapping[str, Any]) -> None:
+    """Nothing, if this may be the metadata of a view.   Raises: Invalid."""
+    try:
+        ViewMetadata.model_validate(metadata)
+    except (*_REJECTS, *_REJECTS_TOO) as error:
+        _refuse("the view", error)
+
+
+# ---- updates ----
+
+
+def _updated(table: TableMetadata, updates: tuple[Any, ...], metadata_location: str) -> TableMetadata | None:
+    shared = {name: _Kept(value) for name, value in table if isinstance(value, list)}
+    new = update_table_metadata(table.model_copy(update=shared), updates, metadata_location=metadata_location)
+    if new.metadata_log is shared["metadata_log"]:
+        return None  # nothing was changed, or the last location would have been added
+    if isinstance(new, TableMetadataV1):
+        # readers of the first format know the current schema and spec by these fields only
+        fields = [field.model_dump() for field in new.spec().fields]
+        new = new.model_copy(update={"schema_": new.schema(), "partition_spec": fields})
+    return new
+
+
+def _check(requirement: Any, table: Mapping[str, Any]) -> None:
+    """Nothing, if the table is what the client requires.   Raises: CommitFailed."""
+    wanted: object
+    match requirement:
+        case AssertCreate():
+            what, wanted, found = "table", None, table["table-uuid"]
+        case AssertTableUUID():
+            what, wanted, found = "UUID", str(requirement.uuid), table["table-uuid"].lower()
+        case AssertRefSnapshotId():
+            what, wanted = f"{requirement.ref!r} at snapshot", requirement.snapshot_id
+            found = table["refs"].get(requirement.ref, {}).get("snapshot-id")
+        case AssertLastAssignedFieldId():
+            what, wanted, found = "last field", requirement.last_assigned_field_id, table["last-column-id"]
+        case AssertCurrentSchemaId():
+            what, wanted, found = "schema", requirement.current_schema_id, table["current-schema-id"]
+        case AssertLastAssignedPartitionId():
+            what, wanted = "last partition field", requirement.last_assigned_partition_id
+            found = table["last-partition-id"]
+        case AssertDefaultSpecId():
+            what, wanted, found = "partition spec", requirement.default_spec_id, table["default-spec-id"]
+        case AssertDefaultSortOrderId():
+            what, wanted, found = "sort order", requirement.default_sort_order_id, table["default-sort-order-id"]
+        case _:
+            raise Invalid(f"there is no requirement {requirement.type!r}")
+    if wanted != found:
+        raise CommitFailed(f"the commit requires {what} {wanted}, and the table has {found}")
+
+
+# ---- requests ----
+
+
+def _with_defaults(update: Any) -> Any:
+    match update:
+        case {"action": "add-spec", "spec": spec}:
+            return {**update, "spec": _with_field_ids(spec)}
+        case {"action": "add-sort-order", "sort-order": order}:
+            return {**update, "sort-order": _with_null_order(order)}
+        case {"action": "set-properties", "updates": properties}:
+            return {**update, "updates": _properties(properties)}
+    return update
+
+
+def _with_field_ids(spec: Any) -> Any:
+    """The spec with an id in each field; PyIceberg demands what the specification leaves to the server."""
+    return _with_fields(spec, lambda field: {"field-id": UNSET_ID, **field})
+
+
+def _with_null_order(order: Any) -> Any:
+    """The order with what its fields leave out; PyIceberg would put nulls last in either direction."""
+    nulls = {"asc": "nulls-first", "desc": "nulls-last"}
+    return _with_fields(order, lambda field: {"null-order": nulls.get(str(field.get("direction", "asc"))), **field})
+
+
+def _with_fields(given: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
+    if not isinstance(given, Mapping) or not isinstance(given.get("fields"), list | tuple):
+        return given
+    fields = [change(field) if isinstance(field, Mapping) else field for field in given["fields"]]
+    return {**given, "fields": fields}
+
+
+def _properties(given: Any) -> dict[str, str]:
+    """Properties as text.   Raises: Invalid."""
+    if not isinstance(given, Mapping):
+        raise Invalid("properties must be an object")
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float):
+            raise Invalid(f"the property {key!r} must be a string")
+    return {key: str(value) for key, value in given.items()}
+
+
+def _plain(updates: Sequence[Any]) -> Sequence[dict[str, Any]] | None:
+    """The updates as JSON, if all are of the quick kind.   Raises: Invalid for a reference that may not be."""
+    for update in updates:
+        if isinstance(update, SetSnapshotRefUpdate):
+            fields = update.model_dump(exclude={"action", "ref_name"})
+            try:
+                SnapshotRef.model_validate(fields)
+            except _REJECTS as error:
+                _refuse(f"the reference {update.ref_name!r}", error)
+    if all(update.action in quick.ACTIONS for update in updates):
+        return [update.model_dump(mode="json") for update in updates]
+    return None
+
+
+def _document(table: TableMetadata) -> Document:
+    return Document(table.model_dump_json().encode(), model=table)
+
+
+def _refuse_version(version: object) -> NoReturn:
+    raise Invalid(
+        f"format version {version} is not supported: this catalog keeps tables of versions 1 and 2",
+        hint="create the table with format-version 2",
+    )
+
+
+def _refuse(what: str, error: Exception) -> NoReturn:
+    raise Invalid(f"{what} cannot be taken: {_line(error)}") from None
+
+
+def _line(error: BaseException) -> str:
+    """One short line that names the field."""
+    inner = error.__cause__ if isinstance(error.__cause__, pydantic.ValidationError) else error
+    if isinstance(inner, pydantic.ValidationError):
+        first = inner.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return f"{place}: {first['msg']}"[:300] if place else first["msg"][:300]
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text[:300]} is missing" if isinstance(error, KeyError) else text[:300]

@@ -1,0 +1,197 @@
+"""`LedgerSink`: events gathered in memory and appended to the ledger in batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from limpet import records
+from limpet.catalog.sequence import Sequence
+from limpet.errors import LimpetError, OutcomeUnknown, Unavailable
+from limpet.events import Event
+from limpet.keys import CatalogKeys, Key
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Store
+from limpet.store.metered import MeteredStore
+from limpet.store.outcome import put_bytes
+
+__all__ = ["EventBatch", "Held", "LedgerSink", "is_due"]
+
+SCHEMA = 1
+SHARE = 0.015
+"""Requests that events may take for each request of the work itself. With the last flush they stay below 2 %."""
+FLUSH_COUNT = 10_000
+FLUSH_AGE_S = 10.0
+FLUSH_AGE_MAX_S = 900.0
+KEPT_MAX = 50_000
+TICK_S = 2.0
+CLOSE_TRIES_MAX = 3
+
+_log = logging.getLogger("limpet.events")
+
+
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger object of the domain `executions`. The events have the positions from `position` on, or none."""
+
+    schema: int = SCHEMA
+    domain: str
+    source: str
+    position: int | None
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a sink holds: how many events, for how long the oldest has waited, what writing them costs, and how many
+    requests events and everything else took so far."""
+
+    count: int
+    age_s: float
+    cost: int
+    own_requests: int
+    other_requests: int
+
+
+def is_due(held: Held) -> bool:
+    """Whether it is time to write: 10,000 wait, or they wait for 15 minutes, or for 10 s and the work pays for it.
+
+    So events take at most 1.5 % of the requests, or one for 10,000 tasks, or one in 15 minutes, whichever is most; and
+    the last flush of a process takes at most 3.
+    """
+    if held.count >= FLUSH_COUNT or (held.count and held.age_s >= FLUSH_AGE_MAX_S):
+        return True
+    if not held.count or held.age_s < FLUSH_AGE_S:
+        return False
+    return held.own_requests + held.cost <= SHARE * held.other_requests
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A batch on its way: the same bytes under the same name, however often it takes."""
+
+    key: Key
+    data: bytes
+    count: int
+
+
+class LedgerSink:
+    """Takes events from any thread; a thread of its own writes them. Order within a process is kept.
+
+    `spent` tells how many requests this process has made in all, those of this sink too. While the store is away up to
+    50,000 events wait in memory; what could not be written is counted in `lost`, and said once in the log.
+    Crash: what was in memory is lost: at most 10,000 events or those of 15 minutes, while the store is there.
+    """
+
+    def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime, spent: Callable[[], int]) -> None:
+        self.lost = 0
+        """How many events could not be written."""
+        self._store = MeteredStore(store, runtime=runtime)
+        self._keys = keys
+        self._runtime = runtime
+        self._spent = spent
+        self._sequence = Sequence(self._store, keys, runtime)
+        self._mutex = runtime.mutex()
+        self._writing = runtime.mutex()
+        self._wake = runtime.flag()
+        self._closed = runtime.flag()
+        self._events: list[Event] = []
+        self._since_s = 0.0
+        self._ready: _Ready | None = None
+        self._started = False
+        self._said = False
+
+    def emit(self, event: Event) -> None:
+        """See `EventSink.emit`.   Cost: nothing now; later a share of a PUT."""
+        with self._mutex:
+            taken = not self._closed.is_set() and len(self._events) < KEPT_MAX
+            if taken:
+                if not self._events:
+                    self._since_s = self._runtime.elapsed_s()
+                self._events.append(event)
+                if len(self._events) >= FLUSH_COUNT:
+                    self._wake.set()
+            starts, self._started = not self._started, True
+        if not taken:
+            self._lose(1, "too many wait in memory, or the sink is closed")
+        if starts:
+            self._runtime.spawn(self._run, name="limpet-events")
+
+    def flush(self) -> None:
+        """See `EventSink.flush`.   Cost: 1 PUT for each 10,000 events; 1 GET + 1 PUT for each block of positions."""
+        with self._writing:
+            while self._held().count and self._write():
+                pass
+
+    def close(self) -> None:
+        """See `EventSink.close`. What the store does not take now is lost, and counted."""
+        self._closed.set()
+        self._wake.set()
+        for _ in range(CLOSE_TRIES_MAX):
+            self.flush()
+        with self._mutex:
+            left = len(self._events) + (self._ready.count if self._ready else 0)
+            self._events, self._ready = [], None
+        if left:
+            self._lose(left, "the store did not take them in time")
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._wake.wait(TICK_S)
+            self._wake = self._runtime.flag()
+            with self._writing:
+                if not self._closed.is_set() and is_due(self._held()):
+                    self._write()
+
+    def _held(self) -> Held:
+        own = self._store.snapshot().total()
+        with self._mutex:
+            count = len(self._events) + (self._ready.count if self._ready else 0)
+            age_s = self._runtime.elapsed_s() - self._since_s
+        cost = 1 if self._ready else 1 + self._sequence.cost(min(count, FLUSH_COUNT))
+        return Held(count, age_s, cost, own, self._spent() - own)
+
+    def _write(self) -> bool:
+        """Write one batch; whether it is settled. One whose fate is open stays, to be sent again."""
+        ready = self._ready = self._ready or self._gather()
+        try:
+            # Folded and removed since, it would come back: the compactor knows its events by their ids.
+            put_bytes(self._store, self._runtime, ready.key, ready.data, Absent())
+        except (Unavailable, OutcomeUnknown):
+            return False
+        except LimpetError as error:
+            self._lose(ready.count, str(error))
+        self._ready = None
+        return True
+
+    def _gather(self) -> _Ready:
+        with self._mutex:
+            events, self._events = self._events[:FLUSH_COUNT], self._events[FLUSH_COUNT:]
+            self._since_s = self._runtime.elapsed_s()
+        sound = [event for event in events if _is_sound(event)]
+        if len(sound) < len(events):
+            self._lose(len(events) - len(sound), "JSON cannot hold them")
+        batch = EventBatch(
+            domain=self._keys.domain,
+            source=self._runtime.label,
+            position=self._sequence.take(len(sound)),
+            events=tuple(sound),
+        )
+        return _Ready(self._keys.batch(self._runtime.new_id()), records.encode(batch), len(sound))
+
+    def _lose(self, count: int, why: str) -> None:
+        with self._mutex:
+            self.lost += count
+            said, self._said = self._said, True
+        if not said:
+            _log.warning("events could not be written and are lost (said once): %s", why)
+
+
+def _is_sound(event: Event) -> bool:
+    try:
+        records.encode(event)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True

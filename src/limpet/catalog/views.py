@@ -1,0 +1,275 @@
+"""Views: their metadata, which is plain JSON here, and decisions on the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from limpet import records
+from limpet.catalog import iceberg
+from limpet.catalog.entries import LIVE, Entry, check_free, entry_in, reserve
+from limpet.catalog.leader import Decide, Grant
+from limpet.catalog.names import Namespace, key_of
+from limpet.catalog.records import Change
+from limpet.catalog.refusals import CommitFailed, NeedsMetadata
+from limpet.catalog.state import State
+from limpet.catalog.tables import Draft, Find
+from limpet.catalog.warehouse import Document, Warehouse
+from limpet.errors import Corrupt, Invalid
+
+__all__ = ["DROP", "Changes", "create", "draft", "drop", "prepare", "replace"]
+
+DROP = "drop view"
+HISTORY = "version.history.num-entries"
+HISTORY_MAX = 10
+LAST_ADDED = -1
+LAST_SCHEMA, LAST_VERSION = "last-schema", "last-version"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """A replacement whose locations are checked: the UUIDs that it requires, its updates, where the view moves to."""
+
+    uuids: Sequence[Any]
+    updates: Sequence[Json]
+    root: str | None
+
+
+def draft(warehouse: Warehouse, namespace: Namespace, name: str, request: Mapping[str, Any]) -> Draft:
+    """The view that a client asks to create.   Raises: Invalid."""
+    schema, version = _object(request, "schema"), _object(request, "view-version")
+    properties = _strings(request.get("properties") or {})
+    warehouse.check_properties(properties)
+    given = request.get("location")
+    root = warehouse.new_root(namespace, name) if given is None else warehouse.root_of(given)
+    first = {**_dated(warehouse, version), "version-id": 1, "schema-id": 0}
+    metadata = {
+        "view-uuid": warehouse.new_uuid(),
+        "format-version": 1,
+        "location": warehouse.location(root),
+        "current-version-id": 1,
+        "versions": [first],
+        "version-log": [{"timestamp-ms": first["timestamp-ms"], "version-id": 1}],
+        "schemas": [{**schema, "schema-id": 0}],
+        "properties": properties,
+    }
+    return Draft(_document(metadata), Entry(root, warehouse.new_file(f"{root}/metadata", None)))
+
+
+def create(warehouse: Warehouse, namespace: Namespace, name: str, new: Draft) -> Decide:
+    """Create a view. The result of this and of every replacement is the path of its metadata."""
+
+    def decide(state: State) -> Grant:
+        check_free(state, namespace, name)
+        changes = (Change(key_of("v", namespace, name), new.entry.value()), *reserve(state, new.entry.roots()))
+        return Grant("create view", changes, new.entry.path, (warehouse.put_of(new.entry.path, new.document),))
+
+    return decide
+
+
+def prepare(warehouse: Warehouse, request: Mapping[str, Any]) -> Changes:
+    """The changes that a client asks for: all are known, and all locations inside.   Raises: Invalid."""
+    requirements, updates = _list(request, "requirements"), _list(request, "updates")
+    for requirement in requirements:
+        if requirement.get("type") != "assert-view-uuid":
+            raise Invalid(f"there is no requirement {requirement.get('type')!r} of views")
+    root: str | None = None
+    for update in updates:
+        match update.get("action"):
+            case "set-location":
+                root = warehouse.root_of(_text(update, "location"))
+                update["location"] = warehouse.location(root)
+            case "set-properties":
+                update["updates"] = _strings(update.get("updates"))
+                warehouse.check_properties(update["updates"])
+            case "add-view-version":
+                update["view-version"] = _dated(warehouse, _object(update, "view-version"))
+            case action if action not in _UPDATES:
+                raise Invalid(f"there is no update {action!r} of views")
+    return Changes([requirement.get("uuid") for requirement in requirements], updates, root)
+
+
+def replace(warehouse: Warehouse, namespace: Namespace, name: str, wanted: Changes, in_memory: Find) -> Decide:
+    """Change a view."""
+
+    def decide(state: State) -> Grant:
+        old = entry_in(state, "v", namespace, name)
+        document = in_memory(old.path)
+        if document is None:
+            raise NeedsMetadata((old.path,))
+        new = _document(_applied(_json(document), wanted))
+        root = wanted.root or old.root
+        more = tuple(each for each in dict.fromkeys((*old.roots(), *old.more)) if each != root)
+        entry = Entry(root, warehouse.new_file(f"{root}/metadata", old.path), more)
+        changes = (Change(key_of("v", namespace, name), entry.value()), *reserve(state, entry.roots(), old.roots()))
+        return Grant("replace view", changes, entry.path, (warehouse.put_of(entry.path, new),))
+
+    return decide
+
+
+def drop(namespace: Namespace, name: str) -> Decide:
+    """Take a view out of the catalog. Its result is the entry; its metadata stays, so that it can be put back."""
+
+    def decide(state: State) -> Grant:
+        old = entry_in(state, "v", namespace, name)
+        gone = (Change(key_of("v", namespace, name), None), *(Change(f"{LIVE}/{root}", None) for root in old.roots()))
+        return Grant(DROP, gone, old.value())
+
+    return decide
+
+
+# ---- metadata ----
+
+
+def _applied(base: Json, wanted: Changes) -> Json:
+    """The metadata after the updates.   Raises: CommitFailed; Invalid."""
+    if any(uuid != base["view-uuid"] for uuid in wanted.uuids):
+        raise CommitFailed(f"the view is another one: its UUID is {base['view-uuid']}")
+    new = {**base, "schemas": [*base["schemas"]], "versions": [*base["versions"]]}
+    for update in wanted.updates:
+        _UPDATES[update["action"]](new, update)
+    for helper in (LAST_SCHEMA, LAST_VERSION):
+        new.pop(helper, None)
+    current = new["current-version-id"]
+    if current != base["current-version-id"]:
+        stamp = {"timestamp-ms": _version(new, current)["timestamp-ms"], "version-id": current}
+        new["version-log"] = [*base["version-log"], stamp]
+    return _trimmed(new)
+
+
+def _trimmed(view: Json) -> Json:
+    """Without versions older than the history that the view keeps; the current one always stays."""
+    given = view.get("properties", {}).get(HISTORY, str(HISTORY_MAX))
+    keep = int(given) if given.isdecimal() and 0 < len(given) < 6 and int(given) else HISTORY_MAX
+    newest = sorted(view["versions"], key=lambda version: version["version-id"])[-keep:]
+    kept = {version["version-id"] for version in newest} | {view["current-version-id"]}
+    view["versions"] = [version for version in view["versions"] if version["version-id"] in kept]
+    log = view["version-log"]
+    gone = max((i for i, entry in enumerate(log) if entry["version-id"] not in kept), default=-1)
+    view["version-log"] = log[gone + 1 :]
+    return view
+
+
+def _assign_uuid(view: Json, update: Json) -> None:
+    if update.get("uuid") != view["view-uuid"]:
+        raise Invalid(f"the UUID of a view never changes; this one is {view['view-uuid']}")
+
+
+def _upgrade(view: Json, update: Json) -> None:
+    if update.get("format-version") != 1:
+        raise Invalid("views have format version 1")
+
+
+def _add_schema(view: Json, update: Json) -> None:
+    schema = _object(update, "schema")
+    body = {key: value for key, value in schema.items() if key != "schema-id"}
+    for known in view["schemas"]:
+        if {key: value for key, value in known.items() if key != "schema-id"} == body:
+            view[LAST_SCHEMA] = known["schema-id"]
+            return
+    view[LAST_SCHEMA] = max(known["schema-id"] for known in view["schemas"]) + 1
+    view["schemas"].append({**schema, "schema-id": view[LAST_SCHEMA]})
+
+
+def _set_location(view: Json, update: Json) -> None:
+    view["location"] = update["location"]
+
+
+def _set_properties(view: Json, update: Json) -> None:
+    view["properties"] = {**view.get("properties", {}), **update["updates"]}
+
+
+def _remove_properties(view: Json, update: Json) -> None:
+    removals = update.get("removals")
+    if not isinstance(removals, list):
+        raise Invalid("removals must be a list")
+    view["properties"] = {key: value for key, value in view.get("properties", {}).items() if key not in removals}
+
+
+def _add_version(view: Json, update: Json) -> None:
+    version = dict(update["view-version"])
+    if version.get("schema-id") == LAST_ADDED:
+        if LAST_SCHEMA not in view:
+            raise Invalid("no schema was added that could be the last one")
+        version["schema-id"] = view[LAST_SCHEMA]
+    if version.get("schema-id") not in [schema["schema-id"] for schema in view["schemas"]]:
+        raise Invalid(f"the view has no schema {version.get('schema-id')!r}")
+    version["version-id"] = view[LAST_VERSION] = max(known["version-id"] for known in view["versions"]) + 1
+    view["versions"].append(version)
+
+
+def _set_current(view: Json, update: Json) -> None:
+    id_ = update.get("view-version-id")
+    if id_ == LAST_ADDED:
+        if LAST_VERSION not in view:
+            raise Invalid("no version was added that could be the last one")
+        id_ = view[LAST_VERSION]
+    view["current-version-id"] = _version(view, id_)["version-id"]
+
+
+_UPDATES: Mapping[str, Callable[[Json, Json], None]] = {
+    "assign-uuid": _assign_uuid,
+    "upgrade-format-version": _upgrade,
+    "add-schema": _add_schema,
+    "set-location": _set_location,
+    "set-properties": _set_properties,
+    "remove-properties": _remove_properties,
+    "add-view-version": _add_version,
+    "set-current-view-version": _set_current,
+}
+
+
+def _version(view: Json, id_: object) -> Json:
+    for version in view["versions"]:
+        if version["version-id"] == id_:
+            return dict(version)
+    raise Invalid(f"the view has no version {id_!r}")
+
+
+def _dated(warehouse: Warehouse, version: Json) -> Json:
+    if version.get("timestamp-ms") is None:
+        return {**version, "timestamp-ms": int(warehouse.runtime.wall().timestamp() * 1000)}
+    return dict(version)
+
+
+def _document(metadata: Json) -> Document:
+    iceberg.check_view(metadata)
+    return Document(records.plain_bytes(metadata, what="the view"), metadata)
+
+
+def _json(document: Document) -> Json:
+    try:
+        iceberg.check_view(document.json())
+    except Invalid as error:
+        raise Corrupt(f"the metadata of the view is not sound: {error}") from None
+    return document.json()
+
+
+def _object(request: Mapping[str, Any], key: str) -> Json:
+    found = request.get(key)
+    if not isinstance(found, Mapping):
+        raise Invalid(f"{key} must be an object")
+    return dict(found)
+
+
+def _list(request: Mapping[str, Any], key: str) -> list[Json]:
+    found = request.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise Invalid(f"{key} must be a list of objects")
+    return [dict(each) for each in found]
+
+
+def _text(request: Mapping[str, Any], key: str) -> str:
+    found = request.get(key)
+    if not isinstance(found, str):
+        raise Invalid(f"{key} must be a string")
+    return found
+
+
+def _strings(properties: Any) -> dict[str, str]:
+    if not isinstance(properties, Mapping) or not all(isinstance(key, str) for key in properties):
+        raise Invalid("properties must be an object")
+    return {key: str(value) for key, value in properties.items()}

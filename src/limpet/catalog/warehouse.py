@@ -1,0 +1,287 @@
+"""The warehouse: where table data and metadata lie, and which locations a client may name.
+
+Clients read and write table data by themselves, with URLs that the catalog hands out. So every URL that a client sends
+is checked before anything is written: it must lie in this very warehouse (F29, F30).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from limpet.catalog.names import Namespace, slug
+from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
+from limpet.keys import Key, check, disk_name
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Put, Store
+
+__all__ = ["WAREHOUSE", "Document", "Warehouse"]
+
+WAREHOUSE = "warehouse"
+METADATA_BYTES_MAX = 64 << 20
+CACHE_BYTES_MAX = 16 << 20
+PATH_CHARACTERS_MAX = 100
+FILES_AT_ONCE = 1000
+
+_ODD = re.compile(r"[%?#\\*\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_NUMBER = re.compile(r"v?(\d{1,9})[-.]")
+_PLACE = re.compile(r"(?:^|[._-])(?:path|location|dir|directory|folder|warehouse)$", re.IGNORECASE)
+_STORAGE = re.compile(r"\s*(?:s3[an]?|gs|gcs|az|abfss?|wasbs?|adls?|file|hdfs|oss|cos|r2|memory):", re.IGNORECASE)
+_CLIENT = re.compile(r"(?:s3|gcs|adls|hf|client|rest)\.|(?:.*[.-])?impl$", re.IGNORECASE)
+
+
+class Document:
+    """The bytes of a metadata file. What is made of them is kept: the JSON, and for tables PyIceberg's `model`.
+
+    Neither is ever changed: the metadata of the next commit shares most of it. `is_plain`: whether a table is of the
+    form that is updated as JSON; None if nobody has looked.
+    """
+
+    __slots__ = ("_json", "data", "is_plain", "model")
+
+    def __init__(self, data: bytes, json: dict[str, Any] | None = None, model: Any = None) -> None:
+        self.data = data
+        self.model = model
+        self.is_plain: bool | None = None
+        self._json = json
+
+    def json(self) -> dict[str, Any]:
+        """The metadata as JSON; only for bytes that are known to be an object (`Warehouse.read` has looked)."""
+        if self._json is None:
+            found: dict[str, Any] = msgspec.json.decode(self.data)
+            self._json = found
+        return self._json
+
+
+class Warehouse:
+    """Metadata files by key, the URLs that clients know them by, and the newest ones in memory.
+
+    `base_url` is where the root of `store` is for clients: a path, `file:///...` or `s3://bucket/prefix`. `config` is
+    what every client is told along with a table.
+    """
+
+    def __init__(self, store: Store, base_url: str, runtime: Runtime, config: Mapping[str, str] | None = None) -> None:
+        self.store = store
+        self.runtime = runtime
+        self.config = dict(config or {})
+        self._folder = _folder(base_url)
+        self.url = f"file://{self._folder}" if self._folder else f"{base_url.partition('?')[0].rstrip('/')}/{WAREHOUSE}"
+        self._mutex = runtime.mutex()
+        self._cache: OrderedDict[str, Document] = OrderedDict()
+        self._cached_bytes = 0
+
+    # ---- locations ----
+
+    def location(self, path: str) -> str:
+        """The URL of a path below the warehouse."""
+        return f"{self.url}/{path}"
+
+    def new_root(self, namespace: Namespace, name: str) -> str:
+        """A path that no table ever had: readable, and unique by a part of chance."""
+        folders = "/".join(slug(level) for level in namespace)[:PATH_CHARACTERS_MAX].rstrip("/-")
+        return f"{folders}/{slug(name)}-{self.runtime.rng.getrandbits(48):012x}"
+
+    def new_uuid(self) -> str:
+        """A random UUID (version 4)."""
+        bits = f"{self.runtime.rng.getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62:032x}"
+        return f"{bits[:8]}-{bits[8:12]}-{bits[12:16]}-{bits[16:20]}-{bits[20:]}"
+
+    def root_of(self, url: str, what: str = "location") -> str:
+        """The path below the warehouse of a folder that a client names.
+
+        Raises: Invalid unless it lies below this warehouse, and on a disk has the path that its name says.
+        """
+        path = self._inside(url, what)
+        if self._folder is not None:
+            if any(disk_name(part, leaf=False) != part for part in path.split("/")):
+                raise Invalid(
+                    f"the {what} {url!r} has characters that limpet does not put into names of folders",
+                    hint="use lower-case letters, digits, - and _",
+                )
+            real = os.path.realpath(f"{self._folder}/{path}")
+            if real != f"{os.path.realpath(self._folder)}/{path}":
+                raise Invalid(f"the {what} {url!r} leads through a link", hint="name the folder itself")
+        return path
+
+    def file_of(self, url: str) -> str:
+        """The path below the warehouse of a metadata file that a client names.   Raises: Invalid."""
+        folder, _, name = url.rpartition("/")
+        path = f"{self.root_of(folder, 'metadata location')}/{name}"
+        self._inside(url, "metadata location")
+        if self._folder is not None and disk_name(name, leaf=True) != name:
+            raise Invalid(
+                f"the metadata location {url!r} is no file name of limpet's", hint="it ends in .metadata.json"
+            )
+        return path
+
+    def check_file(self, url: object, what: str) -> None:
+        """Nothing, if the file that a client names lies in the warehouse.   Raises: Invalid."""
+        self._inside(url, what)
+
+    def check_properties(self, properties: Mapping[str, Any]) -> dict[str, str]:
+        """The folders that properties name, as paths by property.
+
+        Checked is whatever is called a path, location or folder, whatever begins like the URL of a store, and what
+        would tell a client to use another store, or code, than the catalog says.   Raises: Invalid.
+        """
+        places: dict[str, str] = {}
+        for key, value in properties.items():
+            if not isinstance(key, str) or not isinstance(value, str | int | float):
+                raise Invalid(f"the property {key!r} must be a string")
+            if _CLIENT.match(key):
+                raise Invalid(f"the property {key!r} says how files are reached", hint="set it in the client instead")
+            if _PLACE.search(key) or _STORAGE.match(str(value)):
+                places[key] = self.root_of(str(value), f"property {key}")
+        return places
+
+    def _inside(self, url: object, what: str) -> str:
+        if not isinstance(url, str):
+            raise Invalid(f"the {what} must be a string")
+        path = url.rstrip("/").removeprefix(f"{self.url}/")
+        if path == url.rstrip("/") or not path:
+            raise Invalid(f"the {what} {url!r} is not inside the warehouse", hint=f"it begins with {self.url}/")
+        if _ODD.search(path):
+            raise Invalid(f"the {what} {url!r} has characters that programs read in different ways")
+        try:
+            check(f"{WAREHOUSE}/{path}")
+        except Invalid as error:
+            raise Invalid(f"the {what} {url!r} cannot be used: {error}") from None
+        return path
+
+    def make_folder(self, root: str) -> None:
+        """Make the folder for the metadata of a staged table, where there are folders: DuckDB writes there at once.
+
+        Raises: Denied; Unavailable.
+        """
+        if self._folder is not None:
+            try:
+                os.makedirs(f"{self._folder}/{root}/metadata", exist_ok=True)
+            except PermissionError as error:
+                raise Denied(f"could not make a folder for {root}: {error.strerror}") from error
+            except OSError as error:
+                raise Unavailable(f"could not make a folder for {root}: {error.strerror}") from error
+
+    # ---- metadata files ----
+
+    def new_file(self, folder: str, before: str | None) -> str:
+        """The path of a table's next metadata file, in `folder`; `before` is the path of the last one."""
+        found = _NUMBER.match(before.rpartition("/")[2]) if before else None
+        number = int(found[1]) + 1 if found else 0
+        return f"{folder}/{number:05d}-{self.new_uuid()}.metadata.json"
+
+    def put_of(self, path: str, document: Document) -> Put:
+        """The write that creates a metadata file; from now on it is in memory too, under its unique name."""
+        self._keep(path, document)
+        return Put(_key(path), document.data, Absent())
+
+    def cached(self, path: str) -> Document | None:
+        """A metadata file, if it is in memory."""
+        with self._mutex:
+            found = self._cache.get(path)
+            if found is not None:
+                self._cache.move_to_end(path)
+            return found
+
+    def read(self, path: str) -> Document:
+        """A metadata file that the catalog names.   Raises: Corrupt.   Cost: 1 GET; 0 if it is in memory."""
+        found = self.cached(path)
+        if found is None:
+            try:
+                found = self.fetch(path)
+            except (Missing, Invalid) as error:
+                raise Corrupt(f"the catalog names metadata that cannot be read: {error}") from None
+            self._keep(path, found)
+        return found
+
+    def fetch(self, path: str) -> Document:
+        """A metadata file that nobody vouches for.   Raises: Missing; Invalid unless it is JSON.   Cost: 1 GET."""
+        data = self.store.get(_key(path), range=(0, METADATA_BYTES_MAX + 1)).data
+        if len(data) > METADATA_BYTES_MAX:
+            raise Invalid(f"{path} has more than {METADATA_BYTES_MAX} bytes")
+        try:
+            found = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise Invalid(f"{path} is not JSON") from None
+        if not isinstance(found, dict):
+            raise Invalid(f"{path} is not a JSON object")
+        return Document(data)
+
+    def etag(self, path: str) -> str:
+        """What a client may remember a version of a table by."""
+        return hashlib.sha256(self.location(path).encode()).hexdigest()[:32]
+
+    def _keep(self, path: str, document: Document) -> None:
+        with self._mutex:
+            old = self._cache.pop(path, None)
+            self._cached_bytes += len(document.data) - (len(old.data) if old else 0)
+            self._cache[path] = document
+            while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
+                self._cached_bytes -= len(self._cache.popitem(last=False)[1].data)
+
+    # ---- purging ----
+
+    def files_in(self, root: str) -> list[str]:
+        """Up to 1,000 files below a path, for `delete`.   Raises: Denied; Unavailable.   Cost: 1 LIST.
+
+        In a directory they are files as such: clients give theirs names that the store does not know.
+        """
+        if self._folder is None:
+            return [stat.key for stat in islice(self.store.list(f"{WAREHOUSE}/{root}"), FILES_AT_ONCE)]
+        path = f"{self._folder}/{root}"
+        if not root or os.path.realpath(path) != f"{os.path.realpath(self._folder)}/{root}":
+            raise Denied(f"{path} leads through a link; nothing was deleted")
+        return [*islice(_walk(path), FILES_AT_ONCE)]
+
+    def delete(self, files: Sequence[str]) -> None:
+        """Delete exactly those files.   Raises: Denied; Unavailable.   Cost: 1 DELETE each."""
+        if self._folder is None:
+            for failed in self.store.delete_many(Key(file) for file in files).values():
+                if failed is not None:
+                    raise failed
+            return
+        try:
+            for file in files:
+                with suppress(FileNotFoundError):
+                    os.unlink(file)
+        except OSError as error:
+            raise Unavailable(f"could not delete {error.filename}: {error.strerror}") from error
+
+    def prune(self, root: str) -> None:
+        """Remove folders that are empty, where there are folders."""
+        if self._folder is not None:
+            for path, _, _ in os.walk(f"{self._folder}/{root}", topdown=False):
+                with suppress(OSError):  # it is not empty, or another process was first
+                    os.rmdir(path)
+
+
+def _folder(base_url: str) -> str | None:
+    """The warehouse's folder below what a URL or path names; None for a bucket.   Raises: Invalid."""
+    if "://" in base_url and not base_url.startswith("file://"):
+        return None
+    path = unquote(urlsplit(base_url).path) if "://" in base_url else base_url
+    if "%" in path:
+        raise Invalid(
+            f"tables cannot lie below {path!r}: some clients decode the % in a path, and others do not",
+            hint="use a folder without % in its path",
+        )
+    return f"{os.path.abspath(path)}/{WAREHOUSE}"
+
+
+def _walk(path: str) -> Iterator[str]:
+    """The files below a folder. A link is a file like any other, and is not followed."""
+    for folder, folders, files in os.walk(path):
+        for name in (*files, *(each for each in folders if os.path.islink(f"{folder}/{each}"))):
+            yield f"{folder}/{name}"
+
+
+def _key(path: str) -> Key:
+    return Key(f"{WAREHOUSE}/{path}")

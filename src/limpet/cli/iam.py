@@ -1,0 +1,91 @@
+"""`limpet iam`: the policy of a role, for the cloud to enforce."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from limpet.cli.shared import UrlOption, lines, print_json
+from limpet.errors import Invalid
+
+__all__ = ["EPILOG", "RoleOption", "TenantOption", "WorkspaceOption", "iam"]
+
+EPILOG = lines(
+    "Example: a key that is good for workers, and nothing else",
+    "$ limpet iam --provider aws --role worker -u s3://acme/prod > worker.json",
+    "$ aws iam put-role-policy --role-name pi --policy-name limpet --policy-document file://worker.json",
+    "Example: the compactor of one workspace",
+    "$ limpet iam --provider aws --role compactor --tenant acme --workspace prod -u s3://acme-data",
+    "Exit codes: 0 printed; 2 wrong usage.",
+)
+
+
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        envvar="LIMPET_TENANT_ID",
+        show_default=False,
+        help="Only what lies below this tenant and --workspace.",
+    ),
+]
+WorkspaceOption = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="NAME", envvar="LIMPET_WORKSPACE_ID", show_default=False, help="See --tenant."),
+]
+RoleOption = Annotated[
+    str,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        show_default=False,
+        help="One of api, compactor, compiler, reader, supervisor, tables, worker.",
+    ),
+]
+
+
+def iam(
+    provider: Annotated[str, typer.Option("--provider", metavar="aws|gcp", show_default=False, help="Whose policy.")],
+    role: RoleOption,
+    bucket: Annotated[
+        str | None, typer.Option("--bucket", metavar="NAME", show_default=False, help="The bucket, without a URL.")
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")
+    ] = "",
+    tenant: TenantOption = None,
+    workspace: WorkspaceOption = None,
+    project: Annotated[
+        str, typer.Option("--project", metavar="ID", help="Google Cloud: the project of the custom roles.")
+    ] = "PROJECT",
+    member: Annotated[
+        str, typer.Option("--member", metavar="WHO", help="Google Cloud: such as serviceAccount:NAME@....")
+    ] = "MEMBER",
+    url: UrlOption = None,
+) -> None:
+    """Print a policy that grants what a role needs in a bucket, as JSON. Nothing is sent to the cloud.
+
+    What the policy grants beyond the table of roles, for want of words in the cloud's language, is said on stderr.
+    """
+    from limpet.store.policies import PROVIDERS, Scope, aws_policy, gcp_policy, notes, root_of, scope_of
+    from limpet.store.roles import check_role
+
+    known = check_role(role)
+    cloud = next((each for each in PROVIDERS if each == provider), None)
+    if cloud is None:
+        raise Invalid(f"there is no provider {provider!r}", hint=f"use one of {', '.join(PROVIDERS)}")
+    if bucket is not None:
+        fleet = Scope(bucket, prefix.strip("/"))
+    elif url is not None and not prefix:
+        fleet = scope_of(url, cloud)
+    else:
+        raise Invalid("no bucket was given", hint="say --url s3://bucket/prefix, or --bucket and --prefix")
+    scope = fleet.at(root_of(tenant, workspace))
+    if cloud == "aws":
+        print_json(aws_policy(known, scope))
+    else:
+        print_json(gcp_policy(known, scope, project=project, member=member))
+    for note in notes(cloud, known):
+        typer.echo(f"note: {note}", err=True)

@@ -1,0 +1,62 @@
+"""A process that serves: its parts behind one port, from the first request to the last."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from limpet.service.asgi import Shell
+from limpet.service.auth import Tokens
+from limpet.service.health import health_routes
+from limpet.service.metrics import Gauge, Metrics, Requests
+from limpet.service.parts import Part, Shared
+from limpet.service.routes import Route, Routes
+from limpet.service.server import serve
+
+__all__ = ["BODY_BYTES_MAX", "run"]
+
+BODY_BYTES_MAX = 16 << 20
+
+
+def run(
+    parts: Sequence[Part], shared: Shared, listener: socket.socket, tokens: Tokens, started: Callable[[], None]
+) -> None:
+    """Serve until a signal, then end in order: no new requests, those in hand answered, the lock handed back.
+
+    `started` is called once the parts run; the port takes requests already. `tokens` guard the metrics.
+    Raises: Unsupported without the extra.
+    """
+    requests = Requests(shared.runtime)
+    metrics = Metrics(requests.seconds, shared.turns, _store_requests(shared))
+    routes: list[Route] = []
+    for part in parts:
+        metrics.add(*part.metrics())
+        routes += part.routes()
+    ending = shared.runtime.flag()
+
+    def facts() -> dict[str, Any]:
+        return {name: value for part in parts for name, value in part.facts().items()}
+
+    def give_up() -> None:
+        for part in reversed(parts):
+            part.give_up()
+
+    routes += [*health_routes(facts, ending.is_set), Route("GET", "/metrics", metrics.handle, tokens)]
+    shell = Shell(Routes(routes), shared.runtime, requests, body_bytes_max=BODY_BYTES_MAX)
+    for part in parts:
+        part.start()
+    try:
+        started()
+        serve(shell, listener, shared.runtime, ending=ending.set, give_up=give_up)
+    finally:
+        for part in reversed(parts):
+            part.stop()
+        shell.close()
+
+
+def _store_requests(shared: Shared) -> Gauge:
+    def read() -> dict[str, float]:
+        return {verb: float(count) for verb, count in shared.fleet.meter.snapshot().requests.items()}
+
+    return Gauge("limpet_store_requests_total", "Requests sent to the store.", read, "verb", kind="counter")

@@ -1,0 +1,378 @@
+"""The Iceberg REST catalog protocol over a `Catalog`: namespaces, tables, views, transactions.
+
+Each handler takes a request apart, calls one method of the catalog, and puts the answer together. What a client may
+ask is in `endpoints` of `/v1/config`, made from the same table of routes.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from limpet.catalog.catalog import Catalog, LoadedTable, Page
+from limpet.catalog.refusals import NoSuchTable, NoSuchView
+from limpet.catalog.state import ID_LIFETIME
+from limpet.errors import Invalid, NotModified
+from limpet.service.auth import Tokens
+from limpet.service.routes import Route
+from limpet.service.wire import Refused, Request, Response, json_response
+
+__all__ = ["Rest"]
+
+SEPARATOR = "\x1f"
+PAGE_MAX = 10_000
+KEY_HEADER = b"idempotency-key"
+
+_NS = "/v1/namespaces/{namespace}"
+_UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NO_CONTENT = Response(204)
+
+
+class Rest:
+    """The handlers. `config` is what clients must know to reach the data."""
+
+    def __init__(self, catalog: Catalog, tokens: Tokens, config: Mapping[str, str]) -> None:
+        self._catalog = catalog
+        self._tokens = tokens
+        self._config = config
+
+    def routes(self) -> list[Route]:
+        """The table; `/v1/config` lists it."""
+        table: list[tuple[str, str, Callable[[Request], Response]]] = [
+            ("GET", "/v1/namespaces", self.namespaces),
+            ("POST", "/v1/namespaces", self.create_namespace),
+            ("GET", _NS, self.namespace),
+            ("HEAD", _NS, self.has_namespace),
+            ("DELETE", _NS, self.drop_namespace),
+            ("POST", f"{_NS}/properties", self.update_properties),
+            ("GET", f"{_NS}/tables", self.tables),
+            ("POST", f"{_NS}/tables", self.create_table),
+            ("GET", f"{_NS}/tables/{{table}}", self.table),
+            ("HEAD", f"{_NS}/tables/{{table}}", self.has_table),
+            ("POST", f"{_NS}/tables/{{table}}", self.commit_table),
+            ("DELETE", f"{_NS}/tables/{{table}}", self.drop_table),
+            ("POST", f"{_NS}/tables/{{table}}/metrics", self.report_metrics),
+            ("POST", f"{_NS}/register", self.register_table),
+            ("POST", "/v1/tables/rename", self.rename_table),
+            ("POST", "/v1/transactions/commit", self.commit_transaction),
+            ("GET", f"{_NS}/views", self.views),
+            ("POST", f"{_NS}/views", self.create_view),
+            ("GET", f"{_NS}/views/{{view}}", self.view),
+            ("HEAD", f"{_NS}/views/{{view}}", self.has_view),
+            ("POST", f"{_NS}/views/{{view}}", self.replace_view),
+            ("DELETE", f"{_NS}/views/{{view}}", self.drop_view),
+            ("POST", "/v1/views/rename", self.rename_view),
+        ]
+        endpoints = [f"{method} /v1/{{prefix}}/{path.removeprefix('/v1/')}" for method, path, _ in table]
+        answer = json_response(
+            {
+                "defaults": self._config,
+                "overrides": {},
+                "endpoints": endpoints,
+                "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
+            }
+        )
+        return [
+            Route("GET", "/v1/config", lambda _: answer, self._tokens, quick=True),
+            Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
+            Route("POST", "/limpet/undrop", self.undrop, self._tokens),
+            *(Route(method, path, handler, self._tokens) for method, path, handler in table),
+        ]
+
+    # ---- namespaces ----
+
+    def namespaces(self, request: Request) -> Response:
+        """List the namespaces in another one (`parent`), or at the top."""
+        query = request.query()
+        parent = tuple(query["parent"].split(SEPARATOR)) if query.get("parent") else ()
+        page = self._catalog.namespaces(parent, *_page_of(query))
+        return json_response({"namespaces": [[*parent, name] for name in page.names], **_next(page)})
+
+    def create_namespace(self, request: Request) -> Response:
+        """Create one, with properties."""
+        body = request.fields()
+        namespace = _levels(body.get("namespace"))
+        properties = self._catalog.create_namespace(namespace, _mapping(body, "properties"), id_=_id_of(request))
+        return json_response({"namespace": namespace, "properties": properties})
+
+    def namespace(self, request: Request) -> Response:
+        """Its properties."""
+        namespace = _namespace_of(request)
+        return json_response({"namespace": namespace, "properties": self._catalog.namespace(namespace)})
+
+    def has_namespace(self, request: Request) -> Response:
+        """204 if it is there."""
+        self._catalog.namespace(_namespace_of(request))
+        return _NO_CONTENT
+
+    def drop_namespace(self, request: Request) -> Response:
+        """Drop it, if it is empty."""
+        self._catalog.drop_namespace(_namespace_of(request), id_=_id_of(request))
+        return _NO_CONTENT
+
+    def update_properties(self, request: Request) -> Response:
+        """Set and remove properties. 422 for one that is to be both set and removed."""
+        body = request.fields()
+        removals, updates = _names(body, "removals"), _mapping(body, "updates")
+        both = [name for name in removals if name in updates]
+        if both:
+            raise Refused(
+                422, "UnprocessableEntityException", f"the property {both[0]!r} is to be both set and removed"
+            )
+        return json_response(
+            self._catalog.update_properties(_namespace_of(request), removals, updates, id_=_id_of(request))
+        )
+
+    # ---- tables ----
+
+    def tables(self, request: Request) -> Response:
+        """List the tables in a namespace."""
+        namespace = _namespace_of(request)
+        return _identifiers(namespace, self._catalog.tables(namespace, *_page_of(request.query())))
+
+    def create_table(self, request: Request) -> Response:
+        """Create a table, or stage it."""
+        return _loaded(self._catalog.create_table(_namespace_of(request), request.fields(), id_=_id_of(request)))
+
+    def table(self, request: Request) -> Response:
+        """Load it: 304 if the client has it already; with `snapshots=refs` only those that a branch or tag names."""
+        refs = _choice(request.query(), "snapshots", ("all", "refs")) == "refs"
+        known = _etag_known(request, "-refs" if refs else "")
+        try:
+            found = self._catalog.load_table(_namespace_of(request), request.names[1], known)
+        except NotModified:
+            return Response(304, headers=_etag(f"{known}-refs" if refs else str(known)))
+        if refs:
+            found = LoadedTable(found.metadata_location, _only_refs(found.metadata), found.config, f"{found.etag}-refs")
+        return _loaded(found)
+
+    def has_table(self, request: Request) -> Response:
+        """204 if it is there."""
+        if not self._catalog.has_table(_namespace_of(request), request.names[1]):
+            raise NoSuchTable(f"there is no table {request.names[1]!r}")
+        return _NO_CONTENT
+
+    def commit_table(self, request: Request) -> Response:
+        """Commit updates, or create a staged table."""
+        done = self._catalog.commit_table(
+            _namespace_of(request), request.names[1], request.fields(), id_=_id_of(request)
+        )
+        body = {"metadata-location": done.metadata_location, "metadata": msgspec.Raw(done.metadata)}
+        return json_response(body, headers=_etag(done.etag))
+
+    def drop_table(self, request: Request) -> Response:
+        """Drop it; with `purgeRequested` its files too."""
+        purge = _choice(request.query(), "purgeRequested", ("false", "true")) == "true"
+        self._catalog.drop_table(_namespace_of(request), request.names[1], purge=purge, id_=_id_of(request))
+        return _NO_CONTENT
+
+    def register_table(self, request: Request) -> Response:
+        """Enter a table by the location of its metadata."""
+        body = request.fields()
+        overwrite = body.get("overwrite", False)
+        if not isinstance(overwrite, bool):
+            raise Invalid("overwrite must be true or false")
+        name, location = _text(body, "name"), _text(body, "metadata-location")
+        return _loaded(
+            self._catalog.register_table(
+                _namespace_of(request), name, location, overwrite=overwrite, id_=_id_of(request)
+            )
+        )
+
+    def rename_table(self, request: Request) -> Response:
+        """Give a table another name."""
+        self._catalog.rename_table(*_rename_of(request), id_=_id_of(request))
+        return _NO_CONTENT
+
+    def report_metrics(self, request: Request) -> Response:
+        """Take a report of a scan or commit, and keep nothing of it."""
+        request.fields()
+        return _NO_CONTENT
+
+    def commit_transaction(self, request: Request) -> Response:
+        """Commit to several tables: all or none."""
+        self._catalog.commit_transaction(request.fields().get("table-changes"), id_=_id_of(request))
+        return _NO_CONTENT
+
+    # ---- views ----
+
+    def views(self, request: Request) -> Response:
+        """List the views in a namespace."""
+        namespace = _namespace_of(request)
+        return _identifiers(namespace, self._catalog.views(namespace, *_page_of(request.query())))
+
+    def create_view(self, request: Request) -> Response:
+        """Create a view."""
+        return _loaded(self._catalog.create_view(_namespace_of(request), request.fields(), id_=_id_of(request)))
+
+    def view(self, request: Request) -> Response:
+        """Load it: 304 if the client has it already."""
+        known = _etag_known(request)
+        try:
+            return _loaded(self._catalog.load_view(_namespace_of(request), request.names[1], known))
+        except NotModified:
+            return Response(304, headers=_etag(str(known)))
+
+    def has_view(self, request: Request) -> Response:
+        """204 if it is there."""
+        if not self._catalog.has_view(_namespace_of(request), request.names[1]):
+            raise NoSuchView(f"there is no view {request.names[1]!r}")
+        return _NO_CONTENT
+
+    def replace_view(self, request: Request) -> Response:
+        """Commit updates to a view."""
+        return _loaded(
+            self._catalog.replace_view(_namespace_of(request), request.names[1], request.fields(), id_=_id_of(request))
+        )
+
+    def drop_view(self, request: Request) -> Response:
+        """Drop it."""
+        self._catalog.drop_view(_namespace_of(request), request.names[1], id_=_id_of(request))
+        return _NO_CONTENT
+
+    def rename_view(self, request: Request) -> Response:
+        """Give a view another name."""
+        self._catalog.rename_view(*_rename_of(request), id_=_id_of(request))
+        return _NO_CONTENT
+
+    # ---- beyond the protocol ----
+
+    def undrop(self, request: Request) -> Response:
+        """`POST /limpet/undrop {namespace, name}`: put back the table or view that was dropped last."""
+        body = request.fields()
+        return _loaded(self._catalog.undrop(_levels(body.get("namespace")), _text(body, "name"), id_=_id_of(request)))
+
+
+def _no_oauth(_: Request) -> Response:
+    said = "limpet hands out no tokens: give the client one that the service was started with, as `token`"
+    return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
+
+
+# ---- taking requests apart ----
+
+
+def _namespace_of(request: Request) -> list[str]:
+    return request.names[0].split(SEPARATOR)
+
+
+def _id_of(request: Request) -> str | None:
+    """The client's Idempotency-Key.   Raises: Invalid unless it is a UUID."""
+    key = request.header(KEY_HEADER)
+    if key is None:
+        return None
+    if not _UUID.fullmatch(key.lower()):
+        raise Invalid("the Idempotency-Key is not a UUID", hint="send a UUIDv7 in its 36 characters")
+    return key.lower()
+
+
+def _levels(value: Any) -> list[str]:
+    if value is None:
+        raise Invalid("namespace is missing")
+    return _names({"namespace": value}, "namespace")
+
+
+def _names(body: Mapping[str, Any], name: str) -> list[str]:
+    """A list of strings; empty if it is not there."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise Invalid(f"{name} must be a list of strings")
+    return value
+
+
+def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object; empty if it is not there."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Invalid(f"{name} must be an object")
+    return value
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise Invalid(f"{name} must be a string")
+    return value
+
+
+def _rename_of(request: Request) -> tuple[tuple[list[str], str], tuple[list[str], str]]:
+    body = request.fields()
+
+    def identifier(name: str) -> tuple[list[str], str]:
+        value = body.get(name)
+        if not isinstance(value, dict):
+            raise Invalid(f"{name} must be an object with a namespace and a name")
+        return _levels(value.get("namespace")), _text(value, "name")
+
+    return identifier("source"), identifier("destination")
+
+
+def _choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """A field of the query that has few values; the first is the default.   Raises: Invalid for another."""
+    value = query.get(name, choices[0]).lower()
+    if value not in choices:
+        raise Invalid(f"{name} is {value!r}", hint=f"it can be {' or '.join(choices)}")
+    return value
+
+
+def _page_of(query: Mapping[str, str]) -> tuple[str, int | None]:
+    """Where a page begins and how long it is at most; None: everything.   Raises: Invalid."""
+    token, size = query.get("pageToken", ""), query.get("pageSize")
+    try:
+        after = urlsafe_b64decode(token.encode("ascii")).decode() if token else ""
+    except ValueError:
+        raise Invalid("the pageToken is none of ours", hint="begin again without one") from None
+    if size is None:
+        return after, PAGE_MAX if "pageToken" in query else None
+    if not size.isascii() or not size.isdigit() or not 1 <= len(size) <= 9 or int(size) < 1:
+        raise Invalid("pageSize must be a whole number above 0")
+    return after, min(int(size), PAGE_MAX)
+
+
+def _etag_known(request: Request, suffix: str = "") -> str | None:
+    """The version that the client has, of the kind that it asks for now; None if it has none."""
+    sent = request.header(b"if-none-match") or ""
+    for part in sent.split(","):
+        tag = part.strip().removeprefix("W/").strip('"')
+        if tag and tag.endswith(suffix):
+            return tag.removesuffix(suffix) if suffix else tag
+    return None
+
+
+# ---- putting answers together ----
+
+
+def _next(page: Page) -> dict[str, str | None]:
+    return {"next-page-token": urlsafe_b64encode(page.next.encode()).decode() if page.next else None}
+
+
+def _identifiers(namespace: list[str], page: Page) -> Response:
+    return json_response(
+        {"identifiers": [{"namespace": namespace, "name": name} for name in page.names], **_next(page)}
+    )
+
+
+def _loaded(found: LoadedTable) -> Response:
+    body = {"metadata-location": found.metadata_location} if found.metadata_location else {}
+    return json_response(
+        {**body, "metadata": msgspec.Raw(found.metadata), "config": found.config}, headers=_etag(found.etag)
+    )
+
+
+def _etag(tag: str) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"etag", f'"{tag}"'.encode()),) if tag else ()
+
+
+def _only_refs(metadata: bytes) -> bytes:
+    """Metadata with the snapshots that a branch or tag names, and no others."""
+    fields = msgspec.json.decode(metadata)
+    named = {ref["snapshot-id"] for ref in (fields.get("refs") or {}).values()}
+    fields["snapshots"] = [each for each in fields.get("snapshots") or () if each["snapshot-id"] in named]
+    return msgspec.json.encode(fields)

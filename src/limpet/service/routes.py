@@ -1,0 +1,91 @@
+"""From a path to its handler, by the raw path: `%2F` inside a name is part of the name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+from limpet.service.auth import Tokens
+from limpet.service.wire import Handler, Refused
+
+__all__ = ["Route", "Routes"]
+
+PATH_BYTES_MAX = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path with `{names}` in it, and who handles it.
+
+    `tokens` are those that it asks for; None: anybody may call. `quick`: it waits for nothing, and needs no thread.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    tokens: Tokens | None
+    quick: bool = False
+
+
+@dataclass(slots=True)
+class _Node:
+    below: dict[bytes, _Node] = field(default_factory=dict)
+    name: _Node | None = None
+    routes: dict[str, Route] = field(default_factory=dict)
+
+
+class Routes:
+    """A table of routes. Words in a path come before names; a HEAD without a route of its own is answered by GET's."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._root = _Node()
+        for route in routes:
+            node = self._root
+            for part in route.path.encode().split(b"/")[1:]:
+                if part.startswith(b"{"):
+                    node.name = node.name or _Node()
+                    node = node.name
+                else:
+                    node = node.below.setdefault(part, _Node())
+            node.routes[route.method] = route
+
+    def find(self, method: str, raw_path: bytes) -> tuple[Route, tuple[str, ...]]:
+        """The route, and the decoded names in its path.   Raises: Refused (400, 404, 405, 414)."""
+        if len(raw_path) > PATH_BYTES_MAX:
+            raise Refused(414, "BadRequestException", "the path is too long")
+        node: _Node | None = self._root
+        names: list[bytes] = []
+        for part in raw_path.split(b"/")[1:]:
+            assert node is not None
+            after = node.below.get(part)
+            if after is None and part:
+                after = node.name
+                names.append(part)
+            node = after
+            if node is None:
+                break
+        if node is None or not node.routes:
+            raise Refused(
+                404,
+                "NotFoundException",
+                "there is no such route",
+                hint="GET /v1/config lists what there is",
+            )
+        route = node.routes.get(method) or (node.routes.get("GET") if method == "HEAD" else None)
+        if route is None:
+            allowed = ", ".join(sorted(node.routes))
+            raise Refused(
+                405,
+                "MethodNotAllowedException",
+                f"this route takes {allowed}",
+                headers=[(b"allow", allowed.encode())],
+            )
+        return route, tuple(map(_decoded, names))
+
+
+def _decoded(part: bytes) -> str:
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise Refused(400, "BadRequestException", "a name in the path is not UTF-8") from None

@@ -1,0 +1,193 @@
+"""The compactor over HTTP, as the leader calls it.
+
+A publication may be asked for any number of times and has one answer, so a lost reply is no harm here: the leader sends
+the same request again. But only an answer that a compactor gave counts. Whatever a proxy, a time-out or a stranger says
+means that the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import msgspec
+
+from limpet import records
+from limpet.catalog import Published, Refusal
+from limpet.catalog.decide import Refused
+from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
+from limpet.runtime import Runtime
+
+__all__ = ["SYNC_COMPACT", "Answer", "Order", "RpcPublisher"]
+
+SYNC_COMPACT = "/internal/sync-compact"
+CONNECT_S = 5.0
+ANSWER_S = 20.0
+ANSWER_BYTES_MAX = 64 << 10
+IDLE_MAX = 4
+
+_VERSION = re.compile("v([0-9]{1,19})")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request to publish."""
+
+    domain: str
+    event_paths: list[str]
+    fencing_token: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of the answer, for whoever asks and however often."""
+
+    manifest_version: str
+    commit_ulid: str
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    code: int
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+class RpcPublisher:
+    """Publishes batches of one domain through the compactor at `url`. Threads may share it; connections are kept."""
+
+    def __init__(self, url: str, secret: str | None, runtime: Runtime, *, domain: str = "catalog") -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise Invalid(f"{url!r} is not a compactor's URL", hint="write http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self._https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, _port(url)
+        self._path = parts.path.rstrip("/") + SYNC_COMPACT
+        self._headers = {"content-type": "application/json"}
+        if secret:
+            self._headers["authorization"] = f"Bearer {secret}"
+        self._domain = domain
+        self._mutex = runtime.mutex()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._closed = False
+
+    def __call__(self, paths: Sequence[str], token: int) -> Published:
+        """See `Compactor.publish`: the same answers and errors.
+
+        Raises: Refusal; Invalid; Unavailable; OutcomeUnknown; Denied for a secret that is not known there.
+        """
+        order = Order(domain=self._domain, event_paths=[*paths], fencing_token=token)
+        status, body = self._exchange(records.encode(order))
+        if status != 200:
+            self._refuse(status, body)
+        return _published(body)
+
+    def _exchange(self, body: bytes) -> tuple[int, bytes]:
+        with self._mutex:
+            kept = self._idle.pop() if self._idle else None
+        if kept is not None:
+            try:
+                return self._send(kept, body)
+            except (ConnectionError, http.client.BadStatusLine):
+                kept.close()  # closed at the other end while it was idle, as a rule: the same request may go again
+            except (OSError, http.client.HTTPException) as error:
+                kept.close()
+                raise self._unknown(error) from error
+        connection = self._connect()
+        try:
+            return self._send(connection, body)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._unknown(error) from error
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._closed:
+            raise Unavailable("this process is ending")
+        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=CONNECT_S)
+        try:
+            connection.connect()
+        except OSError as error:
+            raise Unavailable(
+                f"the compactor at {self.url} cannot be reached: {error}",
+                hint="is `limpet serve compactor` running there?",
+            ) from error
+        connection.sock.settimeout(ANSWER_S)
+        return connection
+
+    def _send(self, connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:
+        with self._mutex:
+            self._busy.add(connection)
+        try:
+            connection.request("POST", self._path, body=body, headers=self._headers)
+            response = connection.getresponse()
+            answer = response.read(ANSWER_BYTES_MAX)
+        finally:
+            with self._mutex:
+                self._busy.discard(connection)
+        with self._mutex:
+            if response.isclosed() and not response.will_close and len(self._idle) < IDLE_MAX and not self._closed:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        return response.status, answer
+
+    def _refuse(self, status: int, body: bytes) -> NoReturn:
+        try:
+            error = msgspec.json.decode(body, type=_ErrorBody).error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise OutcomeUnknown(f"{self.url} answered {status}, and that not as a compactor does") from None
+        match status, error.type:
+            case 409, "stale_fencing_token" | "version_conflict" as kind:
+                raise Refusal(Refused(kind == "stale_fencing_token", error.message))
+            case 400, "BadRequestException":
+                raise Invalid(error.message, hint="")
+            case 401, "NotAuthorizedException":
+                raise Denied(
+                    f"the compactor at {self.url} does not know our secret",
+                    hint="set LIMPET_RPC_SECRET to the same secret on both sides",
+                )
+            case 503, "ServiceUnavailableException":
+                raise Unavailable(error.message, hint="")
+        raise OutcomeUnknown(f"{self.url} answered {status}: {error.message}", hint="")
+
+    def _unknown(self, error: Exception) -> OutcomeUnknown:
+        return OutcomeUnknown(f"no answer from the compactor at {self.url}: {error or type(error).__name__}")
+
+    def close(self) -> None:
+        """Wait for no answer any more: what is under way is unknown."""
+        with self._mutex:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = [connection.sock for connection in self._busy if connection.sock is not None]
+        for connection in idle:
+            connection.close()
+        for each in busy:
+            with suppress(OSError):  # closed at the other end
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def _published(body: bytes) -> Published:
+    try:
+        answer = msgspec.json.decode(body, type=Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise OutcomeUnknown("the compactor's answer cannot be read") from None
+    version = _VERSION.fullmatch(answer.manifest_version)
+    if version is None:
+        raise OutcomeUnknown(f"the compactor's answer names no version: {answer.manifest_version!r}")
+    return Published(int(version[1]), answer.commit_ulid)
+
+
+def _port(url: str) -> int | None:
+    try:
+        return urlsplit(url).port
+    except ValueError:
+        raise Invalid(f"{url!r} has no valid port", hint="write http://HOST:PORT") from None

@@ -1,0 +1,109 @@
+"""Running a service: one process, one port, and an orderly end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from limpet.errors import Invalid, Unsupported
+from limpet.runtime import Runtime
+
+__all__ = ["listen", "serve"]
+
+BACKLOG = 1024
+DRAIN_S = 5.0
+"""For so long an ending service waits for what its requests wait for; then they are told that it is unknown."""
+GRACE_S = 12.0
+KEEP_ALIVE_S = 75
+EXIT_AT_ONCE = 130
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Port 0 takes a free one.   Raises: Invalid if the address cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise Invalid(
+            f"cannot listen on {host}:{port}: {error}", hint="choose another --port, or end what listens there"
+        ) from None
+    return made
+
+
+def serve(
+    app: Any,
+    listener: socket.socket,
+    runtime: Runtime,
+    *,
+    ending: Callable[[], None],
+    give_up: Callable[[], None],
+) -> None:
+    """Answer requests until SIGTERM, SIGINT or SIGHUP; then take no more, answer those in hand, and return.
+
+    `ending` is called at the signal, and `give_up` if they take too long: it must make them end. A second signal ends
+    the process at once.   Raises: Unsupported without the extra.
+    """
+    uvicorn = _uvicorn()
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(GRACE_S),
+        backlog=BACKLOG,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = _nothing  # uvicorn's own would end us by the signal, and not with 0
+    ended = runtime.flag()
+
+    def drain() -> None:
+        if not ended.wait(DRAIN_S):
+            give_up()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if server.should_exit:
+            os._exit(EXIT_AT_ONCE)
+        server.should_exit = True
+        ending()
+        runtime.spawn(drain, name="limpet-drain")
+
+    with _signals(stop):
+        try:
+            server.run(sockets=[listener])
+        finally:
+            ended.set()
+
+
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals that stop, while the block lasts. One that we were started to ignore (nohup) stays ignored."""
+    heeded = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _uvicorn() -> Any:
+    try:
+        import uvicorn
+    except ImportError:
+        raise Unsupported("serving needs uvicorn", hint="pip install 'limpet[catalog]'") from None
+    return uvicorn

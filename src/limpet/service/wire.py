@@ -1,0 +1,134 @@
+"""Requests and responses as the handlers see them: plain values, JSON by msgspec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from limpet.errors import Invalid, LimpetError
+
+__all__ = ["DEPTH_MAX", "JSON", "Handler", "Refused", "Request", "Response", "json_response"]
+
+T = TypeVar("T")
+
+DEPTH_MAX = 64
+QUERY_FIELDS_MAX = 32
+
+JSON = (b"content-type", b"application/json")
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Refused(LimpetError):
+    """A request that HTTP itself refuses: no such route, method, body or token. Nothing was attempted."""
+
+    def __init__(
+        self, status: int, kind: str, message: str, *, hint: str = "", headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.kind = kind
+        self.headers = tuple(headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `names` are the variable segments of its path, each decoded by itself."""
+
+    method: str
+    names: tuple[str, ...] = ()
+    query_string: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    body: bytes = b""
+
+    def header(self, name: bytes) -> str | None:
+        """A header by its lower-case name; the first, if it comes twice."""
+        for each, value in self.headers:
+            if each == name:
+                return value.decode("latin-1").strip()
+        return None
+
+    def query(self) -> Mapping[str, str]:
+        """The query's fields.   Raises: Invalid for what is not UTF-8, too much, or given twice."""
+        if not self.query_string:
+            return {}
+        try:
+            pairs = parse_qsl(
+                self.query_string.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=QUERY_FIELDS_MAX,
+            )
+        except ValueError as error:  # UnicodeDecodeError is one
+            raise Invalid(f"the query cannot be read: {error}") from None
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            raise Invalid("the query has the same field twice")
+        return fields
+
+    def json(self) -> Any:
+        """The body as JSON.   Raises: Refused (415); Invalid for what is not JSON, or is nested too deeply (F32)."""
+        kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(
+                415, "UnsupportedMediaTypeException", "the body must come with Content-Type: application/json"
+            )
+        try:
+            value = _decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Invalid(f"the body is not valid JSON: {error}", hint="send a JSON object in UTF-8") from None
+        if self.body.count(b"[") + self.body.count(b"{") > DEPTH_MAX and _depth_exceeds(value, DEPTH_MAX):
+            raise Invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
+        return value
+
+    def fields(self) -> dict[str, Any]:
+        """The body as a JSON object.   Raises: Invalid."""
+        value = self.json()
+        if not isinstance(value, dict):
+            raise Invalid("the body is not a JSON object", hint="send a JSON object")
+        return value
+
+    def struct(self, kind: type[T]) -> T:
+        """The body as a `kind`.   Raises: Invalid, naming the first field that is wrong."""
+        try:
+            return msgspec.convert(self.fields(), kind)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"the body is wrong: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+
+
+Handler = Callable[[Request], Response]
+
+
+def json_response(value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
+    """`value`, of plain types or structs, as a JSON answer."""
+    return Response(status, _encode(value), (JSON, *headers))
+
+
+def _depth_exceeds(value: Any, levels: int) -> bool:
+    """Whether a decoded value is nested deeper. The decoder has bounded it, so this does not overflow."""
+    layer = [value]
+    for _ in range(levels + 1):
+        inner: list[Any] = []
+        for each in layer:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        layer = [each for each in inner if isinstance(each, dict | list)]
+        if not layer:
+            return False
+    return True

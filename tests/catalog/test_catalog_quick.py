@@ -1,0 +1,151 @@
+"""Commits on plain JSON give what PyIceberg's own updates give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from iceberg_helpers import table
+from limpet import records
+from limpet.catalog import iceberg
+from limpet.catalog.refusals import CommitFailed
+from limpet.catalog.warehouse import Document, Warehouse
+from limpet.errors import Invalid
+from limpet.runtime import system
+from limpet.store import MemoryStore
+
+IDS = st.integers(1, 5)
+REFS = st.sampled_from(["main", "wip", "v1"])
+NUMBERS = st.sampled_from(["1", "2", "3", "x"])
+QUICK = st.one_of(
+    st.builds(lambda id_, number: ("add-snapshot", id_, number), IDS, st.integers(0, 3)),
+    st.builds(
+        lambda name, kind, id_, keep: {
+            "action": "set-snapshot-ref",
+            "ref-name": name,
+            "type": kind,
+            "snapshot-id": id_,
+            **({"min-snapshots-to-keep": keep} if keep is not None else {}),
+        },
+        REFS,
+        st.sampled_from(["branch", "branch", "tag"]),
+        IDS,
+        st.sampled_from([None, None, 0, 2]),
+    ),
+    st.builds(lambda name: {"action": "remove-snapshot-ref", "ref-name": name}, REFS),
+    st.builds(lambda ids: {"action": "remove-snapshots", "snapshot-ids": ids}, st.lists(IDS, max_size=3)),
+    st.builds(
+        lambda x, number: {"action": "set-properties", "updates": {**x, **number}},
+        st.dictionaries(st.sampled_from("xy"), st.sampled_from("12"), max_size=2),
+        st.dictionaries(st.just("write.metadata.previous-versions-max"), NUMBERS, max_size=1),
+    ),
+    st.builds(
+        lambda names: {"action": "remove-properties", "removals": names},
+        st.lists(st.sampled_from(["x", "y", "write.metadata.previous-versions-max"]), max_size=3),
+    ),
+)
+
+
+@given(st.lists(st.lists(QUICK, max_size=4), max_size=6))
+@example(
+    [[("add-snapshot", 1, 1), {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1}]]
+)
+@settings(deadline=None)
+def test_the_quick_way_does_what_pyiceberg_does(commits: list[list[Any]]) -> None:
+    warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
+    quick = slow = iceberg.new_table(table(), warehouse.location("a/t"), warehouse.new_uuid())
+    for n, given_ in enumerate(commits):
+        number = metadata_of(quick).get("last-sequence-number", 0)
+        updates = [made_snapshot(each, number) if isinstance(each, tuple) else each for each in given_]
+        try:
+            parsed = iceberg.parse_commit({"updates": updates})
+        except Invalid:
+            continue
+        assert parsed.plain is not None
+        ours = outcome(quick, parsed, n)
+        theirs = outcome(slow, replace(parsed, plain=None), n)
+        if isinstance(ours, type) and len(updates) > 1:
+            assert isinstance(theirs, type), "of several mistakes each finds another one first"
+            continue
+        if isinstance(ours, type) or ours is None:
+            assert ours == theirs
+            continue
+        assert isinstance(theirs, Document)
+        assert timeless(ours) == timeless(theirs)
+        quick, slow = ours, theirs
+        slow.model = None
+    assert timeless(quick) == timeless(slow)
+
+
+def made_snapshot(what: tuple[str, int, int], number: int) -> dict[str, Any]:
+    action, id_, more = what
+    fields = {
+        "snapshot-id": id_,
+        "sequence-number": number + more,
+        "timestamp-ms": 1_700_000_000_000 + id_,
+        "manifest-list": f"s3://bucket/warehouse/a/t/{id_}.avro",
+        "summary": {"operation": "append"},
+        **({"parent-snapshot-id": id_ - 1} if id_ > 1 else {}),
+    }
+    return {"action": action, "snapshot": fields}
+
+
+def outcome(document: Document, commit: iceberg.Commit, n: int) -> Document | type | None:
+    try:
+        return iceberg.apply(document, commit, f"s3://bucket/{n}", 1_794_000_000_000)
+    except (CommitFailed, Invalid) as error:
+        return type(error)
+
+
+def metadata_of(document: Document) -> dict[str, Any]:
+    found: dict[str, Any] = records.parse_json(document.data, what="metadata")
+    return found
+
+
+def timeless(document: Document) -> Any:
+    """The metadata, without the times of its commits: those of PyIceberg are the clock's."""
+
+    def without(value: Any) -> Any:
+        match value:
+            case dict():
+                return {key: without(each) for key, each in value.items()}
+            case list():
+                return [without(each) for each in value]
+            case int() if value > 1_750_000_000_000:
+                return "now"
+        return value
+
+    return without(metadata_of(document))
+
+
+def test_metadata_that_another_program_wrote_goes_by_pyiceberg() -> None:
+    """It may leave out what we always write, or write it in another way."""
+    warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
+    base = metadata_of(iceberg.new_table(table(), warehouse.location("a/t"), warehouse.new_uuid()))
+    first = made_snapshot(("", 1, 1), 0)["snapshot"]
+    others: list[dict[str, Any]] = [
+        {key: value for key, value in base.items() if key not in ("refs", "statistics", "properties")},
+        {**base, "current-snapshot-id": -1},
+        {**base, "last-sequence-number": "0"},
+        {**base, "snapshots": [first], "current-snapshot-id": 1, "last-sequence-number": 1},
+    ]
+    for other in others:
+        number = int(other["last-sequence-number"])
+        main = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 2}
+        tip = {
+            "type": "assert-ref-snapshot-id",
+            "ref": "main",
+            "snapshot-id": 1 if "snapshots" in other and number else None,
+        }
+        commit = iceberg.parse_commit(
+            {"requirements": [tip], "updates": [made_snapshot(("add-snapshot", 2, 1), number), main]}
+        )
+        document = Document(records.encode(other))
+        after = iceberg.apply(document, commit, "s3://bucket/0", 1)
+        assert document.is_plain is False
+        assert after is not None
+        assert metadata_of(after)["refs"]["main"]["snapshot-id"] == 2
+        assert metadata_of(after)["last-sequence-number"] == number + 1

@@ -1,0 +1,266 @@
+"""The service's small parts: paths, bodies, tokens, errors and metrics, each by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from limpet.catalog import NotLeader, Refusal
+from limpet.catalog.decide import Refused as ByTheHead
+from limpet.catalog.refusals import (
+    AlreadyExists,
+    CommitFailed,
+    NamespaceNotEmpty,
+    NoSuchNamespace,
+    NoSuchTable,
+    NoSuchView,
+)
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Denied,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
+from limpet.runtime import system
+from limpet.service.auth import Tokens, check_bind, secrets_of
+from limpet.service.errors import answer_to
+from limpet.service.metrics import Counter, Gauge, Histogram, Metrics
+from limpet.service.routes import Route, Routes
+from limpet.service.wire import DEPTH_MAX, Refused, Request, Response
+
+JSON = [(b"content-type", b"application/json; charset=utf-8")]
+
+
+def _nothing(_: Request) -> Response:
+    return Response(204)
+
+
+ROUTES = Routes(
+    [
+        Route("GET", "/v1/namespaces", _nothing, None),
+        Route("GET", "/v1/namespaces/{namespace}/tables/{table}", _nothing, None),
+        Route("DELETE", "/v1/namespaces/{namespace}/tables/{table}", _nothing, None),
+        Route("POST", "/v1/tables/rename", _nothing, None),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (b"/v1/namespaces", ()),
+        (b"/v1/namespaces/a/tables/b", ("a", "b")),
+        (b"/v1/namespaces/a%2Fb%1Fc/tables/%C3%BC%20x.y", ("a/b\x1fc", "ü x.y")),
+        (b"/v1/namespaces/tables/tables/tables", ("tables", "tables")),
+        (b"/v1/namespaces/%2e%2e/tables/a+b%2B", ("..", "a+b+")),
+    ],
+)
+def test_names_are_decoded_one_by_one(path: bytes, names: tuple[str, ...]) -> None:
+    assert ROUTES.find("GET", path)[1] == names
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", b"/", 404),
+        ("GET", b"", 404),
+        ("GET", b"/v1/namespaces/", 404),
+        ("GET", b"/v1//namespaces", 404),
+        ("GET", b"/v1/namespaces//tables/x", 404),
+        ("GET", b"/v1/namespaces/a/tables/b/c", 404),
+        ("GET", b"/v1/namespaces/a%2Ftables%2Fb", 404),
+        ("PUT", b"/v1/namespaces", 405),
+        ("GET", b"/v1/tables/rename", 405),
+        ("GET", b"/v1/namespaces/%ff/tables/x", 400),
+        ("GET", b"/v1/namespaces/" + b"a" * 9000, 414),
+    ],
+)
+def test_other_paths_are_refused(method: str, path: bytes, status: int) -> None:
+    with pytest.raises(Refused) as refused:
+        ROUTES.find(method, path)
+    assert refused.value.status == status
+    if status == 405:
+        assert dict(refused.value.headers)[b"allow"]
+
+
+def test_head_is_answered_by_get() -> None:
+    assert ROUTES.find("HEAD", b"/v1/namespaces")[0].method == "GET"
+
+
+def _json(body: bytes) -> object:
+    return Request("POST", headers=JSON, body=body).json()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'{"a": NaN}',
+        b'"\xed\xa0\x80"',
+        b'{"a": 1e999}',
+        b"[" * 100_000,
+        b"[" * (DEPTH_MAX + 2) + b"]" * (DEPTH_MAX + 2),
+        b'{"a":' * (DEPTH_MAX + 2) + b"1" + b"}" * (DEPTH_MAX + 2),
+    ],
+)
+def test_bad_json_is_invalid(body: bytes) -> None:
+    with pytest.raises(Invalid):
+        _json(body)
+
+
+def test_json_that_is_wide_and_not_deep_is_fine() -> None:
+    assert _json(b"[" + b",".join([b"{}"] * 500) + b"]") == [{}] * 500
+    assert _json(b"[" * DEPTH_MAX + b"]" * DEPTH_MAX) is not None
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")], [(b"content-type", b"")]])
+def test_a_body_must_say_that_it_is_json(headers: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(Refused) as refused:
+        Request("POST", headers=headers, body=b"{}").json()
+    assert refused.value.status == 415
+
+
+@pytest.mark.parametrize("query", [b"a=1&a=2", b"a=%ff", b"&".join(b"x%d=1" % n for n in range(40)), b"\xff=1"])
+def test_bad_queries_are_invalid(query: bytes) -> None:
+    with pytest.raises(Invalid):
+        Request("GET", query_string=query).query()
+
+
+def test_a_query_is_decoded() -> None:
+    assert Request("GET", query_string=b"parent=a%1Fb&x=&y=%2B+").query() == {"parent": "a\x1fb", "x": "", "y": "+ "}
+
+
+SECRET, OTHER = "s" * 20, "o" * 20
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 401),
+        ([(b"authorization", b"Bearer " + b"x" * 20)], 401),
+        ([(b"authorization", SECRET.encode())], 401),
+        ([(b"authorization", b"Basic " + SECRET.encode())], 401),
+        ([(b"authorization", b"Bearer ")], 401),
+        ([(b"authorization", b"Bearer \xff")], 401),
+        ([(b"authorization", b"Bearer " + SECRET.encode())], None),
+        ([(b"authorization", b"bearer " + OTHER.encode())], None),
+    ],
+)
+def test_tokens(headers: list[tuple[bytes, bytes]], status: int | None) -> None:
+    tokens = Tokens([SECRET, OTHER])
+    if status is None:
+        tokens.demand(headers)
+        return
+    with pytest.raises(Refused) as refused:
+        tokens.demand(headers)
+    assert refused.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        (b"127.0.0.1:8181", True),
+        (b"localhost", True),
+        (b"[::1]:8181", True),
+        (b"evil.example:8181", False),
+        (b"127.0.0.1.evil.example", False),
+        (b"10.0.0.1", False),
+        (b"[", False),
+    ],
+)
+def test_without_tokens_only_this_machine_is_answered(host: bytes, allowed: bool) -> None:
+    if allowed:
+        Tokens().demand([(b"host", host)])
+        return
+    with pytest.raises(Refused) as refused:
+        Tokens().demand([(b"host", host)])
+    assert refused.value.status == 403
+
+
+def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    assert secrets_of("S", {}) == []
+    assert secrets_of("S", {"S": f"{SECRET}, {OTHER}"}) == [SECRET, OTHER]
+    assert secrets_of("S", {"S_FILE": str(file)}) == [SECRET]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"S": "short"}, {"S": " , "}, {"S": SECRET, "S_FILE": "x"}, {"S_FILE": "/nowhere/at/all"}, {"S": "ü" * 20}],
+)
+def test_bad_secrets_are_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(Invalid):
+        secrets_of("S", environ)
+
+
+def test_a_public_address_needs_a_secret() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
+        check_bind(host, {"S": False})
+    for host in ("0.0.0.0", "::", "10.0.0.1", "catalog.example", "localhost.example"):
+        check_bind(host, {"S": True})
+        with pytest.raises(Invalid, match="S is not set"):
+            check_bind(host, {"S": False})
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (NoSuchNamespace("x"), 404, "NoSuchNamespaceException"),
+        (NoSuchTable("x"), 404, "NoSuchTableException"),
+        (NoSuchView("x"), 404, "NoSuchViewException"),
+        (Missing("x"), 404, "NotFoundException"),
+        (AlreadyExists("x"), 409, "AlreadyExistsException"),
+        (NamespaceNotEmpty("x"), 409, "NamespaceNotEmptyException"),
+        (CommitFailed("x"), 409, "CommitFailedException"),
+        (Conflict("x"), 409, "CommitFailedException"),
+        (Invalid("x"), 400, "BadRequestException"),
+        (NotLeader("x"), 503, "ServiceUnavailableException"),
+        (Unavailable("x"), 503, "ServiceUnavailableException"),
+        (LeaseLost("x"), 503, "ServiceUnavailableException"),
+        (Denied("x"), 403, "ForbiddenException"),
+        (Unsupported("x"), 406, "UnsupportedOperationException"),
+        (OutcomeUnknown("x"), 500, "CommitStateUnknownException"),
+        (Corrupt("x"), 500, "InternalServerError"),
+        (Refusal(ByTheHead(True, "x")), 500, "InternalServerError"),
+    ],
+)
+def test_each_kind_of_error_has_its_status(error: LimpetError, status: int, kind: str) -> None:
+    answer = answer_to(error)
+    assert answer.status == status
+    assert f'"type":"{kind}","code":{status}'.encode() in answer.body
+    assert ((b"retry-after", b"1") in answer.headers) is (status == 503)
+
+
+def test_metrics_are_what_prometheus_reads() -> None:
+    counter = Counter("c_total", "A counter.", ("name",), system())
+    counter.add('a"\n\\')
+    counter.add('a"\n\\', amount=2)
+    histogram = Histogram("h", "A histogram.", (), system(), (1.0, 2.5))
+    for value in (0.5, 1.0, 2.0, 9.0):
+        histogram.observe(value)
+    gauge = Gauge("g", "A gauge.", lambda: {"x": 1.5}, "verb")
+    assert Metrics(counter, histogram, gauge).text().splitlines() == [
+        "# HELP c_total A counter.",
+        "# TYPE c_total counter",
+        'c_total{name="a\\"\\n\\\\"} 3',
+        "# HELP h A histogram.",
+        "# TYPE h histogram",
+        'h_bucket{le="1"} 2',
+        'h_bucket{le="2.5"} 3',
+        'h_bucket{le="+Inf"} 4',
+        "h_sum 12.5",
+        "h_count 4",
+        "# HELP g A gauge.",
+        "# TYPE g gauge",
+        'g{verb="x"} 1.5',
+    ]
