@@ -147,9 +147,7 @@ def together(parts: Sequence[Driven], took_s: float) -> Driven:
     )
 
 
-def _work(
-    client: Client, share: Share, verb: str, start: threading.Barrier, done: Driven, seconds: float
-) -> None:
+def _work(client: Client, share: Share, verb: str, start: threading.Barrier, done: Driven, seconds: float) -> None:
     try:
         if verb == "append":
             client.prepare(share.own())

@@ -19,7 +19,7 @@ _mutex = threading.Lock()
 
 
 def requests() -> dict[str, int]:
-    """What all files of this process were asked so far: get, put, head, delete. An open is one GET, whatever is read."""
+    """What all files of this process were asked so far, by verb. An open is one GET, whatever is read."""
     with _mutex:
         return dict(_requests)
 

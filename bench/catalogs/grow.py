@@ -1,7 +1,7 @@
 """What a commit and a load cost in requests and bytes as tables become many: exact, and the same on every machine.
 
-`python -m bench.catalogs.grow TABLES COMMITS` fills a catalog in memory, then creates and appends one after another, and
-prints what each cost by the kind of object. Checkpoints are the objects below `snapshots/`; all else is outside them.
+`python -m bench.catalogs.grow TABLES COMMITS` fills a catalog in memory, then creates and appends one after another,
+and prints what each cost by the kind of object. Checkpoints are the objects below `snapshots/`; all else is outside.
 What `limpet serve` writes in the background is written here before the next commit, so that nothing is left to chance.
 """
 

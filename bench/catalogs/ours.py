@@ -1,4 +1,4 @@
-"""Limpet in this process: the parts of `limpet serve`, a leader and a compactor with rights of their own, without HTTP."""
+"""Limpet in this process: the parts of `limpet serve`, a leader and a compactor, each with its rights; no HTTP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`limpet serve` as a process of a measurement: the same parts, over a store that may be far away.
 
-`python -m bench.catalogs.serve PLACE` (JSON) says `{"ready": true, "server": "host:port"}`, then answers each line of its
-standard input, which says how far away the store is from now on, with what was spent so far. It ends with its input.
+`python -m bench.catalogs.serve PLACE` (JSON) says `{"ready": true, "server": "host:port"}`, then answers each line of
+its standard input, which says how far away the store is from now on, with what was spent so far. It ends with it.
 """
 
 from __future__ import annotations

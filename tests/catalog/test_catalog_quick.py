@@ -53,6 +53,7 @@ QUICK = st.one_of(
 @example(
     [[("add-snapshot", 1, 1), {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1}]]
 )
+@example([[("add-snapshot", 1, 1), *2 * [{"action": "remove-snapshots", "snapshot-ids": [1]}]]])
 @settings(deadline=None)
 def test_the_quick_way_does_what_pyiceberg_does(commits: list[list[Any]]) -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())

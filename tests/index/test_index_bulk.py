@@ -18,7 +18,7 @@ import limpet
 from index_helpers import NAME, Rec, at, objects, requests
 from index_strategies import VALUES, hard_texts
 from kernel_helpers import EPOCH, ManualRuntime, steady
-from limpet.errors import Invalid
+from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, bulk
 from limpet.index.bulk import Batch, Bulk
 from limpet.index.schema import LINE_BYTES_MAX, UPDATED_AT, Field, Schema, extended, with_own
@@ -97,6 +97,13 @@ def _kind(kind: Any, key: str, records: st.SearchStrategy[Any]) -> Kind:
     return Kind(found, with_own(found.fields, key), records)
 
 
+def _with(schema: Schema, *fields: Field) -> Schema:
+    """The schema with more columns."""
+    found = extended(schema, [*schema.columns, *fields], schema.key)
+    assert found is not None
+    return found
+
+
 near = st.sampled_from([-HOUR, timedelta(0), HOUR, AHEAD_MAX - HOUR, AHEAD_MAX + HOUR]).map(lambda by: EPOCH + by)
 """Of the past, or ahead, or too far ahead."""
 zones = st.sampled_from([UTC, timezone(timedelta(0), "another"), timezone(timedelta(hours=-5))])
@@ -128,8 +135,7 @@ every = st.fixed_dictionaries(
     {"key": st.sampled_from(KEYS)}, optional={field.name: st.none() | VALUES[field.type] for field in EVERY}
 )
 USUAL = _kind(Usual, "key", usual | dicts)
-LATER = extended(USUAL.schema, [*USUAL.schema.columns, Field("tags", "array"), Field("more", "string")], "key")
-assert LATER is not None
+LATER = _with(USUAL.schema, Field("tags", "array"), Field("more", "string"))
 
 ALL = {
     "usual": USUAL,
@@ -192,6 +198,49 @@ def test_columns_make_of_records_what_each_becomes_by_itself(
             assert found.own == wanted.own
         else:
             assert not any(stamp and stamp > stamp_text(EPOCH + HOUR / 2) for stamp in wanted.own), "none is ahead"
+
+
+FIRST = with_own([Field("key", "string"), Field("count", "integer"), Field("at", "datetime")], "key")
+NARROW = _with(FIRST, Field("last", "string"))
+WIDE = _with(NARROW, Field("json", "any"))
+"""With a column of JSON, lines are looked at one by one."""
+
+whole = st.lists(
+    st.tuples(
+        st.text("ab\\", min_size=1, max_size=3),
+        st.none() | st.integers(-9, 9),
+        st.just(EPOCH) | VALUES["datetime"],
+        st.none() | st.text("ab é\n", max_size=3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(steady, max_examples=200)
+@given(whole, st.data())
+def test_a_whole_object_is_good_if_each_of_its_lines_is(rows: list[tuple[Any, ...]], data: st.DataObject) -> None:
+    stamp = stamp_text(EPOCH)
+    made = [
+        NARROW.line({"key": key, "count": count, "at": when, "last": last}, stamp, where="")
+        for key, count, when, last in rows
+    ]
+    good = b"".join([line + b"\n" for line in made])
+    assert NARROW.lines(good, what="it") == WIDE.lines(good, what="it") == made
+    where = data.draw(st.integers(0, len(good) - 2))
+    damage = data.draw(
+        st.sampled_from([b"", b"\x1f", b"\n", b"\\", b"\\N", b"\x7f", b"\xff", b"\xc3", b"0", b"9", b"-"])
+    )
+    bad = good[:where] + damage + good[where + data.draw(st.integers(0, 2)) :]
+    if all(line.count(b"\x1f") < NARROW.shape.width for line in bad.split(b"\n")):
+        assert _lines(NARROW, bad) == _lines(WIDE, bad)
+
+
+def _lines(schema: Schema, data: bytes) -> list[bytes] | str:
+    try:
+        return schema.lines(data, what="it")
+    except Corrupt as error:
+        return str(error)
 
 
 def test_a_line_that_is_too_long_is_refused() -> None:

@@ -100,7 +100,7 @@ class Target:
         connection.endheaders(body)
         response = connection.getresponse()
         answer = Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
-        if response.will_close:
+        if response.will_close or answer.status >= 500:  # after a fault the server closes without a word
             self.hang_up()
         return answer
 

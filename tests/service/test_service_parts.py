@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from limpet.catalog import NotLeader, Refusal
-from limpet.catalog.decide import Refused as ByTheHead
+from limpet.catalog.decide import Refused
 from limpet.catalog.refusals import (
     AlreadyExists,
     CommitFailed,
@@ -29,11 +32,12 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.runtime import system
+from limpet.service.asgi import Shell
 from limpet.service.auth import Tokens, check_bind, secrets_of
 from limpet.service.errors import answer_to
-from limpet.service.metrics import Counter, Gauge, Histogram, Metrics
+from limpet.service.metrics import Counter, Gauge, Histogram, Metrics, Requests
 from limpet.service.routes import Route, Routes
-from limpet.service.wire import DEPTH_MAX, Refused, Request, Response
+from limpet.service.wire import DEPTH_MAX, Rejected, Request, Response, json_response
 
 JSON = [(b"content-type", b"application/json; charset=utf-8")]
 
@@ -83,7 +87,7 @@ def test_names_are_decoded_one_by_one(path: bytes, names: tuple[str, ...]) -> No
     ],
 )
 def test_other_paths_are_refused(method: str, path: bytes, status: int) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         ROUTES.find(method, path)
     assert refused.value.status == status
     if status == 405:
@@ -124,7 +128,7 @@ def test_json_that_is_wide_and_not_deep_is_fine() -> None:
 
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")], [(b"content-type", b"")]])
 def test_a_body_must_say_that_it_is_json(headers: list[tuple[bytes, bytes]]) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         Request("POST", headers=headers, body=b"{}").json()
     assert refused.value.status == 415
 
@@ -160,7 +164,7 @@ def test_tokens(headers: list[tuple[bytes, bytes]], status: int | None) -> None:
     if status is None:
         tokens.demand(headers)
         return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         tokens.demand(headers)
     assert refused.value.status == status
 
@@ -181,7 +185,7 @@ def test_without_tokens_only_this_machine_is_answered(host: bytes, allowed: bool
     if allowed:
         Tokens().demand([(b"host", host)])
         return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as refused:
         Tokens().demand([(b"host", host)])
     assert refused.value.status == 403
 
@@ -231,7 +235,7 @@ def test_a_public_address_needs_a_secret() -> None:
         (Unsupported("x"), 406, "UnsupportedOperationException"),
         (OutcomeUnknown("x"), 500, "CommitStateUnknownException"),
         (Corrupt("x"), 500, "InternalServerError"),
-        (Refusal(ByTheHead(True, "x")), 500, "InternalServerError"),
+        (Refusal(Refused(True, "x")), 500, "InternalServerError"),
     ],
 )
 def test_each_kind_of_error_has_its_status(error: LimpetError, status: int, kind: str) -> None:
@@ -264,3 +268,64 @@ def test_metrics_are_what_prometheus_reads() -> None:
         "# TYPE g gauge",
         'g{verb="x"} 1.5',
     ]
+
+
+def _asked(shell: Shell, path: bytes, *chunks: bytes, into: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """What the shell sends in answer to a POST, as the server would hand it over."""
+    sent = into if into is not None else []
+    messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> MutableMapping[str, Any]:
+        return messages.pop(0)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append({**message})
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "raw_path": path,
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"transfer-encoding", b"chunked"), *JSON],
+    }
+    asyncio.run(shell(scope, receive, send))
+    return sent
+
+
+def _broken(_: Request) -> Response:
+    raise ZeroDivisionError
+
+
+def _echo(request: Request) -> Response:
+    return json_response(request.json())
+
+
+@pytest.fixture
+def shell() -> Iterator[Shell]:
+    routes = [Route("POST", "/broken", _broken, None), Route("POST", "/echo", _echo, Tokens())]
+    made = Shell(Routes(routes), system(), Requests(system()), body_bytes_max=10)
+    yield made
+    assert not made.close()
+
+
+def test_a_fault_is_answered_and_told_to_the_server(shell: Shell) -> None:
+    sent: list[dict[str, Any]] = []
+    with pytest.raises(ZeroDivisionError):
+        _asked(shell, b"/broken", into=sent)
+    assert sent[0]["status"] == 500
+    assert b'"type":"InternalServerError","code":500' in sent[1]["body"]
+
+
+def test_a_body_comes_in_parts_and_is_cut_off(shell: Shell) -> None:
+    start, body = _asked(shell, b"/echo", b"[1,", b"2]")
+    assert (start["status"], body["body"]) == (200, b"[1,2]")
+    assert _asked(shell, b"/echo", b"[", b" " * 9, b"]")[0]["status"] == 413
+    assert _asked(shell, b"/echo", *[b" " * 10] * 9)[0]["status"] == 413
+
+
+def test_too_many_at_once_are_told_to_come_back(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.service.asgi.AT_ONCE_MAX", 0)
+    start, _ = _asked(shell, b"/echo", b"[]")
+    assert start["status"] == 503
+    assert (b"retry-after", b"1") in start["headers"]

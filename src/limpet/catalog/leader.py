@@ -64,13 +64,13 @@ class _Pending:
     decide: Decide
     answered: Flag
     result: Any = None
-    error: LimpetError | None = None
+    error: Exception | None = None
 
     def answer(self, result: Any) -> None:
         self.result = result
         self.answered.set()
 
-    def fail(self, error: LimpetError) -> None:
+    def fail(self, error: Exception) -> None:
         self.error = error
         self.answered.set()
 
@@ -92,7 +92,7 @@ class _Group:
 
     rows: list[Row] = field(default_factory=list)
     writes: list[Put] = field(default_factory=list)
-    told: list[tuple[_Pending, Any, LimpetError | None]] = field(default_factory=list)
+    told: list[tuple[_Pending, Any, Exception | None]] = field(default_factory=list)
 
 
 class Leader:
@@ -270,7 +270,7 @@ class Leader:
                 continue
             try:
                 grant = pending.decide(state)
-            except LimpetError as error:
+            except Exception as error:  # noqa: BLE001  whatever is wrong with one request ends no other one
                 group.told.append((pending, None, error))
                 continue
             row = Row(pending.id, grant.what, grant.changes, grant.result)

@@ -194,7 +194,8 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """
         lines = lines_of(data, what=what)
         try:
-            data.isascii() or data.decode()
+            if not data.isascii():
+                data.decode()
         except UnicodeDecodeError as error:
             raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
         # a string of a line without a backslash needs no second look, which would take as long as all the rest

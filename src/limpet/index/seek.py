@@ -21,8 +21,6 @@ BYTES_MAX = 192 << 10
 WINDOW_MIN = 8 << 10
 ANCHOR = 12 << 10
 LINE_GUESS = 128.0
-FIRST_MAX = 48 << 10
-"""Instead of a larger first window, a small look and then a window beside it take less: as much at any size."""
 SURE = 6.0
 """A window of so many standard deviations misses once in 400 times; if lines are about as long, once in 40,000."""
 
@@ -71,11 +69,14 @@ class Search:
         return start, start + size
 
     def _size(self, spread: float) -> int:
-        """All that is needed to be sure, if it can be afforded; a small look at the surroundings if not."""
+        """All that is needed to be sure, if it can be afforded; a small look at the surroundings if not.
+
+        Instead of a first window of more than 48 KiB, such a look and a window beside it read less, at any size.
+        """
         left = BYTES_MAX - self._bytes - ANCHOR * max(READS - 1 - self._reads, 0)
         if self._reads >= READS - 1:
             return max(left, 2 * self._floor, 64 << 10)
-        return int(spread) if spread <= (left / 2 if self._reads else FIRST_MAX) else ANCHOR
+        return int(spread) if spread <= (left / 2 if self._reads else BYTES_MAX / 4) else ANCHOR
 
     def learn(self, start: int, data: bytes) -> bytes | Absent | None:
         """The line, if it is among these bytes; None: ask for the next window.   Raises: Corrupt."""

@@ -80,14 +80,14 @@ class Typed(Generic[R]):
 
         Raises: as `values`, LookupError for a name that is not among `names`; not saying which record it was.
         """
-        found = self._alike(records)
-        if found is None:
-            rows = [self.values(record, where="") for record in records]
-            found = {name: [row.get(name) for row in rows] for name in {}.fromkeys(chain.from_iterable(rows))}
-        if not found.keys() <= {*names}:
+        alike = self._alike(records)
+        rows = [self.values(record, where="") for record in records] if alike is None else []
+        if not {*names}.issuperset(chain.from_iterable(rows) if alike is None else alike):
             raise LookupError
+        if alike is None:
+            return {name: [row.get(name) for row in rows] for name in names}
         nothing = [None] * len(records)
-        return {name: found.get(name, nothing) for name in names}
+        return {name: alike.get(name, nothing) for name in names}
 
     def _alike(self, records: Sequence[Any]) -> Mapping[str, Sequence[Any]] | None:
         """The columns of records that are all of the type, or all dicts with the same names; None for any others."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from limpet.errors import LimpetError, Unavailable
@@ -16,7 +16,7 @@ from limpet.runtime import Runtime
 from limpet.service.errors import answer_to
 from limpet.service.metrics import Requests
 from limpet.service.routes import Route, Routes
-from limpet.service.wire import Refused, Request, Response
+from limpet.service.wire import Rejected, Request, Response
 
 __all__ = ["AT_ONCE_MAX", "THREADS_MAX", "Shell"]
 
@@ -30,7 +30,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_BROKEN = answer_to(Refused(500, "InternalServerError", "a fault in limpet: what became of the request is unknown"))
+_BROKEN = answer_to(Rejected(500, "InternalServerError", "a fault in limpet: what became of the request is unknown"))
 _CLOSE = (b"connection", b"close")
 
 
@@ -43,6 +43,7 @@ class Shell:
         self._requests = requests
         self._body_bytes_max = body_bytes_max
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="limpet-http")
+        self._working: set[Future[Response]] = set()
         self._at_once = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,8 +70,10 @@ class Shell:
             request = Request(scope["method"], names, scope["query_string"], scope["headers"], body)
             if route.quick:
                 return path, _handle(route, request)
-            loop = asyncio.get_running_loop()
-            return path, await loop.run_in_executor(self._pool, _handle, route, request)
+            working = self._pool.submit(_handle, route, request)
+            self._working.add(working)
+            working.add_done_callback(self._working.discard)
+            return path, await asyncio.wrap_future(working)
         except LimpetError as error:
             return path, answer_to(error)
 
@@ -81,7 +84,7 @@ class Shell:
             raise Unavailable("too many requests at once")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body.   Raises: Refused for one that is too large, or does not come."""
+        """The whole body.   Raises: Rejected for one that is too large, or does not come."""
         length = _length(scope)
         if length == 0:
             return b""
@@ -92,14 +95,15 @@ class Shell:
             async with asyncio.timeout(BODY_S):
                 body = await _read(receive, DRAIN_FACTOR * limit)
         except TimeoutError:
-            raise Refused(408, "BadRequestException", "the body did not come", headers=[_CLOSE]) from None
+            raise Rejected(408, "BadRequestException", "the body did not come", headers=[_CLOSE]) from None
         if len(body) > limit:
             raise _too_large(limit)
         return body
 
-    def close(self) -> None:
-        """Let go of the threads."""
+    def close(self) -> bool:
+        """Let go of the threads; whether some are still at work, on requests that nobody waits for any more."""
         self._pool.shutdown(wait=False)
+        return bool(self._working)
 
 
 def _handle(route: Route, request: Request) -> Response:
@@ -129,7 +133,7 @@ async def _read(receive: Receive, bytes_max: int) -> bytes:
     while message.get("more_body"):
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused(400, "BadRequestException", "the client went away")
+            raise Rejected(400, "BadRequestException", "the client went away")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > bytes_max:
@@ -137,8 +141,8 @@ async def _read(receive: Receive, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(413, "PayloadTooLargeException", f"the body has more than {limit} bytes", headers=[_CLOSE])
+def _too_large(limit: int) -> Rejected:
+    return Rejected(413, "PayloadTooLargeException", f"the body has more than {limit} bytes", headers=[_CLOSE])
 
 
 async def _send(send: Send, method: str, response: Response) -> None:

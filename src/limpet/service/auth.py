@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from limpet.errors import Invalid
-from limpet.service.wire import Refused
+from limpet.service.wire import Rejected
 
 __all__ = ["API_TOKENS", "RPC_SECRET", "Tokens", "check_bind", "secrets_of"]
 
@@ -35,7 +35,7 @@ class Tokens:
         return bool(self._digests)
 
     def demand(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Go on only with one of the tokens.   Raises: Refused (401, 403)."""
+        """Go on only with one of the tokens.   Raises: Rejected (401, 403)."""
         if not self._digests:
             _demand_local(headers)
             return
@@ -45,7 +45,7 @@ class Tokens:
         # every token is compared, in constant time: how long it takes tells nothing
         known = sum(hmac.compare_digest(digest, each) for each in self._digests)
         if not known or scheme.lower() != b"bearer":
-            raise Refused(
+            raise Rejected(
                 401,
                 "NotAuthorizedException",
                 "no token, or one that is not known here",
@@ -96,7 +96,7 @@ def check_bind(host: str, needed: Mapping[str, bool]) -> None:
 def _demand_local(headers: Sequence[tuple[bytes, bytes]]) -> None:
     sent = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
     if sent and not _is_loopback(_host_in(sent)):
-        raise Refused(
+        raise Rejected(
             403,
             "ForbiddenException",
             "this service has no tokens, and answers only to localhost and 127.0.0.1",

@@ -9,7 +9,7 @@ from limpet.errors import Invalid
 from limpet.service.auth import Tokens
 from limpet.service.routes import Route
 from limpet.service.rpc import SYNC_COMPACT, Answer, Order
-from limpet.service.wire import Refused, Request, Response, json_response
+from limpet.service.wire import Rejected, Request, Response, json_response
 
 __all__ = ["BODY_BYTES_MAX", "CompactorRoutes"]
 
@@ -46,5 +46,5 @@ class CompactorRoutes:
             published = publish(order.event_paths, order.fencing_token)
         except Refusal as refusal:
             kind = "stale_fencing_token" if refusal.stale else "version_conflict"
-            raise Refused(409, kind, str(refusal)) from refusal
+            raise Rejected(409, kind, str(refusal)) from refusal
         return json_response(Answer(manifest_version=f"v{published.version}", commit_ulid=published.commit))

@@ -26,7 +26,7 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.errors import OutcomeUnknown as Unknown
-from limpet.service.wire import Refused, Response, json_response
+from limpet.service.wire import Rejected, Response, json_response
 
 __all__ = ["RETRY_AFTER", "answer_to"]
 
@@ -53,7 +53,7 @@ _KINDS: tuple[tuple[type[LimpetError], int, str], ...] = (
 
 def answer_to(error: LimpetError) -> Response:
     """The answer to a request that met this error."""
-    if isinstance(error, Refused):
+    if isinstance(error, Rejected):
         return _response(error, error.status, error.kind, error.headers)
     for kind, status, name in _KINDS:
         if isinstance(error, kind):

@@ -19,7 +19,7 @@ from limpet.catalog.state import ID_LIFETIME
 from limpet.errors import Invalid, NotModified
 from limpet.service.auth import Tokens
 from limpet.service.routes import Route
-from limpet.service.wire import Refused, Request, Response, json_response
+from limpet.service.wire import Rejected, Request, Response, json_response
 
 __all__ = ["Rest"]
 
@@ -120,7 +120,7 @@ class Rest:
         removals, updates = _names(body, "removals"), _mapping(body, "updates")
         both = [name for name in removals if name in updates]
         if both:
-            raise Refused(
+            raise Rejected(
                 422, "UnprocessableEntityException", f"the property {both[0]!r} is to be both set and removed"
             )
         return json_response(

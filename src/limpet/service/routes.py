@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from limpet.service.auth import Tokens
-from limpet.service.wire import Handler, Refused
+from limpet.service.wire import Handler, Rejected
 
 __all__ = ["Route", "Routes"]
 
@@ -51,9 +51,9 @@ class Routes:
             node.routes[route.method] = route
 
     def find(self, method: str, raw_path: bytes) -> tuple[Route, tuple[str, ...]]:
-        """The route, and the decoded names in its path.   Raises: Refused (400, 404, 405, 414)."""
+        """The route, and the decoded names in its path.   Raises: Rejected (400, 404, 405, 414)."""
         if len(raw_path) > PATH_BYTES_MAX:
-            raise Refused(414, "BadRequestException", "the path is too long")
+            raise Rejected(414, "BadRequestException", "the path is too long")
         node: _Node | None = self._root
         names: list[bytes] = []
         for part in raw_path.split(b"/")[1:]:
@@ -66,7 +66,7 @@ class Routes:
             if node is None:
                 break
         if node is None or not node.routes:
-            raise Refused(
+            raise Rejected(
                 404,
                 "NotFoundException",
                 "there is no such route",
@@ -75,7 +75,7 @@ class Routes:
         route = node.routes.get(method) or (node.routes.get("GET") if method == "HEAD" else None)
         if route is None:
             allowed = ", ".join(sorted(node.routes))
-            raise Refused(
+            raise Rejected(
                 405,
                 "MethodNotAllowedException",
                 f"this route takes {allowed}",
@@ -88,4 +88,4 @@ def _decoded(part: bytes) -> str:
     try:
         return unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
-        raise Refused(400, "BadRequestException", "a name in the path is not UTF-8") from None
+        raise Rejected(400, "BadRequestException", "a name in the path is not UTF-8") from None

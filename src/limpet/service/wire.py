@@ -11,7 +11,7 @@ import msgspec
 
 from limpet.errors import Invalid, LimpetError
 
-__all__ = ["DEPTH_MAX", "JSON", "Handler", "Refused", "Request", "Response", "json_response"]
+__all__ = ["DEPTH_MAX", "JSON", "Handler", "Rejected", "Request", "Response", "json_response"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-class Refused(LimpetError):
+class Rejected(LimpetError):
     """A request that HTTP itself refuses: no such route, method, body or token. Nothing was attempted."""
 
     def __init__(
@@ -72,10 +72,10 @@ class Request:
         return fields
 
     def json(self) -> Any:
-        """The body as JSON.   Raises: Refused (415); Invalid for what is not JSON, or is nested too deeply (F32)."""
+        """The body as JSON.   Raises: Rejected (415); Invalid for what is not JSON, or is nested too deeply (F32)."""
         kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refused(
+            raise Rejected(
                 415, "UnsupportedMediaTypeException", "the body must come with Content-Type: application/json"
             )
         try:

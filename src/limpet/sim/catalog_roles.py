@@ -14,7 +14,7 @@ from limpet.catalog.anti_entropy import judged
 from limpet.catalog.chain import find, log, state_of, verify
 from limpet.catalog.gc import collect_ledger, delete_below, raise_floor
 from limpet.catalog.leader import Decide
-from limpet.catalog.records import Change, Head
+from limpet.catalog.records import Change, Head, SnapshotRef
 from limpet.catalog.state import MINTED, State
 from limpet.catalog.storage import Storage
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
@@ -75,6 +75,15 @@ class SkewedRuntime(SimRuntime):
         self._ids += 1
         ms = int((self.world.now_s + self.process.wall_offset_s + 5e6) * 1000)
         return f"{ms:010d}p{self.process.index:03d}n{self._ids:011d}"
+
+
+class _Slow(Storage):
+    """Something takes long between a head and the snapshot that it names."""
+
+    def snapshot(self, ref: SnapshotRef | None) -> State:
+        """See `Storage.snapshot`."""
+        self.runtime.sleep(self.runtime.rng.random() * 40)
+        return super().snapshot(ref)
 
 
 class _Role(Actor):
@@ -223,10 +232,10 @@ class Customer(_Role):
         """The things that clients do."""
         return [
             (self.habits.collects, self.collect),
-            (0.05, self.walk),
-            (0.05, self.look_back),
+            (0.04, self.walk),
+            (0.04, self.look_back),
             (0.12, self.look),
-            (0.2, self.commit_some),
+            (0.25, self.commit_some),
             (1.0, self.commit_one),
         ]
 
@@ -307,8 +316,11 @@ class Customer(_Role):
         """Read, with a view that has been there for long or with a new one, alone or twice at a time."""
         if self.chance() < 0.3:
             self.runtime.fan_out(self.read, [self.view] * 2)
+        elif self.chance() < 0.5:
+            self.read(self.view)
         else:
-            self.read(self.view if self.chance() < 0.6 else View(self.storage))
+            slow = self.chance() < 0.5
+            self.read(View(_Slow(self.store, KEYS, self.runtime, Json()) if slow else self.storage))
 
     def read(self, view: View) -> Head | None:
         """Read.   Raises: Violation unless it is what was published at some moment of the call."""

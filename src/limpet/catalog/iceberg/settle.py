@@ -80,6 +80,7 @@ class _Settler:
                 self._add_snapshot(update.snapshot)
             case RemoveSnapshotsUpdate():
                 gone = [id_ for id_ in dict.fromkeys(update.snapshot_ids) if id_ in self._snapshots]
+                self._snapshots -= {*gone}
                 return _with(update, snapshot_ids=gone) if gone else None
             case _:
                 return self._with_ids(update)

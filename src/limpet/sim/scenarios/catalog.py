@@ -42,6 +42,8 @@ BUDGET_BASE = 400
 BUDGET_PER_OPERATION = 60
 SERVES = 1 << 30
 USED = 5_000
+STORMS = 0.15
+"""In so many runs most requests between processes meet with something, and leaders have little patience."""
 
 STEPS = (
     "commits.delete",
@@ -87,7 +89,7 @@ def _tuning(world: World, knobs: Knobs) -> Mapping[tuple[ModuleType, str], Any]:
     """Snapshots, long chains, and ids that are forgotten within a handful of commits, in most runs."""
     chance = world.chance
     settings: dict[tuple[ModuleType, str], Any] = {
-        (leader_module, "PATIENCE_S"): 4 + 20 * chance(50),
+        (leader_module, "PATIENCE_S"): 2.0 if chance(74) < STORMS else 4 + 20 * chance(50),
         (leader_module, "LOOK_EVERY_S"): 2 + 8 * chance(51),
     }
     if chance(52) < 0.8:
@@ -116,9 +118,10 @@ class _Fleet(Cast):
         duel = chance(61) < 0.4
         self.knobs = knobs
         self.books = Books(world)
-        self.wire = Wire(world, knobs.fault_rate)
+        self.storm = chance(74) < STORMS
+        self.wire = Wire(world, 0.5 if self.storm else knobs.fault_rate)
         self.habits = Habits(
-            names=("a",) if chance(62) < 0.3 else ("a", "b", "c"),
+            names=("a",) if self.storm or chance(62) < 0.3 else ("a", "b", "c"),
             ttl_s=knobs.ttl_s,
             apis=2 + int(2 * chance(63)),
             compactors=1 + int(3 * chance(64)),
@@ -126,7 +129,7 @@ class _Fleet(Cast):
             rest_s=0.5 if duel else 6.0,
             patience_s=4 + 20 * chance(66),
             settles=(0.0, 0.5, 1.0)[int(3 * chance(67))],
-            collects=(0.0, 0.05, 0.15)[int(3 * chance(68))],
+            collects=(0.0, 0.05, 0.2)[int(3 * chance(68))],
             keeps=1 + int(4 * chance(69)),
         )
         self.bucket = CatalogBucket(world, knobs, self.books, keeps=self.habits.keeps)
@@ -140,8 +143,8 @@ class _Fleet(Cast):
         chance = self.world.chance
         if chance(70) < 0.25:
             self.bucket.put("founder", KEYS.lock, _used_lock(self.knobs.ttl_s), Absent())
-            for n in range(1 + int(2 * chance(71))):
-                self.world.later(10 + 150 * chance(72, n), self.lose_lock)
+            for n in range(2 + int(3 * chance(71))):
+                self.world.later(10 + 120 * chance(72, n), partial(self.lose_lock, n))
         nemesis = Nemesis(self.world, self.knobs, lambda: self.living, self.restart, steps=(*STEPS, *RPC_STEPS, *RARE))
         self.play(nemesis.run, until_s=RUN_S)
         self.heal()
@@ -150,10 +153,16 @@ class _Fleet(Cast):
         if self.world.calls > budget:
             raise Violation(f"{self.world.calls} store calls for {self.books.operations} operations")
 
-    def lose_lock(self) -> None:
-        """Somebody's script removes the lock: its tokens begin anew."""
+    def lose_lock(self, n: int) -> None:
+        """Somebody's script removes the lock, and for a while its holder does not notice: tokens begin anew."""
+        if not self.world.strike(f"vandal/{n}", "lost_lock"):
+            return
         self.bucket.delete("vandal", KEYS.lock)
-        self.world.note("vandal", "removes", KEYS.lock)
+        self.world.note("vandal", "removes", KEYS.lock, fault="lost_lock")
+        for process in self.living:
+            for task in process.tasks:
+                if task.name.startswith("limpet-heart"):
+                    task.paused_until_s = self.world.now_s + self.knobs.ttl_s * self.world.chance(73, n)
 
     def actor(self, process: Process) -> Actor:
         """A program; some processes have bad clocks."""

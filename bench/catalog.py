@@ -1,0 +1,141 @@
+"""The catalog against other catalogs: creating tables and appending to them with 1, 8 and 64 clients, in three places.
+
+`python bench/catalog.py` starts the servers that it needs, measures, prints a line for each measurement, and writes
+bench/results/catalog.md, catalog.json and catalog.svg. `--quick` measures little and writes nothing; `--only TEXT`
+measures what has TEXT in its line (`growth` for requests and bytes by the number of tables), and writes nothing either.
+It takes about ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+sys.path.pop(0)  # bench/queue.py would hide the standard library's queue
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from bench.catalogs.api import NotHere
+from bench.catalogs.places import TMPFS, Places
+from bench.catalogs.runs import Failed, Measured, measured
+from bench.catalogs.systems import PLACES, SYSTEMS, PlaceKind, System
+from bench.catalogs.tables import grown_line, line, save, summary
+from bench.report import file_system, machine
+
+__all__ = ["main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ("pyiceberg", "boringcatalog", "pyarrow", "SQLAlchemy", "uvicorn", "uvloop", "httptools")
+LARGE: tuple[tuple[PlaceKind, int], ...] = (("directory", 1), ("30 ms", 64))
+"""Where, and with how many clients, a catalog of many tables is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    seconds: float
+    large: int
+    grown: tuple[int, ...]
+    commits: int
+    """How many creates, and appends, of each size are counted: whole rounds from one checkpoint to the next."""
+
+
+FULL = Scale(3.0, 10_000, (10, 100, 1_000, 10_000), 200)
+QUICK = Scale(1.0, 1_000, (10, 100), 200)
+
+Run = tuple[System, PlaceKind, int, int]
+
+
+def main() -> int:
+    """Measure, print, write the results; 1 if a measurement of ours failed."""
+    arguments = _arguments()
+    scale, only = QUICK if arguments.quick else FULL, arguments.only.lower()
+    begun_s, facts = time.monotonic(), _facts()
+    rows: list[Measured] = []
+    with Places() as places:
+        for run in _runs(scale):
+            if only in _name(run).lower():
+                rows.append(_measured(places, run, scale))
+                print(line(rows[-1]), flush=True)
+    grown = [_grown(tables, scale) for tables in scale.grown] if only in "growth" else []
+    for found in grown:
+        print(grown_line(found))
+    facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
+    facts["took"] = f"{(time.monotonic() - begun_s) / 60:.0f} min"
+    print("", *summary(rows, grown), sep="\n")
+    if not arguments.quick and not only:
+        save(ROOT / "bench" / "results", facts, rows, grown, scale.seconds)
+    return 1 if any(row.note.startswith("failed") and row.system.kind == "ours" for row in rows) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="short measurements, nothing written")
+    parser.add_argument("--only", default="", help="only lines that hold this text; nothing written")
+    return parser.parse_args()
+
+
+def _runs(scale: Scale) -> Iterator[Run]:
+    """All that is measured, systems side by side."""
+    for place in PLACES:
+        for clients in sorted({clients for system in SYSTEMS for clients in system.clients}):
+            for system in SYSTEMS:
+                if place in system.places and clients in system.clients:
+                    yield system, place, clients, 0
+    for place, clients in LARGE:
+        for system in SYSTEMS:
+            if system.large:
+                yield system, place, clients, scale.large
+
+
+def _name(run: Run) -> str:
+    system, place, clients, tables = run
+    return f"{place} {system.name} {clients} clients" + (f" {tables} tables" if tables else "")
+
+
+def _measured(places: Places, run: Run, scale: Scale) -> Measured:
+    """The measurement; without figures if something is not here, or fails before there are any."""
+    system, kind, clients, tables = run
+    try:
+        with places.fresh(kind) as place:
+            return measured(system, place, kind, clients, tables, scale.seconds)
+    except NotHere as error:
+        return Measured(system, kind, clients, tables, note=f"skipped: needs {error}")
+    except Failed as error:
+        return Measured(system, kind, clients, tables, note=f"failed: {error}")
+
+
+def _grown(tables: int, scale: Scale) -> dict[str, Any]:
+    """What a commit costs with so many tables, counted in a process of its own."""
+    command = [sys.executable, "-m", "bench.catalogs.grow", str(tables), str(scale.commits)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def _facts() -> dict[str, str]:
+    """What the numbers depend on."""
+    facts = {**machine(), "file system": file_system(TMPFS), "SQLite": sqlite3.sqlite_version}
+    return {**facts, **{name: _version(name) for name in PEERS}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

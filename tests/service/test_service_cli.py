@@ -1,0 +1,221 @@
+"""`limpet catalog ...` on a catalog that was made in this process; only `undrop --service` asks a running one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import limpet
+from limpet.app.catalogs import executions_of, storage_of
+from limpet.catalog import NotLeader
+from limpet.catalog.catalog import Catalog
+from limpet.cli import main
+from limpet.runtime import system
+from limpet.store.api import Absent
+from servers_catalog import CatalogServer
+
+SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """`run("log", ...)` is `limpet catalog log ...` on the test's fleet: exit code, stdout, stderr."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("LIMPET_STORAGE_URL", str(tmp_path / "fleet"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main(["catalog", *arguments])
+        said = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return exit_.value.code, said.out, said.err
+
+    return call
+
+
+def as_json(done: tuple[int, str, str]) -> Any:
+    code, out, err = done
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> limpet.Fleet:
+    """A catalog with a history: `a.t` was created, renamed to `a.u` and dropped; `a.v` is there."""
+    made = limpet.open(tmp_path / "fleet")
+    with made.lead_catalog() as catalog:
+        catalog.create_namespace(["a"], {"owner": "[bold]me"})
+        catalog.create_table(["a"], {"name": "t", "schema": SCHEMA})
+        catalog.rename_table((["a"], "t"), (["a"], "u"))
+        catalog.create_table(["a"], {"name": "v", "schema": SCHEMA})
+        catalog.drop_table(["a"], "u")
+    return made
+
+
+def test_log(fleet: limpet.Fleet, run: Run) -> None:
+    code, out, _ = run("log")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()[1:]]
+    assert [line[0] for line in lines] == ["6", "5", "4", "3", "2", "1"]
+    assert [" ".join(line[5:]) for line in lines] == [
+        "drop table a.u",
+        "create table a.v",
+        "rename a.t -> a.u",
+        "create table a.t",
+        "create namespace a",
+        "a new leader",
+    ]
+    newest, before = as_json(run("log", "-n", "2", "--json"))
+    assert (newest["version"], before["version"]) == (6, 5)
+    assert newest["rows"][0]["what"] == "drop table"
+    assert newest["rows"][0]["changes"] == [{"kind": "table", "name": "a.u"}]
+
+
+def test_show_now_and_then(fleet: limpet.Fleet, run: Run) -> None:
+    _, out, _ = run("show")
+    assert "version 6" in out
+    assert "a.v" in out
+    assert "a.u" not in out
+    now = as_json(run("show", "--json"))
+    assert now["namespaces"] == [{"namespace": ["a"], "properties": {"owner": "[bold]me"}}]
+    assert [table["name"] for table in now["tables"]] == ["v"]
+    for at in ("3", "v3"):
+        assert [table["name"] for table in as_json(run("show", "--at", at, "--json"))["tables"]] == ["t"]
+    moment = as_json(run("log", "-n", "3", "--json"))[2]["at"]
+    assert as_json(run("show", "--at", moment, "--json"))["version"] == 4
+    later = datetime.now(UTC).isoformat()
+    assert as_json(run("show", "--at", later, "--json"))["version"] == 6
+
+
+@pytest.mark.parametrize(
+    ("at", "code", "said"),
+    [
+        ("yesterday", 2, "neither a version nor a time"),
+        ("2026-11-16T12:00:00", 2, "a time needs its zone"),
+        ("99", 1, "there is no version 99 yet"),
+        ("2000-01-01T00:00:00Z", 1, "never so"),
+    ],
+)
+def test_show_of_what_never_was(fleet: limpet.Fleet, run: Run, at: str, code: int, said: str) -> None:
+    done = run("show", "--at", at)
+    assert (done[0], done[1]) == (code, "")
+    assert said in done[2]
+
+
+def test_verify_finds_a_changed_commit(fleet: limpet.Fleet, run: Run) -> None:
+    assert run("verify")[:2] == (0, "the chain is whole: 6 commits, back to version 1\n")
+    assert as_json(run("verify", "--json")) == {"ok": True, "commits": 6, "oldest": 1, "broken": None}
+    [oldest, *_] = fleet.store.list("commits/catalog")
+    data = fleet.store.get(oldest.key).data
+    fleet.store.put(oldest.key, data.replace(b'"version":1', b'"version":7'))
+    code, out, _ = run("verify")
+    assert code == 1
+    assert "the chain is broken" in out
+
+
+def test_undrop_without_a_service(fleet: limpet.Fleet, run: Run) -> None:
+    code, out, _ = run("undrop", "a.u")
+    assert code == 0
+    assert "'a.u' is back" in out
+    assert "there is a table 'a.u'" in run("undrop", "a.u")[2]
+    assert "no table or view 'a.x' was dropped" in run("undrop", "a.x")[2]
+    assert run("undrop", "u")[0] == 2
+    with fleet.lead_catalog() as catalog:
+        catalog.drop_table(["a"], "u")
+        code, _, err = run("undrop", "a/u", "--separator", "/")
+        assert code == 1
+        assert "leads the catalog" in err
+        assert "--service" in err
+    assert as_json(run("undrop", "a/u", "--separator", "/", "--json"))["name"] == "u"
+
+
+def test_undrop_through_a_service(served: CatalogServer, run: Run) -> None:
+    space = f"n{uuid4().hex[:12]}"
+    assert served.ask("POST", "/v1/namespaces", {"namespace": [space]}).status == 200
+    made = served.ask("POST", f"/v1/namespaces/{space}/tables", {"name": "t", "schema": SCHEMA}).json
+    assert served.ask("DELETE", f"/v1/namespaces/{space}/tables/t").status == 204
+    done = as_json(run("undrop", f"{space}.t", "--service", served.url, "--json"))
+    assert done["metadata_location"] == made["metadata-location"]
+    code, _, err = run("undrop", f"{space}.t", "--service", served.url)
+    assert code == 1
+    assert "409" in err
+    assert "cannot be reached" in run("undrop", "a.b", "--service", "http://127.0.0.1:1")[2]
+    assert run("undrop", "a.b", "--service", "nowhere")[0] == 2
+
+
+def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
+    before = [*fleet.store.list("ledger/catalog")]
+    assert len(before) == 6
+    done = as_json(run("gc", "--json"))
+    assert done == {"floor": "", "history": 0, "applied": 0, "dead": 0, "events": 0}, "all of it is young"
+    done = as_json(run("gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s", "--json"))
+    assert done["applied"] == 6
+    assert [*fleet.store.list("ledger/catalog")] == []
+    assert fleet.catalog().verify().broken is None
+    assert [*fleet.catalog().tables(["a"]).names] == ["v"]
+    assert run("gc", "--keep", "soon")[0] == 2
+
+
+def test_quarantine(fleet: limpet.Fleet, run: Run) -> None:
+    assert run("quarantine", "ls")[1] == "nothing lies in quarantine\n"
+    executions = executions_of(fleet.store, system())
+    id_ = system().new_id()
+    path = executions.keys.batch(id_)
+    fleet.store.put(path, b"{", when=Absent())
+    executions.publish([path])
+    [found] = as_json(run("quarantine", "ls", "--json"))
+    assert (found["id"], found["path"]) == (id_, path)
+    assert id_ in run("quarantine", "ls")[1]
+    for arguments in (["--all"], [id_]):
+        code, out, _ = run("quarantine", "retry", *arguments)
+        assert code == 1
+        assert "still cannot be read" in out
+    assert run("quarantine", "retry")[0] == run("quarantine", "retry", "--all", id_)[0] == 2
+    assert run("quarantine", "retry", "0" * 26)[0] == 1
+
+
+def test_nothing_there(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for command in ("log", "show", "verify", "gc"):
+        code, out, err = run(command)
+        assert (code, out) == (1, "")
+        assert "there is no fleet" in err
+    assert not (tmp_path / "fleet").exists()
+    limpet.open(tmp_path / "fleet")
+    assert "nothing was ever published" in run("log")[1]
+    assert run("show")[0] == 1
+    monkeypatch.delenv("LIMPET_STORAGE_URL")
+    monkeypatch.delenv("LIMPET_URL", raising=False)
+    assert run("log")[0] == 2
+
+
+def test_the_workspace_is_that_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with limpet.open(tmp_path / "fleet" / "acme" / "prod").lead_catalog() as catalog:
+        catalog.create_namespace(["mine"])
+    monkeypatch.setenv("LIMPET_TENANT_ID", "acme")
+    assert run("show")[0] == 2
+    monkeypatch.setenv("LIMPET_WORKSPACE_ID", "prod")
+    assert as_json(run("show", "--json"))["namespaces"][0]["namespace"] == ["mine"]
+
+
+def test_python_reads_and_leads(fleet: limpet.Fleet) -> None:
+    catalog: Catalog = fleet.catalog()
+    assert [*catalog.tables(["a"]).names] == ["v"]
+    with pytest.raises(NotLeader):
+        catalog.drop_table(["a"], "v")
+    with fleet.lead_catalog() as leading:
+        leading.drop_table(["a"], "v")
+        with pytest.raises(NotLeader, match="leads the catalog"), fleet.lead_catalog(wait_s=0):
+            pass
+    assert [*catalog.tables(["a"]).names] == []
+    storage = storage_of(fleet.store, system())
+    lock = json.loads(fleet.store.get(storage.keys.lock).data)
+    assert lock["state"] == "free"
