@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from bench.catalogs.api import NotHere
 from bench.catalogs.places import TMPFS, Places
-from bench.catalogs.runs import Failed, Measured, measured
-from bench.catalogs.systems import PLACES, SYSTEMS, PlaceKind, System
+from bench.catalogs.runs import Measured, measured
+from bench.catalogs.systems import CLIENTS, PLACES, SYSTEMS, PlaceKind, System
 from bench.catalogs.tables import grown_line, line, save, summary
+from bench.queues.runs import Failed
 from bench.report import file_system, machine
 
 __all__ = ["main"]
@@ -45,14 +46,16 @@ class Scale:
     """How much is measured."""
 
     seconds: float
+    clients: tuple[int, ...]
     large: int
+    """How many tables a large catalog has; 0: there is none."""
     grown: tuple[int, ...]
     commits: int
     """How many creates, and appends, of each size are counted: whole rounds from one checkpoint to the next."""
 
 
-FULL = Scale(3.0, 10_000, (10, 100, 1_000, 10_000), 200)
-QUICK = Scale(1.0, 1_000, (10, 100), 200)
+FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000), 200)
+QUICK = Scale(1.0, (1, 64), 0, (10, 100), 200)
 
 Run = tuple[System, PlaceKind, int, int]
 
@@ -89,11 +92,11 @@ def _arguments() -> argparse.Namespace:
 def _runs(scale: Scale) -> Iterator[Run]:
     """All that is measured, systems side by side."""
     for place in PLACES:
-        for clients in sorted({clients for system in SYSTEMS for clients in system.clients}):
+        for clients in scale.clients:
             for system in SYSTEMS:
                 if place in system.places and clients in system.clients:
                     yield system, place, clients, 0
-    for place, clients in LARGE:
+    for place, clients in LARGE if scale.large else ():
         for system in SYSTEMS:
             if system.large:
                 yield system, place, clients, scale.large

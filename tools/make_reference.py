@@ -73,18 +73,26 @@ def commands(group: typer.Typer = app, words: tuple[str, ...] = ()) -> Command:
     for each in group.registered_groups:
         assert each.typer_instance is not None
         inside.append(commands(each.typer_instance, (*words, str(each.typer_instance.info.name))))
-    return Command(words, _text(group.info.help), _said(group.info.epilog), inside=tuple(inside))
+    own, alone = group.registered_callback, group.info.invoke_without_command
+    runs = own is not None and True in (alone, own.invoke_without_command)
+    parameters = _parameters(own.callback) if own is not None and runs else ()
+    return Command(words, _text(group.info.help), _said(group.info.epilog), parameters, tuple(inside))
 
 
 def _command(info: Any, words: tuple[str, ...]) -> Command:
     call = info.callback
-    hints = typing.get_type_hints(call, include_extras=True)
-    parameters = []
-    for name, each in inspect.signature(call).parameters.items():
-        kind, about = typing.get_args(hints[name])
-        parameters.append(Parameter(name, _bare(kind), about, each.default))
     name = info.name or call.__name__.replace("_", "-")
-    return Command((*words, name), _text(info.help or call.__doc__), _said(info.epilog), tuple(parameters))
+    return Command((*words, name), _text(info.help or call.__doc__), _said(info.epilog), _parameters(call))
+
+
+def _parameters(call: Any) -> tuple[Parameter, ...]:
+    hints = typing.get_type_hints(call, include_extras=True)
+    found = []
+    for name, each in inspect.signature(call).parameters.items():
+        if hints[name] is not typer.Context:
+            kind, about = typing.get_args(hints[name])
+            found.append(Parameter(name, _bare(kind), about, each.default))
+    return tuple(found)
 
 
 def _bare(kind: Any) -> Any:
@@ -116,7 +124,7 @@ def _sections(command: Command) -> Iterator[str]:
 
 def _usage(command: Command) -> str:
     if command.inside:
-        return f"{command.typed} COMMAND ..."
+        return f"{command.typed} [OPTIONS]" if command.parameters else f"{command.typed} COMMAND ..."
     arguments = [each for each in command.parameters if each.is_argument]
     shown = [(each.value.strip("[]"), each.default is inspect.Parameter.empty) for each in arguments]
     return " ".join((command.typed, "[OPTIONS]", *(name if needed else f"[{name}]" for name, needed in shown)))
@@ -140,7 +148,8 @@ def _meaning(parameter: Parameter) -> str:
     elif info.show_default and default not in (None, False, inspect.Parameter.empty):
         parts.append(f"Default: {default:g}." if isinstance(default, float) else f"Default: {default}.")
     if info.envvar:
-        parts.append(f"Environment: `{info.envvar}`.")
+        names = [info.envvar] if isinstance(info.envvar, str) else info.envvar
+        parts.append(f"Environment: {', else '.join(f'`{name}`' for name in names)}.")
     return " ".join(parts)
 
 

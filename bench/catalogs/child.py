@@ -11,7 +11,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _check(catalog: Any, verb: str, clients: int) -> dict[str, Any]:
     return {"there": catalog.snapshots([name for number in range(clients) for name in Share(number, clients).own()])}
 
 
-_ACTS = {"fill": _fill, "drive": _drive, "check": _check}
+_ACTS: Mapping[str, Callable[..., dict[str, Any]]] = {"fill": _fill, "drive": _drive, "check": _check}
 
 
 def _difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

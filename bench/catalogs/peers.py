@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.catalogs.api import Client, Place
@@ -16,6 +17,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 __all__ = ["PyIcebergClient", "count", "metadata_files", "properties_of", "snapshots", "spent"]
 
+AT_ONCE = 8
 NAME_MARK, UUID_MARK = "TABLE-NAME", "00000000-0000-4000-8000-000000000000"
 
 
@@ -88,7 +90,8 @@ def count(catalog: Any) -> int:
 
 def snapshots(catalog: Any, names: Sequence[str]) -> int:
     """How many snapshots those tables have together."""
-    return sum(_newest(catalog.load_table((NAMESPACE, name))) for name in names)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return sum(pool.map(lambda name: _newest(catalog.load_table((NAMESPACE, name))), names))
 
 
 def spent() -> Mapping[str, float]:

@@ -13,17 +13,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-__all__ = [
-    "COLUMNS",
-    "NAMESPACE",
-    "OWN_TABLES",
-    "Share",
-    "append_body",
-    "as_bytes",
-    "create_body",
-    "schema_json",
-    "table",
-]
+__all__ = ["NAMESPACE", "OWN_TABLES", "Share", "append_body", "as_bytes", "create_body", "schema_json", "table"]
 
 NAMESPACE = "bench"
 OWN_TABLES = 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
@@ -37,6 +38,11 @@ def under(bucket: Bucket, prefix: str, role: str) -> Place:
     return Place(bucket.at(prefix), key_for(bucket, role, prefix).env)
 
 
+def keys_of(bucket: Bucket, prefix: str, role: str) -> Mapping[str, str]:
+    """What PyIceberg is told, to reach table data with that role's key."""
+    return place_in(key_for(bucket, role, prefix), "").keys
+
+
 def run(stack: ExitStack, folder: Path, front: Place, behind: Place) -> Service:
     """Both services, each with its own key; the API."""
     second = stack.enter_context(compactor(behind, folder)).wait(leads=False)
@@ -47,15 +53,16 @@ def test_the_services_work_under_exactly_their_policies(seaweedfs: Bucket, prefi
     with ExitStack() as stack:
         front, behind = under(seaweedfs, prefix, "api"), under(seaweedfs, prefix, "compactor")
         url = run(stack, tmp_path, front, behind).wait().url
-        catalog = RestCatalog("limpet", uri=url, **place_in(seaweedfs, prefix).keys)
+        catalog = RestCatalog("limpet", uri=url, **keys_of(seaweedfs, prefix, "tables"))
         catalog.create_namespace("n")
         table = catalog.create_table(("n", "t"), pa.schema([("id", pa.int64())]))
         table.append(pa.table({"id": [1, 2]}))
         for value in LARGE:
             catalog.update_namespace_properties("n", updates={"large": value})
-        assert (
-            RestCatalog("again", uri=url, **place_in(seaweedfs, prefix).keys).load_table(("n", "t")).scan().count() == 2
-        )
+        only_reads = RestCatalog("reader", uri=url, **keys_of(seaweedfs, prefix, "reader")).load_table(("n", "t"))
+        with pytest.raises(OSError, match="ACCESS_DENIED"):
+            only_reads.append(pa.table({"id": [3]}))
+        assert only_reads.refresh().scan().count() == 2
         catalog.purge_table(("n", "t"))
         catalog.drop_namespace("n")
     owner = limpet.open(seaweedfs.at(prefix)).store

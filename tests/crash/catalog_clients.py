@@ -29,7 +29,7 @@ NAMESPACE, SHARED = "crash", "shared"
 SCHEMA = pa.schema([("id", pa.string())])
 PATIENT = {"commit.retry.num-retries": "50", "commit.retry.min-wait-ms": "5", "commit.retry.max-wait-ms": "100"}
 APPENDS_EACH = 4
-PAUSE_S = 0.2
+PAUSE_S = 0.3
 UNKNOWN = (CommitStateUnknownException, ServerError, RequestException)
 
 

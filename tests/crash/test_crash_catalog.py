@@ -23,6 +23,8 @@ from clients.serving import Place, Service, api, compactor, place_in, poll, whol
 from crash.catalog_clients import NAMESPACE, SCHEMA, SHARED, Books, Client
 from servers.process import Bucket
 
+pytestmark = pytest.mark.timeout(300)
+
 CLIENTS = 16
 KILLS = 10
 LEASE_S = 2.0
@@ -70,6 +72,24 @@ def test_many_kills(services: ExitStack, tmp_path: Path, seaweedfs: Bucket, seed
     crash(place, fronts=fronts, victims=[*fronts, *behind], kills=100, seed=seed)
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"t": ("1", ["t.0"])}, "lost"),
+        ({"t": ("1", ["t.0", "t.1", "t.2"])}, "refused"),
+        ({"t": ("1", ["t.0", "t.1", "t.9"])}, "nobody asked"),
+        ({"t": ("1", ["t.0", "t.1", "t.1"])}, "more than once"),
+        ({"t": ("2", ["t.0", "t.1"])}, "another table"),
+    ],
+)
+def test_the_comparison_finds_what_is_wrong(found: dict[str, tuple[str, list[str]]], said: str) -> None:
+    books = Books(acked={"t", "t.0", "t.1"}, refused={"t.2"}, unknown={"t.3"}, created={"t": "1"})
+    for right in (["t.0", "t.1"], ["t.0", "t.1", "t.3"]):
+        _compare({"t": ("1", right)}, books)
+    with pytest.raises(AssertionError, match=said):
+        _compare(found, books)
+
+
 def crash(place: Place, *, fronts: Sequence[Service], victims: Sequence[Service], kills: int, seed: int = 11) -> None:
     """Let clients work, kill at random, and compare what is there in the end with what they were told."""
     for service in {*fronts, *victims}:
@@ -82,7 +102,7 @@ def crash(place: Place, *, fronts: Sequence[Service], victims: Sequence[Service]
         running = [pool.submit(client.run) for client in clients]
         try:
             for _ in range(kills):
-                goal = len(books.acked) + chance.randint(1, 30)
+                goal = len(books.acked) + chance.randint(1, 15)
                 poll(
                     lambda goal=goal: len(books.acked) >= goal or any(each.done() for each in running),  # type: ignore[misc]
                     lambda: f"commits do not resume: {books.answers}\n" + "\n".join(each.log() for each in victims),

@@ -56,8 +56,10 @@ CATALOG_BUGS = [
         ("compactor", "        if head is None or head.token < token:\n", "        if paths:\n"),
         (
             "compactor",
-            '            raise Unavailable("another process holds the lock, or none", hint="send the same request again")',
-            '            _refuse(Refused(True, "another process holds the lock"))',
+            "        if holder is None or holder.value.token != token:\n",
+            "        if holder is None or holder.value.token != token:\n"
+            "            _refuse(Refused(True, 'another process holds the lock'))\n"
+            "        if holder is None:\n",
         ),
     ),
     _bug(
@@ -119,12 +121,6 @@ CATALOG_BUGS = [
             "    return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]\n",
             "    number += 1\n    return ulid(number >> 80, number & ((1 << 80) - 1))\n",
         ),
-    ),
-    _bug(
-        "a prepared snapshot below the floor is named",
-        "catalog 10",
-        0,
-        ("compactor", " or ready.ref.id < head.gc_floor:", ":"),
     ),
     _bug(
         "GC deletes without a floor in the head",

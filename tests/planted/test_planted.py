@@ -17,13 +17,15 @@ HERE = Path(__file__).parent
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(BUGS) >= 14 + 12 + 12 + 30
+    assert len(BUGS) >= 14 + 12 + 12 + 30 + 30
     rows = {row.strip() for bug in BUGS.values() for row in bug.row.split(",")}
     failures = (1, 2, 3, 4, 5, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25)
     assert {f"F{n}" for n in failures} <= rows
     assert {f"H{n}" for n in (1, 2, 3, 4, 5, 6, 8)} <= rows, "H7 is a sentence in the docs"
     indexes = {f"index {n}" for n in (9, 11, 12, 13, 14, 15, 16, 17, 18)}
     assert indexes <= rows, "8 and 10 are about a layout that Limpet does not have"
+    catalogs = {f"catalog {n}" for n in (*range(1, 12), "12a", "12b", "12c", "12d")}
+    assert catalogs <= rows
 
 
 def _replay(bug: Bug) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ from clients.serving import Place, whole
 from service.garbage import BODIES, CREATE_TABLE, CREATE_VIEW, ROUTES, Body
 
 SOME = settings(
-    max_examples=300,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     database=None,
@@ -231,7 +231,7 @@ def test_broken_bodies(target: Target, part: int, data: st.DataObject) -> None:
     break_a_body(target, data.draw(st.sampled_from(BODIES[part::4])), data)
 
 
-@settings(SOME, max_examples=600)
+@settings(SOME, max_examples=300)
 @given(data=st.data())
 def test_any_request(target: Target, data: st.DataObject) -> None:
     ask_anything(target, data)

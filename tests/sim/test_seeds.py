@@ -9,9 +9,12 @@ from statistics import median
 
 import pytest
 
+from limpet.sim.catalog_wire import WIRE_FAULTS
 from limpet.sim.many import Sum, coverage_table, run_seeds
 from limpet.sim.nemesis import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.scenarios import SCENARIOS
+from limpet.sim.scenarios.catalog import RPC_STEPS
+from limpet.sim.scenarios.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.scenarios.index import STEPS as INDEX_STEPS
 from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
 from limpet.sim.scenarios.supervisor import STEPS as SUPERVISOR_STEPS
@@ -22,6 +25,7 @@ QUEUE_SEEDS = 1_000
 SUPERVISOR_SEEDS = 1_000
 INDEX_SEEDS = 1_000
 INDEX_DISK_SEEDS = 250
+CATALOG_SEEDS = 1_000
 JOBS = 2
 
 VERBS = {"read": "get", "settle": "get", "head": "head", "delete": "delete", "list": "list"}
@@ -117,6 +121,30 @@ def test_index_disk_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     for step in ("fsync", "rename", "unlink"):
         assert total.coverage["power_loss", step], f"no power loss during {step}"
         assert total.coverage["crash", step], f"no crash during {step}"
+
+
+@pytest.mark.timeout(600)
+def test_catalog_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("catalog", 0, CATALOG_SEEDS, jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\ncatalog: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+        print(coverage_table(total.coverage))
+    assert not total.broken, _told("catalog", total)
+    assert total.runs == CATALOG_SEEDS
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    missed = [(kind, step) for kind, step in _missed(total, CATALOG_STEPS) if kind != "store_clock_step"]
+    missed += [
+        (kind, step)
+        for step in RPC_STEPS
+        for kind in (*WIRE_FAULTS, *PROCESS_FAULTS)
+        if not total.coverage[kind, step] and kind != "store_clock_step"
+    ]
+    assert not missed, f"no seed struck {missed}"
+    assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
+    assert total.by_kind["lost_lock"] > 50
 
 
 def _missed(total: Sum, steps: Sequence[str]) -> list[tuple[str, str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -27,6 +27,7 @@ from limpet.store import MeteredStore, ScopedStore, Store
 from limpet.store.probe import Findings, quick, use_etag_style
 
 if TYPE_CHECKING:
+    from limpet.app.publish import Published, TableWriter
     from limpet.catalog.catalog import Catalog
 
 __all__ = ["Fleet", "open"]
@@ -231,6 +232,33 @@ class Fleet:
         from limpet.app.catalogs import lead
 
         return lead(self.store, self.url, self._runtime, wait_s=wait_s)
+
+    def publish_index(
+        self,
+        name: str,
+        table: tuple[Sequence[str], str] | None = None,
+        *,
+        compile: bool = True,
+        through: TableWriter | None = None,
+        wait_s: float = 20.0,
+    ) -> Published:
+        """Make the index `name` an Iceberg table, or bring its table up to date: only changed shards are written.
+
+        `table` is (namespace, name), by default (("indexes",), name). This process leads the catalog for a moment if
+        something has changed; where a service leads, `through` asks that one.
+        Raises, Cost, Crash: as `limpet.app.publish.Publisher.publish`; Unsupported without the extra `catalog`.
+        """
+        from limpet.app.publish import NAMESPACE, Led, Publisher
+
+        @contextmanager
+        def lead() -> Iterator[TableWriter]:
+            if through is not None:
+                yield through
+            else:
+                with self.lead_catalog(wait_s=wait_s) as catalog:
+                    yield Led(catalog)
+
+        return Publisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead).publish(compile=compile)
 
     def enable(self, *features: str) -> bool:
         """Switch optional features on, for good: processes that open the fleet from now on heed them.

@@ -45,7 +45,7 @@ def read_table(data: bytes, schema: Any, *, what: str) -> Any:
     """The table of a file with exactly that schema.   Raises: Corrupt, naming `what`."""
     pa = arrow()
     try:
-        table = pa.parquet.read_table(BytesIO(data), use_threads=False)
+        table = pa.parquet.ParquetFile(BytesIO(data)).read(use_threads=False)
         table.validate(full=True)
         alike = table.schema.equals(schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -87,7 +87,7 @@ def prepare(warehouse: Warehouse, request: Mapping[str, Any]) -> Changes:
                 warehouse.check_properties(update["updates"])
             case "add-view-version":
                 update["view-version"] = _dated(warehouse, _object(update, "view-version"))
-            case action if action not in _UPDATES:
+            case action if not isinstance(action, str) or action not in _UPDATES:
                 raise Invalid(f"there is no update {action!r} of views")
     return Changes([requirement.get("uuid") for requirement in requirements], updates, root)
 

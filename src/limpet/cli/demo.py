@@ -314,6 +314,7 @@ class _Show:
         """Hold what was pushed against what the store has, read by a fleet of its own that may only read."""
         import limpet
         from limpet.cli.demo_end import Seen, ask, farewell, prices, report
+        from limpet.cli.demo_publish import publish
 
         signed = self._signed[paused]
         seen = Seen(
@@ -328,8 +329,9 @@ class _Show:
         fleet = limpet.open(self._place, read_only=True)
         self._act("Whose results stand in the index? Anybody can ask it, in SQL.")
         answer = ask(self.screen, fleet, WORKERS)
+        published = publish(self.screen, limpet.open(self._place))
         self._act("What the store holds, read back afresh.")
-        self.kept_promises = report(self.screen, fleet, self._logs, seen, answer)
+        self.kept_promises = report(self.screen, fleet, self._logs, seen, answer, published)
         tasks = self.crew.requests("tasks") + Counter(self._fleet.meter.snapshot().requests)
         index = self.crew.requests("index") + Counter(self._indexed.meter.snapshot().requests)
         prices(self.screen, self.board.total, tasks, index, fleet.meter.snapshot().requests)

@@ -20,6 +20,7 @@ from limpet.store.prices import AS_OF, dollars
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
+    from limpet.app.publish import Published
     from limpet.cli.demo_screen import Screen
 
 __all__ = ["Answer", "Seen", "ask", "farewell", "prices", "report"]
@@ -64,7 +65,9 @@ def ask(screen: Screen, fleet: Fleet, colours: Mapping[str, str]) -> Answer | No
     return answer
 
 
-def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen, answer: Answer | None) -> bool:
+def report(
+    screen: Screen, fleet: Fleet, logs: Path, seen: Seen, answer: Answer | None, published: Published | None
+) -> bool:
     """Print what the store holds beside what it must hold; whether every promise was kept."""
     ended, indexed = read_back(fleet), read_records(fleet)
     found = find(seen.ids, ended, runs_in(logs))
@@ -78,6 +81,7 @@ def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen, answer: Answer 
     records += f"{stored.wrong:,} wrong, {stored.missing:,} missing"
     folded = f"at least {seen.merged:,} objects merged by {seen.folds:,} folds; {indexed.waiting:,} still wait"
     taken = " and ".join(f"batch {batch} after {after_s:.1f} s" for batch, after_s in seen.takeovers.items())
+    table = f"{published.records:,} records in the Iceberg table" if published else ""
     died = found.ran_again - found.asked_for
     again = f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or slept"
     promises = [
@@ -87,6 +91,7 @@ def report(screen: Screen, fleet: Fleet, logs: Path, seen: Seen, answer: Answer 
         screen.fact("index", records, stored.sound),
         screen.fact("compiled", folded, not indexed.waiting),
         answer is None or screen.fact("sql", "the table above, held against a scan", answer == rows),
+        published is None or screen.fact("table", table, published.records == stored.records),
         screen.fact("taken over", taken, len(seen.takeovers) == 2),
         screen.fact("fencing", f"{seen.refused} late write refused", seen.refused == 1 and kept),
         screen.fact("run twice", again),

@@ -8,6 +8,7 @@ from limpet.cli import (
     index_compile,
     index_export,
     index_import,
+    index_publish,
     index_records,
     index_repair,
     index_schema,
@@ -38,6 +39,7 @@ app.command(epilog=index_records.GET_EPILOG)(index_records.get)
 app.command(epilog=index_records.DELETE_EPILOG)(index_records.delete)
 app.command("import", epilog=index_import.EPILOG)(index_import.import_)
 app.command(epilog=index_export.EPILOG)(index_export.export)
+app.command(epilog=index_publish.EPILOG)(index_publish.publish)
 app.command(epilog=index_compile.EPILOG)(index_compile.compile)
 app.command(epilog=index_sql.EPILOG)(index_sql.sql)
 app.command(epilog=index_stats.EPILOG)(index_stats.stats)

@@ -43,7 +43,9 @@ API_EPILOG = lines(
     *CODES,
 )
 COMPACTOR_EPILOG = lines(
-    "Example:",
+    "Example: for APIs on other machines, which send the same secret",
+    "$ LIMPET_RPC_SECRET_FILE=/run/secrets/rpc limpet serve compactor -u s3://acme/prod --host 0.0.0.0",
+    "Example: for an API on this machine",
     "$ limpet serve compactor -u s3://acme/prod",
     *CODES,
 )
@@ -88,6 +90,12 @@ app = typer.Typer(
     name="serve",
     rich_markup_mode="markdown",
     invoke_without_command=True,
+    help=lines(
+        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars, Spark and Trino.",
+        "One process does it all, on this machine, in a folder or a bucket. To let others in, set LIMPET_API_TOKENS "
+        "(or LIMPET_API_TOKENS_FILE) to the tokens that they must send. `api` and `compactor` run the two halves "
+        "apart, each with a key that can do no more than its half.",
+    ),
     epilog=EPILOG,
 )
 
@@ -101,12 +109,7 @@ def serve(
     lease_s: LeaseOption = 10.0,
     json: JsonOption = False,
 ) -> None:
-    """Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars, Spark and Trino.
-
-    One process does it all, on this machine, in a folder or a bucket. To let others in, set LIMPET_API_TOKENS (or
-    LIMPET_API_TOKENS_FILE) to the tokens that they must send. `api` and `compactor` run the two halves apart, each
-    with a key that can do no more than its half.
-    """
+    """Both halves in one process, unless one of them is named. (The help text is the app's.)"""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return

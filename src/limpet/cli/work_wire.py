@@ -30,7 +30,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float
     routine: bool
     count: bool
-    events: bool
+    events: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="what"):

@@ -30,6 +30,7 @@ from limpet.service.wire import Rejected, Response, json_response
 
 __all__ = ["RETRY_AFTER", "answer_to"]
 
+MESSAGE_MAX = 1000
 RETRY_AFTER = (b"retry-after", b"1")
 
 _KINDS: tuple[tuple[type[LimpetError], int, str], ...] = (
@@ -62,5 +63,7 @@ def answer_to(error: LimpetError) -> Response:
 
 
 def _response(error: LimpetError, status: int, kind: str, headers: tuple[tuple[bytes, bytes], ...]) -> Response:
-    said = f"{error} ({error.hint})" if error.hint else str(error)
+    said = " ".join(str(error).split())  # the client's own text may be in it: one line, and not for ever
+    said = said if len(said) <= MESSAGE_MAX else f"{said[:MESSAGE_MAX]}..."
+    said = f"{said} ({error.hint})" if error.hint else said
     return json_response({"error": {"message": said, "type": kind, "code": status}}, status, headers)

@@ -201,6 +201,7 @@ class ApiPart:
             shared.loop("collect ledger", self._collect, COLLECT_EVERY_S),
         ]
         self._thread: Worker | None = None
+        self._handed_at_s: float | None = None
 
     def routes(self) -> list[Route]:
         """See `Part.routes`."""
@@ -214,12 +215,13 @@ class ApiPart:
 
     def facts(self) -> dict[str, Any]:
         """See `Part.facts`.   Cost: 1 GET, without a body if nothing changed."""
-        loaded, leader = self.catalog.view.now(), self.leader
+        loaded, leader, handed_at_s = self.catalog.view.now(), self.leader, self._handed_at_s
         return {
             "leads": leader.leads,
             "leader": leader.leader,
             "version": loaded.head.version if loaded else 0,
             "published_at": loaded.head.at if loaded else None,
+            "events_lag_s": None if handed_at_s is None else round(self._runtime.elapsed_s() - handed_at_s, 1),
         }
 
     def start(self) -> None:
@@ -234,7 +236,9 @@ class ApiPart:
 
     def _hand_over(self) -> None:
         if self.leader.leads:  # one of many is enough
+            since_s = self._runtime.elapsed_s()
             hand_over(self._store, CatalogKeys.of(EXECUTIONS), self._fold)
+            self._handed_at_s = since_s
 
     def _collect(self) -> None:
         if not self.leader.leads:

@@ -211,8 +211,12 @@ class CatalogBucket(Bucket):
             if commit != self.known[version].commit:
                 raise Violation(f"the chain says {commit}, not {self.known[version].commit}")
         oldest = commits[-1].version if commits else head.version + 1
-        if oldest > min(self.kept_from, head.version):
+        if head.version >= self.kept_from and oldest > self.kept_from:
             raise Violation(f"the chain ends at version {oldest}, and {self.kept_from} must be kept")
+
+    def is_epoch(self, paths: Sequence[str]) -> bool:
+        """Whether those are epochs: they change nothing, and a token has only one that is published."""
+        return all(self._batches[path].batch.base_version is None for path in paths)
 
     def answered(self, paths: Sequence[str], published: Published) -> None:
         """A compactor says that those batches were published.   Raises: Violation unless they were, as that."""

@@ -370,5 +370,7 @@ def _line(error: BaseException) -> str:
         first = inner.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         return f"{place}: {first['msg']}"[:300] if place else first["msg"][:300]
+    if isinstance(error, StopIteration):
+        return "it needs a schema, a partition spec or a sort order that is not there"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text[:300]} is missing" if isinstance(error, KeyError) else text[:300]

@@ -23,7 +23,8 @@ from limpet.sim.bucket import SimStore
 from limpet.sim.cast import Actor, Cast, perform
 from limpet.sim.catalog_books import Books, No, Request
 from limpet.sim.catalog_checks import KEYS, CatalogBucket
-from limpet.sim.catalog_roles import Api, Customer, Habits, Publisher
+from limpet.sim.catalog_customer import Customer
+from limpet.sim.catalog_roles import Api, Habits, Publisher
 from limpet.sim.catalog_wire import Wire
 from limpet.sim.index_store import tuned
 from limpet.sim.nemesis import Knobs, Nemesis, draw

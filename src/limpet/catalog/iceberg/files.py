@@ -1,0 +1,348 @@
+"""Tables that we fill ourselves: Parquet files with their statistics, the manifest, and the commit that names them.
+
+A snapshot of ours has one manifest, which lists every file that the table has. Its summary says what it is a copy of,
+and under which ids its files hold the columns, so that a later writer knows whether they can stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    read_manifest_list,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+
+from limpet.catalog.iceberg.buffers import Fetch, Input, Output, Source
+from limpet.catalog.iceberg.tables import table_of
+from limpet.catalog.parquet import write_table
+from limpet.catalog.warehouse import Document
+from limpet.errors import Corrupt
+
+__all__ = ["Column", "Contents", "File", "Files", "Stamp", "commit_of", "contents_of", "data_file", "stage_request"]
+
+FORMAT_VERSION: Final = 2
+CODEC: Final = "deflate"
+SOURCE, COLUMNS = "limpet.source", "limpet.columns"
+
+# PyIceberg raises all of these for an Avro file that it cannot read.
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, AssertionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as it should be. `type` is one of Iceberg's primitive types; `is_key`: it identifies a row."""
+
+    name: str
+    type: str
+    is_key: bool = False
+    doc: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A data file, and its entry in a manifest."""
+
+    url: str
+    records: int
+    size: int
+    entry: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What becomes of a table's files."""
+
+    keep: Sequence[File]
+    add: Sequence[File]
+    drop: Sequence[File]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A table, as somebody finds it who wants it to hold `columns` of `source`.
+
+    `schema` is what it should have: a column that is there already keeps its id. `files` is what the current snapshot
+    holds. They `may_stay` if we wrote that snapshot, of the same source, and the columns have the ids that they had.
+    `is_staged`: the table is not in the catalog yet.
+    """
+
+    table: TableMetadata
+    source: str
+    schema: Schema
+    files: Sequence[File]
+    may_stay: bool
+    is_staged: bool
+
+    @property
+    def location(self) -> str:
+        """The folder of the table."""
+        return self.table.location
+
+    @property
+    def is_of_source(self) -> bool:
+        """Whether the table was made for that source."""
+        return self.table.properties.get(SOURCE) == self.source
+
+    @property
+    def fits(self) -> bool:
+        """Whether the table has just these columns."""
+        return _is_same(self.table.schema(), self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a new snapshot is called: its id, its time, and a text that makes the names of its files unique."""
+
+    snapshot_id: int
+    at_ms: int
+    unique: str
+
+
+def stage_request(name: str, source: str, columns: Sequence[Column]) -> dict[str, Any]:
+    """The request to stage a table for a source."""
+    ids = {column.name: id_ for id_, column in enumerate(columns, 1)}
+    schema = _schema(columns, ids).model_dump(mode="json")
+    return {"name": name, "schema": schema, "stage-create": True, "properties": {SOURCE: source}}
+
+
+def contents_of(
+    metadata: bytes, source: str, columns: Sequence[Column], fetch: Fetch, *, is_staged: bool = False
+) -> Contents:
+    """What a table holds.   Raises: Corrupt; what `fetch` raises.
+
+    Cost: 1 `fetch` of the manifest list, and 1 of each manifest: we write one.
+    """
+    table = table_of(Document(metadata))
+    schema = _schema(columns, _ids(table, columns))
+    snapshot = table.current_snapshot()
+    files: list[File] = []
+    may_stay = True
+    if snapshot is not None:
+        told = snapshot.summary.additional_properties if snapshot.summary else {}
+        ids = {field.name: field.field_id for field in schema.fields}
+        may_stay = told.get(SOURCE) == source and _ids_in(told.get(COLUMNS, "null")).items() <= ids.items()
+        files = _files(snapshot.manifest_list, fetch)
+    return Contents(table, source, schema, files, may_stay, is_staged)
+
+
+def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
+    """Rows (a `pyarrow.Table` of just these columns) as the Parquet file for `url`, with ids and statistics."""
+    schema = contents.schema
+    fields = rows.schema
+    for at, field in enumerate(schema.fields):
+        fields = fields.set(at, fields.field(at).with_metadata({"PARQUET:field_id": str(field.field_id)}))
+    collected: list[Any] = []
+    data = write_table(rows.cast(fields), metadata_collector=collected)
+    statistics = data_file_statistics_from_parquet_metadata(
+        collected[0], compute_statistics_plan(schema, contents.table.properties), parquet_path_to_id_mapping(schema)
+    )
+    made = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=url,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        file_size_in_bytes=len(data),
+        spec_id=UNPARTITIONED_PARTITION_SPEC.spec_id,
+        **statistics.to_serialized_dict(),
+    )
+    entry = ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=made)
+    return File(url, rows.num_rows, len(data), entry), data
+
+
+def commit_of(contents: Contents, files: Files, stamp: Stamp) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The commit after which the table holds just `files.keep` and `files.add`; what to write before it, by URL.
+
+    With no file to add or drop it has no snapshot: the table is created, or gets other columns.
+    """
+    table = contents.table
+    schema_id, updates = _created(contents) if contents.is_staged else _with_schema(contents)
+    writes: dict[str, bytes] = {}
+    if files.add or files.drop:
+        folder = f"{table.location}/metadata"
+        manifest = Output(f"{folder}/{stamp.snapshot_id}-{stamp.unique}-m0.avro")
+        listed = Output(f"{folder}/snap-{stamp.snapshot_id}-{stamp.unique}.avro")
+        _write_manifests(contents, files, stamp.snapshot_id, manifest, listed)
+        writes = {output.location: output.data for output in (manifest, listed) if output.data}
+        snapshot = {
+            "snapshot-id": stamp.snapshot_id,
+            "parent-snapshot-id": table.current_snapshot_id,
+            "sequence-number": table.next_sequence_number(),
+            "timestamp-ms": max(stamp.at_ms, table.last_updated_ms),
+            "manifest-list": listed.location,
+            "summary": _summary(contents, files),
+            "schema-id": schema_id,
+        }
+        ref = {"ref-name": "main", "type": "branch", "snapshot-id": stamp.snapshot_id}
+        updates += [{"action": "add-snapshot", "snapshot": snapshot}, {"action": "set-snapshot-ref", **ref}]
+    return {"requirements": _requirements(contents), "updates": updates}, writes
+
+
+# ---- schemas ----
+
+
+def _ids(table: TableMetadata, columns: Sequence[Column]) -> dict[str, int]:
+    """The ids of columns: those that they have in the table, else new ones."""
+    known = {field.name: field for field in table.schema().fields}
+    last = table.last_column_id
+    ids: dict[str, int] = {}
+    for column in columns:
+        field = known.get(column.name)
+        if field is None or str(field.field_type) != column.type:
+            last += 1
+        ids[column.name] = field.field_id if field and str(field.field_type) == column.type else last
+    return ids
+
+
+def _ids_in(text: str) -> dict[str, int]:
+    """The ids that a summary tells. Those of another program's are the ids of no column of ours."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, int])
+    except msgspec.DecodeError:
+        return {"": 0}
+
+
+def _schema(columns: Sequence[Column], ids: Mapping[str, int]) -> Schema:
+    fields = [
+        {"id": ids[each.name], "name": each.name, "type": each.type, "required": each.is_key, "doc": each.doc}
+        for each in columns
+    ]
+    keys = [ids[each.name] for each in columns if each.is_key]
+    return Schema.model_validate({"type": "struct", "fields": fields, "identifier-field-ids": keys})
+
+
+def _is_same(one: Schema, other: Schema) -> bool:
+    return _shape(one) == _shape(other)
+
+
+def _shape(schema: Schema) -> object:
+    fields = [(field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields]
+    return fields, sorted(schema.identifier_field_ids)
+
+
+def _with_schema(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
+    """The id of the schema that the table should have, and the updates that give it to it."""
+    table = contents.table
+    if contents.fits:
+        return table.current_schema_id, []
+    for known in table.schemas:
+        if _is_same(known, contents.schema):
+            return known.schema_id, [{"action": "set-current-schema", "schema-id": known.schema_id}]
+    new_id = max(known.schema_id for known in table.schemas) + 1
+    schema = {**contents.schema.model_dump(mode="json"), "schema-id": new_id}
+    return new_id, [
+        {"action": "add-schema", "schema": schema},
+        {"action": "set-current-schema", "schema-id": new_id},
+    ]
+
+
+def _created(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
+    """The same for a table that the commit creates, as it was staged."""
+    table = contents.table
+    spec, order = table.spec().model_dump(mode="json"), table.sort_order().model_dump(mode="json")
+    return table.current_schema_id, [
+        {"action": "assign-uuid", "uuid": str(table.table_uuid)},
+        {"action": "upgrade-format-version", "format-version": FORMAT_VERSION},
+        {"action": "add-schema", "schema": table.schema().model_dump(mode="json")},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": spec},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": order},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+        {"action": "set-location", "location": table.location},
+        {"action": "set-properties", "updates": dict(table.properties)},
+    ]
+
+
+def _requirements(contents: Contents) -> list[dict[str, Any]]:
+    """Nobody has committed since: the files that stay, and those that go, are all that there are."""
+    table = contents.table
+    if contents.is_staged:
+        return [{"type": "assert-create"}]
+    return [
+        {"type": "assert-table-uuid", "uuid": str(table.table_uuid)},
+        {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": table.current_snapshot_id},
+        {"type": "assert-current-schema-id", "current-schema-id": table.current_schema_id},
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": table.last_column_id},
+    ]
+
+
+# ---- manifests ----
+
+
+def _files(manifest_list: str, fetch: Fetch) -> list[File]:
+    """The data files of a snapshot. Files of deletes are left out: a snapshot of ours takes none of them over."""
+    found: list[File] = []
+    try:
+        for manifest in read_manifest_list(Input(manifest_list, fetch)):
+            if manifest.content == ManifestContent.DATA:
+                for entry in manifest.fetch_manifest_entry(Source(fetch)):
+                    data = entry.data_file
+                    found.append(File(data.file_path, data.record_count, data.file_size_in_bytes, entry))
+    except _UNREADABLE as error:
+        raise Corrupt(
+            f"the manifests of {manifest_list} cannot be read: {' '.join(str(error).split())[:120]}"
+        ) from None
+    return found
+
+
+def _write_manifests(contents: Contents, files: Files, snapshot_id: int, manifest: Output, listed: Output) -> None:
+    table, spec = contents.table, UNPARTITIONED_PARTITION_SPEC
+    # others may have given the table a partition spec; what they wrote by it cannot stand in this manifest
+    gone = [file for file in files.drop if file.entry.data_file.spec_id == spec.spec_id]
+    parent, number = table.current_snapshot_id, table.next_sequence_number()
+    with write_manifest_list(FORMAT_VERSION, listed, snapshot_id, parent, number, CODEC) as list_writer:
+        if not (files.keep or files.add or gone):
+            return
+        with write_manifest(FORMAT_VERSION, spec, contents.schema, manifest, snapshot_id, CODEC) as writer:
+            for file in files.keep:
+                writer.existing(file.entry)
+            for file in files.add:
+                writer.add(file.entry)
+            for file in gone:
+                writer.delete(file.entry)
+        list_writer.add_manifests([writer.to_manifest_file()])
+
+
+def _summary(contents: Contents, files: Files) -> dict[str, str]:
+    after = (*files.keep, *files.add)
+    counts = {
+        "added-data-files": len(files.add),
+        "added-records": sum(file.records for file in files.add),
+        "added-files-size": sum(file.size for file in files.add),
+        "deleted-data-files": len(files.drop),
+        "deleted-records": sum(file.records for file in files.drop),
+        "removed-files-size": sum(file.size for file in files.drop),
+        "total-data-files": len(after),
+        "total-records": sum(file.records for file in after),
+        "total-files-size": sum(file.size for file in after),
+        "total-delete-files": 0,
+        "total-position-deletes": 0,
+        "total-equality-deletes": 0,
+    }
+    ids = {field.name: field.field_id for field in contents.schema.fields}
+    return {
+        "operation": "overwrite" if files.drop else "append",
+        **{name: str(count) for name, count in counts.items()},
+        SOURCE: contents.source,
+        COLUMNS: msgspec.json.encode(ids).decode(),
+    }

@@ -1,0 +1,283 @@
+"""What commits and loads cost in requests and bytes, by the kind of object; the lock's own renewals are not counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from iceberg_helpers import append, table
+from limpet.catalog import Compactor, Grant, Leader, Published
+from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.entries import LIVE, Entry
+from limpet.catalog.names import key_of
+from limpet.catalog.parquet import ParquetSnapshots
+from limpet.catalog.records import Change
+from limpet.catalog.refusals import AlreadyExists
+from limpet.catalog.state import MINTED, State
+from limpet.catalog.storage import Storage
+from limpet.catalog.warehouse import Warehouse
+from limpet.errors import NotModified
+from limpet.keys import CatalogKeys, Key
+from limpet.lease import Lock, Sightings
+from limpet.runtime import system
+from limpet.store import MemoryStore
+from limpet.store.api import Always, Blob, Version, When
+
+KINDS = {
+    "warehouse": "metadata",
+    "ledger": "ledger",
+    "commits": "record",
+    "manifests": "head",
+    "snapshots": "checkpoint",
+}
+COMMIT = {"put metadata": 1, "put ledger": 1, "put head": 1, "put record": 1}
+EVERY = 20
+"""Commits from one checkpoint to the next, in these tests; half of what is set, for they are made early."""
+CYCLES = 3
+FLAT = 1.5
+CLIENTS = 64
+WRITES_MAX = 0.2
+URL = "memory://cost"
+
+
+class Sorted(MemoryStore):
+    """Counts requests and bytes by verb and kind of object. A GET of what is known has no bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(system())
+        self.requests: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+    ) -> Blob:
+        try:
+            blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        except NotModified:
+            self._count("get", key, 0)
+            raise
+        self._count("get", key, len(blob.data))
+        return blob
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        self._count("put", key, len(data))
+        return super().put(key, data, when=when)
+
+    def _count(self, verb: str, key: Key, size: int) -> None:
+        kind = KINDS.get(key.partition("/")[0])
+        if kind is not None:
+            with self._counting:
+                self.requests[f"{verb} {kind}"] += 1
+                self.bytes[f"{verb} {kind}"] += size
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A catalog, what its store counts, and its leader, which runs unless a test takes its turns."""
+
+    store: Sorted
+    catalog: Catalog
+    leader: Leader
+    loaded: dict[str, LoadedTable] = field(default_factory=dict)
+
+    def create(self, name: str) -> None:
+        """Make a table."""
+        self.loaded[name] = self.catalog.create_table(["a"], table(name))
+
+    def append(self, name: str, nth: int) -> None:
+        """Add a snapshot to a table."""
+        self.loaded[name] = self.catalog.commit_table(["a"], name, append(self.loaded[name], nth))
+
+    @contextmanager
+    def spending(self) -> Iterator[Counter[str]]:
+        """The requests within the block, by verb and kind; filled in at its end."""
+        before, spent = self.store.requests.copy(), Counter[str]()
+        yield spent
+        spent.update(self.store.requests - before)
+
+    def reader(self) -> Catalog:
+        """The catalog as another process sees it."""
+        storage = Storage(self.store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
+        return Catalog(storage, Warehouse(self.store, URL, system()))
+
+    def fill(self, tables: int) -> None:
+        """So many tables in the namespace `full`, by one commit: no metadata of theirs is ever read."""
+        self.catalog.create_namespace(["full"])
+
+        def decide(state: State) -> Grant:
+            entries = [Entry(f"full/t{n:05}-{n:012x}", f"full/t{n:05}-{n:012x}/metadata/0.json") for n in range(tables)]
+            changes = [Change(key_of("t", ("full",), f"t{n:05}"), entry.value()) for n, entry in enumerate(entries)]
+            return Grant("fill", (*changes, *(Change(f"{LIVE}/{entry.root}", 1) for entry in entries)))
+
+        self.leader.commit(f"{MINTED}fill", decide)
+
+
+def make_world() -> World:
+    """What `limpet serve` writes in the background is written here before the next commit, so costs are exact."""
+    store = Sorted()
+    storage = Storage(store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
+    compactor = Compactor(storage)
+
+    def publish(paths: Sequence[str], token: int) -> Published:
+        published = compactor.publish(paths, token)
+        compactor.settle()
+        compactor.prepare()
+        return published
+
+    lock = Lock(store, storage.keys.lock, "catalog", 60.0, system(), Sightings(system()))
+    leader = Leader(storage, publish, lock)
+    return World(store, Catalog(storage, Warehouse(store, URL, system()), leader), leader)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A catalog with the namespace `a` that this process leads, with frequent checkpoints."""
+    monkeypatch.setattr("limpet.catalog.compactor.SNAPSHOT_EVERY", 2 * EVERY)
+    made = make_world()
+    thread = threading.Thread(target=made.leader.run)
+    thread.start()
+    try:
+        made.catalog.create_namespace(["a"])
+        yield made
+    finally:
+        made.leader.stop()
+        thread.join()
+
+
+def test_a_create_and_an_append_are_four_puts_of_which_one_is_metadata(world: World) -> None:
+    with world.spending() as create:
+        world.create("t")
+    with world.spending() as add:
+        world.append("t", 1)
+    assert create == COMMIT
+    assert add == COMMIT, "what the leader wrote, it need not read"
+
+
+def test_a_refused_request_is_one_look_at_the_head(world: World) -> None:
+    world.create("t")
+    with world.spending() as spent, pytest.raises(AlreadyExists):
+        world.create("t")
+    assert spent == {"get head": 1}
+
+
+def test_clients_that_come_together_share_all_but_their_metadata() -> None:
+    world = make_world()
+    namespace = threading.Thread(target=world.catalog.create_namespace, args=(["a"],))
+    clients = [threading.Thread(target=world.create, args=(f"t{n}",)) for n in range(CLIENTS)]
+    namespace.start()
+    take_turn(world, 1)
+    namespace.join()
+    for client in clients:
+        client.start()
+    with world.spending() as spent:
+        take_turn(world, CLIENTS)
+        rest = threading.Thread(target=world.leader.run)
+        rest.start()  # so that a client that the turn left out ends too
+        for client in clients:
+            client.join()
+    world.leader.stop()
+    rest.join()
+    assert spent == {**COMMIT, "put metadata": CLIENTS}
+    assert (spent.total() - CLIENTS) / CLIENTS <= WRITES_MAX
+
+
+def take_turn(world: World, clients: int) -> None:
+    """Let the leader serve, once so many clients wait."""
+    until_s = time.monotonic() + 30
+    while len(world.leader._waiting) < clients:
+        assert time.monotonic() < until_s, "the clients did not come"
+        time.sleep(0.001)
+    world.leader.turn()
+
+
+@pytest.mark.parametrize("verb", ["create", "append"])
+def test_a_commit_costs_the_same_with_few_tables_and_with_10_000(verb: str, world: World) -> None:
+    few, few_bytes = commits_cost(world, verb, "few")
+    world.fill(10_000)
+    many, many_bytes = commits_cost(world, verb, "many")
+    for spent in (few, many):
+        assert spent.pop("put checkpoint") == CYCLES
+        assert spent == dict.fromkeys(COMMIT, CYCLES * EVERY)
+    assert many_bytes <= FLAT * few_bytes
+    assert few_bytes <= FLAT * many_bytes, "both begin right after a checkpoint"
+
+
+def commits_cost(world: World, verb: str, name: str) -> tuple[Counter[str], int]:
+    """Requests, and bytes outside checkpoints, of some rounds from one checkpoint to the next."""
+    go_to_checkpoint(world, name)
+    world.create(name)
+    go_to_checkpoint(world, f"{name}-again")
+    before = world.store.bytes.copy()
+    with world.spending() as spent:
+        for n in range(1, CYCLES * EVERY + 1):
+            if verb == "create":
+                world.create(f"{name}{n:03}")
+            else:
+                world.append(name, n)
+    written = world.store.bytes - before
+    return spent, sum(size for request, size in written.items() if request != "put checkpoint")
+
+
+def go_to_checkpoint(world: World, name: str) -> None:
+    """Commit until the head names a new checkpoint."""
+    before = snapshot_of(world)
+    for n in range(10 * EVERY):
+        world.catalog.create_namespace([f"{name}-{n}"])
+        if snapshot_of(world) != before:
+            return
+    raise AssertionError("there was no checkpoint")
+
+
+def snapshot_of(world: World) -> Any:
+    loaded = world.catalog.view.now()
+    assert loaded is not None
+    return loaded.head.snapshot
+
+
+def test_a_load_reads_the_state_at_most_once_a_version(world: World) -> None:
+    world.fill(1_000)
+    world.create("t")
+    go_to_checkpoint(world, "x")
+    other = world.reader()
+    with world.spending() as first:
+        other.load_table(["a"], "t")
+    assert first == {"get head": 1, "get checkpoint": 1, "get metadata": 1}
+    before = world.store.bytes.copy()
+    with world.spending() as again:
+        other.load_table(["a"], "t")
+        other.tables(["full"])
+    assert again == {"get head": 2}
+    assert not world.store.bytes - before, "the head is only asked whether it is still the same"
+    world.create("u")
+    with world.spending() as changed:
+        other.load_table(["a"], "t")
+    assert changed == {"get head": 1}, "from the head's tail; the table itself is still in memory"
+    world.append("t", 1)
+    with world.spending() as appended:
+        other.load_table(["a"], "t")
+    assert appended == {"get head": 1, "get metadata": 1}
+
+
+def test_a_reader_that_comes_late_reads_one_checkpoint(world: World) -> None:
+    world.create("t")
+    go_to_checkpoint(world, "x")
+    other = world.reader()
+    other.load_table(["a"], "t")
+    for number in range(3):
+        go_to_checkpoint(world, f"more{number}")
+    with world.spending() as late:
+        other.load_table(["a"], "t")
+    assert late == {"get head": 1, "get checkpoint": 1}
