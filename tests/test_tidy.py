@@ -160,6 +160,17 @@ def errors_are_caught_by_kind(source: Source) -> Iterator[Finding]:
             yield node.lineno, "suppresses every error; name the errors"
 
 
+def types_are_decoded_by_records(source: Source) -> Iterator[Finding]:
+    """The first use of a type by two threads at once ends the process (see `records.decoder`)."""
+    if source.module == "limpet.records" or _is_or_below(source.module, "limpet.sim"):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            called, typed = ast.unparse(node.func), any(each.arg == "type" for each in node.keywords)
+            if called == "msgspec.convert" or (called == "msgspec.json.decode" and typed):
+                yield node.lineno, f"calls {called} for a type: use records.decoder or records.converted"
+
+
 # ---- rules for every file ----
 
 
@@ -336,6 +347,8 @@ PACKAGE_RULES = [
     Case(errors_are_caught_by_kind, "try: f()\nexcept (OSError, Exception): raise"),
     Case(errors_are_caught_by_kind, "try: f()\nexcept: raise"),
     Case(errors_are_caught_by_kind, "with contextlib.suppress(Exception): f()"),
+    Case(types_are_decoded_by_records, "msgspec.convert(value, kind)"),
+    Case(types_are_decoded_by_records, "msgspec.json.decode(data, type=Head)"),
 ]
 FILE_RULES = [
     Case(failure_rows_exist, "# F8: fine\n# F" + "35: no such row"),

@@ -52,6 +52,8 @@ class Driven:
     seconds: list[float] = field(default_factory=list)
     """How long each acknowledged call took."""
     errors: list[str] = field(default_factory=list)
+    before: Mapping[str, float] = field(default_factory=dict)
+    """What was spent when the clock started, where clients looked at their tables before."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -124,10 +126,12 @@ class Threaded(Catalog, Protocol):
         for thread in threads:
             thread.start()
         start.wait()
-        begun_s = time.perf_counter()
+        begun_s, before = time.perf_counter(), self.spent()
         for thread in threads:
             thread.join()
-        return together(done, time.perf_counter() - begun_s)
+        found = together(done, time.perf_counter() - begun_s)
+        found.before = before
+        return found
 
 
 def calls(client: Client, share: Share, verb: str) -> Iterator[Callable[[], None]]:

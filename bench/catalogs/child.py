@@ -52,7 +52,7 @@ def _drive(catalog: Any, verb: str, first: int, last: int, clients: int, seconds
     before, cpu_s = catalog.spent(), time.process_time()
     done = catalog.drive(verb, [Share(number, clients) for number in range(first, last)], seconds)
     cpu_s = time.process_time() - cpu_s
-    return {**done.plain(), "cpu_s": cpu_s, "spent": _difference(before, catalog.spent())}
+    return {**done.plain(), "cpu_s": cpu_s, "spent": _difference(done.before or before, catalog.spent())}
 
 
 def _check(catalog: Any, verb: str, clients: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def aims(rows: Sequence[Measured], grown: Sequence[Mapping[str, Any]]) -> Iterat
         for verb in VERBS:
             found = _find(rows, name, FAR, WRITES_CLIENTS, verb)
             yield Aim(
-                f"{name}: {WRITES_CLIENTS} clients, at most {WRITES_MAX:g} object writes a {verb} besides metadata",
+                f"{name}: {WRITES_CLIENTS} clients, {verb}s: at most {WRITES_MAX:g} writes each besides metadata",
                 None if found is None else besides(found) <= WRITES_MAX,
                 "no figure" if found is None else f"{besides(found):.3f}",
             )

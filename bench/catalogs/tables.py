@@ -40,9 +40,8 @@ GROWN_HEAD = (
     "metadata",
     "checkpoints",
     "their bytes",
-    "load: first",
-    "again",
-    "after a commit",
+    "requests of a load: first, again, after a commit",
+    "its bytes",
 )
 
 
@@ -141,8 +140,8 @@ def _counted(counts: Sequence[int]) -> str:
 
 def _grown_cells(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for verb in VERBS:
-        each, load = found[verb], found["load"]
-        loads = [f"{load[what]['requests']} requests, {load[what]['bytes']:,} B" for what in load]
+        each = found[verb]
+        loads = [", ".join(f"{load[what]:,}" for load in found["load"].values()) for what in ("requests", "bytes")]
         yield (
             f"{found['tables']:,}",
             verb,

@@ -15,8 +15,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from limpet.errors import Corrupt, Invalid
+from limpet.runtime import ProcessMutex
 
-__all__ = ["RECORD_BYTES_MAX", "decode", "encode", "parse_json", "plain", "plain_bytes", "to_fields"]
+__all__ = [
+    "RECORD_BYTES_MAX",
+    "converted",
+    "decode",
+    "decoder",
+    "encode",
+    "parse_json",
+    "plain",
+    "plain_bytes",
+    "to_fields",
+]
 
 T = TypeVar("T")
 
@@ -29,12 +40,27 @@ _encoder = msgspec.json.Encoder()
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_building = ProcessMutex()
 
 
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    if kind not in _decoders:
-        _decoders[kind] = msgspec.json.Decoder(kind, strict=True)
-    return _decoders[kind]
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """The decoder of a type, made once.
+
+    msgspec finds out about a type when it is first used. A second thread that comes meanwhile sees it half known, and
+    the process dies. So whoever decodes or converts to a type has its decoder made first, one at a time.
+    """
+    found = _decoders.get(kind)
+    if found is None:
+        with _building:
+            found = _decoders.get(kind) or msgspec.json.Decoder(kind, strict=True)
+            _decoders[kind] = found
+    return found
+
+
+def converted(value: Any, kind: type[T], *, str_keys: bool = False) -> T:
+    """Plain values as a `kind`.   Raises: msgspec.ValidationError."""
+    decoder(kind)
+    return msgspec.convert(value, kind, str_keys=str_keys)
 
 
 def encode(value: Any) -> bytes:
@@ -57,7 +83,7 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
     if len(data) > RECORD_BYTES_MAX:
         raise Corrupt(f"{what} has {len(data)} bytes, more than the {RECORD_BYTES_MAX} that a record may have")
     try:
-        return _decoder(kind).decode(data)
+        return decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{what} is not a valid {kind.__name__}: {error or 'nested too deeply'}") from None
 

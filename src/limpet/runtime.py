@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Flag", "Runtime", "SystemRuntime", "Worker", "system", "ulid"]
+__all__ = ["Flag", "ProcessMutex", "Runtime", "SystemRuntime", "Worker", "system", "ulid"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -183,6 +183,23 @@ class SystemRuntime:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(POOL_MAX, thread_name_prefix="limpet-io")
             return self._pool
+
+
+class ProcessMutex:
+    """A lock between all threads of this process. A forked child begins with it free."""
+
+    def __init__(self) -> None:
+        self._fresh()
+        os.register_at_fork(after_in_child=self._fresh)
+
+    def _fresh(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def ulid(unix_ms: int, chance: int) -> str:

@@ -65,7 +65,7 @@ class Service:
         self.name = name
         self._port = port
         self._log = folder / f"{name}.log"
-        self._env = {**os.environ, **(env or {})}
+        self._env = {**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})}
         self._command = [
             *_dies_with_parent(),
             str(Path(sys.executable).parent / "limpet"),
@@ -127,8 +127,12 @@ class Service:
         found: dict[str, Any] = json.loads(body) if status == 200 else {}
         return found
 
-    def _get(self, path: str) -> tuple[int, bytes]:
+    def demand_life(self) -> None:
+        """Fail, if it ended and nobody killed it."""
         assert self._process is None or self._process.poll() is None, f"{self.name} ended by itself:\n{self.log()}"
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        self.demand_life()
         connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
         try:
             connection.request("GET", path)
@@ -146,7 +150,7 @@ class Service:
     def log(self) -> str:
         """Whether it runs, and the end of all that it printed."""
         code = self._process.poll() if self._process else "killed"
-        return f"{self.name} ({'runs' if code is None else code}): {self._log.read_text(errors='replace')[-2000:]}"
+        return f"{self.name} ({'runs' if code is None else code}): {self._log.read_text(errors='replace')[-6000:]}"
 
 
 def whole(place: Place, folder: Path, *, lease_s: float | None = None) -> Service:

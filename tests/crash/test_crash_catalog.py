@@ -103,9 +103,14 @@ def crash(place: Place, *, fronts: Sequence[Service], victims: Sequence[Service]
         try:
             for _ in range(kills):
                 goal = len(books.acked) + chance.randint(1, 15)
+
+                def resumed(goal: int = goal) -> bool:
+                    for service in victims:
+                        service.demand_life()
+                    return len(books.acked) >= goal or any(each.done() for each in running)
+
                 poll(
-                    lambda goal=goal: len(books.acked) >= goal or any(each.done() for each in running),  # type: ignore[misc]
-                    lambda: f"commits do not resume: {books.answers}\n" + "\n".join(each.log() for each in victims),
+                    resumed, lambda: "\n".join([f"commits do not resume: {books.answers}", *map(Service.log, victims)])
                 )
                 victim = chance.choice(victims)
                 victim.kill()

@@ -24,13 +24,13 @@ CATALOG_BUGS = [
     _bug(
         "a compactor does not look whether it has published a batch before",
         "catalog 2",
-        0,
+        2,
         ("decide", "    if not found:\n        return None\n", "    if found is not None:\n        return None\n"),
     ),
     _bug(
         "a swap that is lost refuses the batch",
         "catalog 3",
-        0,
+        2,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -40,7 +40,7 @@ CATALOG_BUGS = [
     _bug(
         "the token is checked before what was published",
         "catalog 4",
-        0,
+        14,
         (
             "compactor",
             "        done = applied_in(head, paths)\n",
@@ -52,7 +52,7 @@ CATALOG_BUGS = [
     _bug(
         "a lock of another process refuses the batch",
         "catalog 5",
-        0,
+        1,
         ("compactor", "        if head is None or head.token < token:\n", "        if paths:\n"),
         (
             "compactor",
@@ -83,7 +83,7 @@ CATALOG_BUGS = [
     _bug(
         "a leader refuses from memory",
         "catalog 7, stale",
-        0,
+        234,
         ("leader", "                if self._is_current(term):\n", "                if term is not None:\n"),
     ),
     _bug(
@@ -95,7 +95,7 @@ CATALOG_BUGS = [
     _bug(
         "names follow from the head alone",
         "catalog 9",
-        0,
+        14,
         (
             "compactor",
             '        id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")\n',
@@ -110,7 +110,7 @@ CATALOG_BUGS = [
     _bug(
         "a slow clock makes the name right above the last one",
         "catalog 9, catalog 12c, found by the simulation",
-        0,
+        2,
         (
             "storage",
             "    for character in floor[:TIME_CHARACTERS]:\n",
@@ -125,7 +125,7 @@ CATALOG_BUGS = [
     _bug(
         "GC deletes without a floor in the head",
         "catalog 10",
-        0,
+        1,
         (
             "gc",
             "    if head is None or floor <= head.gc_floor:\n        return None\n",
@@ -136,13 +136,13 @@ CATALOG_BUGS = [
     _bug(
         "the floor goes by the snapshot's name alone",
         "catalog 10, found by the simulation",
-        0,
+        4,
         ("gc", "    return min(snapshot.id, first.id) if snapshot else", "    return snapshot.id if snapshot else"),
     ),
     _bug(
         "a reader takes a snapshot that is gone for lost",
         "catalog 11",
-        0,
+        367,
         (
             "view",
             "                if seen.version == incomplete:\n",
@@ -152,7 +152,7 @@ CATALOG_BUGS = [
     _bug(
         "a walker takes a commit below the newest floor for lost",
         "catalog 11, found by the simulation",
-        0,
+        143,
         ("chain", "        if link.id < _floor(storage, head, link):\n", "        if link.id < head.gc_floor:\n"),
     ),
     _bug(
@@ -164,7 +164,7 @@ CATALOG_BUGS = [
     _bug(
         "a race for the first head is taken for a lost one",
         "catalog 12a, found by the simulation",
-        0,
+        9,
         (
             "compactor",
             '                    self._demand_moved(seen, "the head is missing, and there are commits")\n',
@@ -190,7 +190,7 @@ CATALOG_BUGS = [
     _bug(
         "the ledger is read before what was published is looked for",
         "catalog 12d",
-        0,
+        55,
         (
             "compactor",
             "        done = applied_in(head, paths)\n",
@@ -200,7 +200,7 @@ CATALOG_BUGS = [
     _bug(
         "what was published long ago is not looked for in the chain",
         "catalog 2",
-        0,
+        2,
         (
             "compactor",
             "                return self._published_long_ago(head, batches, paths) or _refuse(refused)\n",
@@ -210,7 +210,7 @@ CATALOG_BUGS = [
     _bug(
         "an unclear swap is taken for lost",
         "F3",
-        0,
+        134,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -222,7 +222,7 @@ CATALOG_BUGS = [
     _bug(
         "a compactor refuses by the head that it remembers",
         "catalog 7, stale",
-        0,
+        2,
         (
             "compactor",
             "            except (Refusal, Invalid, Unavailable, Corrupt):\n",
@@ -254,13 +254,13 @@ CATALOG_BUGS = [
     _bug(
         "a leader leads on after an unknown outcome",
         "catalog 6, by giving up",
-        0,
+        6,
         ("leader", "                self._resign()  # the next term begins with what was really published\n", ""),
     ),
     _bug(
         "a batch may be published on any version",
         "F15",
-        0,
+        2,
         (
             "decide",
             "    elif any(batch.base_version != head.version for batch in batches):\n",
@@ -283,11 +283,11 @@ CATALOG_BUGS = [
     _bug(
         "objects that a batch names are not waited for",
         "F25",
-        0,
+        12,
         (
             "storage",
-            "            if outcome is not None:\n                raise outcome\n",
-            "            if outcome is not None:\n                break\n",
+            "at_once=WIDER * self.store.at_once):",
+            "at_once=WIDER * self.store.at_once)[:1]:",
         ),
     ),
     _bug(
@@ -338,7 +338,7 @@ CATALOG_BUGS = [
     _bug(
         "the time of a commit is whatever the clock says",
         "F13",
-        0,
+        5,
         (
             "compactor",
             '        at = max(time_text(storage.store.now()), head.at if head else "")\n',

@@ -151,8 +151,7 @@ INDEX_BUGS = [
         (
             "compiler",
             "        merged = merge(base, incoming, shape, what=what)\n",
-            "        merged = merge(base, incoming, shape, what=what)\n"
-            "        self._storage.remove(read)\n",
+            "        merged = merge(base, incoming, shape, what=what)\n        self._storage.remove(read)\n",
         ),
     ),
     _bug(

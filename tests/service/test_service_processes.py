@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ def compactor(fleet: Path, port: int = 0) -> Iterator[CatalogServer]:
     try:
         yield server
     finally:
-        os.killpg(server.process.pid, signal.SIGCONT) if server.process.poll() is None else None
-        server.kill()
+        server.kill()  # SIGKILL ends a stopped process too
+        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 @contextmanager

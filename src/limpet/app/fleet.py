@@ -248,7 +248,10 @@ class Fleet:
         something has changed; where a service leads, `through` asks that one.
         Raises, Cost, Crash: as `limpet.app.publish.Publisher.publish`; Unsupported without the extra `catalog`.
         """
-        from limpet.app.publish import NAMESPACE, Led, Publisher
+        try:
+            from limpet.app.publish import NAMESPACE, Led, Publisher
+        except ImportError:
+            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
 
         @contextmanager
         def lead() -> Iterator[TableWriter]:

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from limpet import records
 from limpet.errors import Invalid
 from limpet.events import EventSink
 from limpet.queue.api import Pushed, Queue, need
@@ -142,7 +143,7 @@ class Arguments:
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    return value if kind is Any else msgspec.convert(value, kind, str_keys=True)
+    return value if kind is Any else records.converted(value, kind, str_keys=True)
 
 
 def _shown(parameter: inspect.Parameter) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.catalog.compactor import Published
 from limpet.catalog.parquet import ParquetEvents
 from limpet.catalog.quarantine import isolate
@@ -97,7 +98,7 @@ def read_batch(data: bytes, domain: str) -> EventBatch:
     if len(data) > OBJECT_BYTES_MAX:
         raise Invalid(f"it has {len(data)} bytes, more than a batch may have")
     try:
-        batch = msgspec.json.decode(data, type=EventBatch)
+        batch = records.decoder(EventBatch).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"it is not a valid batch: {error or 'nested too deeply'}") from None
     if batch.domain != domain:

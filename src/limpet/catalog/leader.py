@@ -28,10 +28,24 @@ __all__ = ["Decide", "Grant", "Leader", "NotLeader"]
 GROUP_MAX = 256
 PATIENCE_S = 30.0
 EPOCH_PATIENCE_S = 5.0
+STALL_S = 120.0
+"""A leader that has not taken a turn for so long is not renewed any more (F16)."""
 LOOK_EVERY_S = 2.0
 BACKOFF_S = 0.2
 GATHER_SHARE = 0.1
 """For so much of the time that the last group took, the next one waits for those that were just answered."""
+
+BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 
 Publisher = Callable[[Sequence[str], int], Published]
 """`Compactor.publish`, or the same over HTTP."""
@@ -148,15 +162,18 @@ class Leader:
         return pending.result
 
     def run(self) -> None:
-        """Serve until `stop`: in a thread of its own."""
-        self.turn()
-        while not self._stopped.is_set():
-            if self._wake.wait(LOOK_EVERY_S) and self._expected > 1:
-                self._enough.wait(GATHER_SHARE * self._took_s)
+        """Serve until `stop`: in a thread of its own. However that ends, nobody waits for ever."""
+        try:
             self.turn()
-        self._resign()
-        for pending in self._take():
-            pending.fail(NotLeader("this process is ending"))
+            while not self._stopped.is_set():
+                if self._wake.wait(LOOK_EVERY_S) and self._expected > 1:
+                    self._enough.wait(GATHER_SHARE * self._took_s)
+                self.turn()
+        finally:
+            self.stop()
+            self._resign()
+            while group := self._take():
+                _fail(group, NotLeader("this process is ending"))
 
     def stop(self) -> None:
         """End `run` after the group that is under way."""
@@ -168,17 +185,18 @@ class Leader:
         group = self._take()
         try:
             term = self._lead()
-        except LimpetError as error:  # they were in no batch
-            for pending in group:
-                pending.fail(error if isinstance(error, NotLeader) else NotLeader(f"nobody leads yet: {error}"))
+            term.lease.progress()
+        except (LimpetError, *BUGS) as error:  # they were in no batch
+            _fail(group, error if isinstance(error, NotLeader) else NotLeader(f"nobody leads yet: {error}"))
             return
         try:
             if group:
                 self._serve(term, group)
         except LimpetError as error:
-            for pending in group:
-                if not pending.answered.is_set():
-                    pending.fail(error if isinstance(error, NotLeader | OutcomeUnknown) else NotLeader(str(error)))
+            _fail(group, error if isinstance(error, NotLeader | OutcomeUnknown) else NotLeader(str(error)))
+        except BUGS as error:
+            self._resign()
+            _fail(group, OutcomeUnknown(f"something went wrong here: {type(error).__name__}: {error}"))
 
     def _take(self) -> list[_Pending]:
         with self._mutex:
@@ -196,7 +214,7 @@ class Leader:
         if isinstance(lease, Held):
             self.leader = lease.by
             raise NotLeader(f"{lease.by} leads")
-        heartbeat = Heartbeat(lease, self._runtime, stall_s=None, on_lost=None)
+        heartbeat = Heartbeat(lease, self._runtime, stall_s=STALL_S, on_lost=None)
         try:
             self._term = self._begin(lease, heartbeat)
         except BaseException:
@@ -270,7 +288,7 @@ class Leader:
                 continue
             try:
                 grant = pending.decide(state)
-            except Exception as error:  # noqa: BLE001  whatever is wrong with one request ends no other one
+            except (LimpetError, *BUGS) as error:  # whatever is wrong with one request, the others go on
                 group.told.append((pending, None, error))
                 continue
             row = Row(pending.id, grant.what, grant.changes, grant.result)
@@ -330,6 +348,13 @@ class Leader:
                 if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
                     raise OutcomeUnknown(f"whether it was published cannot be told: {error}") from error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)
+
+
+def _fail(group: Sequence[_Pending], error: Exception) -> None:
+    """Tell those that were not answered yet."""
+    for pending in group:
+        if not pending.answered.is_set():
+            pending.fail(error)
 
 
 def _release(lease: Lease, heartbeat: Heartbeat) -> None:

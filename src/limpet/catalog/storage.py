@@ -158,7 +158,7 @@ class Storage:
         if len(data) > OBJECT_BYTES_MAX:
             raise Corrupt(f"{what} has {len(data)} bytes, more than an object of the catalog may have")
         try:
-            return msgspec.json.decode(data, type=kind)
+            return records.decoder(kind).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(f"{what} is not a valid {kind.__name__}: {error}") from None
 

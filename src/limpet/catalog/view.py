@@ -41,8 +41,8 @@ class View:
     def now(self) -> Loaded | None:
         """The state as of a moment after the call began; None if there is no catalog yet.
 
-        Raises: Corrupt; Unavailable.   Cost: 1 GET, without a body if nothing changed; a new snapshot 1 GET more; without a
-        catalog 2 LISTs.
+        Raises: Corrupt; Unavailable.
+        Cost: 1 GET, without a body if nothing changed; a new snapshot 1 GET more; without a catalog 2 LISTs.
         """
         incomplete: Version | None = None
         for _ in range(TRIES_MAX):

@@ -31,5 +31,6 @@ def publish(screen: Screen, fleet: Fleet) -> Published | None:
     name = ".".join((*done.namespace, done.table))
     wrote = f"{many(done.records, 'record')} in {many(done.files, 'Parquet file')}, with {cost.total()} requests"
     screen.say(f"[dim]{MARGIN}published as the Iceberg table {clean(name)}: {wrote}[/dim]")
-    screen.say(f"[dim]{MARGIN}DuckDB: load iceberg; from iceberg_scan({clean(repr(done.metadata_location))})[/dim]")
+    scan = f"from iceberg_scan({clean(repr(done.metadata_location))})"
+    screen.say(f"[dim]{MARGIN}DuckDB: install iceberg; load iceberg; {scan}[/dim]")
     return done

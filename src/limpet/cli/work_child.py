@@ -13,6 +13,7 @@ import sys
 
 import msgspec
 
+from limpet import records
 from limpet.app.events import SWITCH
 from limpet.cli.shared import EXIT_FAILED
 from limpet.cli.work_load import jobs_of
@@ -65,7 +66,7 @@ class Child:
         lines = Lines()
         while piece := os.read(self._control_fd, 65536):
             for line in lines.feed(piece):
-                return msgspec.json.decode(line, type=Order)
+                return records.decoder(Order).decode(line)
         return None
 
     def _work(self, order: Order, jobs: list[Job], stops: Bell) -> int:

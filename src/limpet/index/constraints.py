@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.errors import Invalid
 from limpet.index.values import Kind, reader, shown, stamp_time, writer
 
@@ -60,7 +61,7 @@ def constraints_of(given: Mapping[str, Any], kind: Kind, *, field: str) -> Const
         if kind not in _KINDS[name]:
             raise Invalid(f"the field {field!r} is {kind}, which has no constraint {name!r}", hint="leave it out")
     try:
-        found = msgspec.convert({name: _canonical(name, value, kind) for name, value in given.items()}, Constraints)
+        found = records.converted({name: _canonical(name, value, kind) for name, value in given.items()}, Constraints)
         checker(found, kind)
     except (Invalid, re.error, msgspec.ValidationError) as error:
         raise Invalid(f"the constraints of the field {field!r} make no sense: {error}") from None

@@ -27,7 +27,7 @@ class Quarantined(msgspec.Struct, frozen=True):
 def read_quarantined(data: bytes, *, what: str) -> Quarantined:
     """An object as it was kept, however large.   Raises: Corrupt."""
     try:
-        return msgspec.json.decode(data, type=Quarantined)
+        return records.decoder(Quarantined).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"{what} is no object that was kept in quarantine: {error}") from None
 

@@ -141,7 +141,7 @@ class Typed(Generic[R]):
     def _made(self, values: Mapping[str, Any]) -> R:
         assert self.kind is not None
         known = {column: values[column] for column in self._columns if column in values}
-        return msgspec.convert(known, self.kind, str_keys=True)
+        return records.converted(known, self.kind, str_keys=True)
 
 
 def _tuple_of(getter: Callable[..., Any], names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import QueueKeys
@@ -68,7 +69,7 @@ class BucketQueue:
         self._store = store
         self._runtime = runtime
         self._payload_type = payload_type
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(payload_type or Any)
+        self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
         self._sightings = sightings or Sightings(runtime)
         self._pause_s = POLL_MIN_S
         self._look_at_s = 0.0
@@ -185,7 +186,7 @@ class BucketQueue:
         if self._payload_type is not None:
             try:
                 payload = msgspec.to_builtins(payload, str_keys=True)
-                msgspec.convert(payload, self._payload_type, str_keys=True)
+                records.converted(payload, self._payload_type, str_keys=True)
             except (TypeError, ValueError) as error:
                 kind = getattr(self._payload_type, "__name__", self._payload_type)
                 raise Invalid(f"the payload is no {kind}: {error}") from None

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from limpet import records
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.queue.api import Feature, Peeked, Policy, Pushed, Result, Stats, need
 from limpet.queue.heart import Heart
@@ -99,7 +100,7 @@ class SqsQueue:
         self._wire = wire
         self._runtime = runtime
         self._payload_type = payload_type
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(payload_type or Any)
+        self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
         self._receive = receive
         self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
         self._urls: dict[str, str] = {}

@@ -42,7 +42,7 @@ def post(url: str, path: str, body: Any, token: str | None) -> dict[str, Any]:
         connection.request("POST", parts.path.rstrip("/") + path, body=records.encode(body), headers=headers)
         response = connection.getresponse()
         status, data = response.status, response.read(ANSWER_BYTES_MAX)
-        answer = msgspec.json.decode(data, type=dict[str, Any])
+        answer = records.decoder(dict[str, Any]).decode(data)
     except (OSError, http.client.HTTPException, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise OutcomeUnknown(f"{url} gave no answer that can be read: {error}") from None
     finally:

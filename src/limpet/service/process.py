@@ -13,7 +13,7 @@ from limpet.service.health import health_routes
 from limpet.service.metrics import Gauge, Metrics, Requests
 from limpet.service.parts import Part, Shared
 from limpet.service.routes import Route, Routes
-from limpet.service.server import serve
+from limpet.service.server import load, serve
 
 __all__ = ["BODY_BYTES_MAX", "run"]
 
@@ -28,6 +28,7 @@ def run(
     `started` is called once the parts run; the port takes requests already. `tokens` guard the metrics.
     Raises: Unsupported without the extra.
     """
+    load()
     requests = Requests(shared.runtime)
     metrics = Metrics(requests.seconds, shared.turns, _store_requests(shared))
     routes: list[Route] = []

@@ -142,7 +142,7 @@ class RpcPublisher:
 
     def _refuse(self, status: int, body: bytes) -> NoReturn:
         try:
-            error = msgspec.json.decode(body, type=_ErrorBody).error
+            error = records.decoder(_ErrorBody).decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise OutcomeUnknown(f"{self.url} answered {status}, and that not as a compactor does") from None
         match status, error.type:
@@ -177,7 +177,7 @@ class RpcPublisher:
 
 def _published(body: bytes) -> Published:
     try:
-        answer = msgspec.json.decode(body, type=Answer)
+        answer = records.decoder(Answer).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise OutcomeUnknown("the compactor's answer cannot be read") from None
     version = _VERSION.fullmatch(answer.manifest_version)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from limpet.catalog.parquet import arrow
 from limpet.errors import Invalid, Unsupported
 from limpet.runtime import Runtime
 
-__all__ = ["listen", "serve"]
+__all__ = ["listen", "load", "serve"]
 
 BACKLOG = 1024
 DRAIN_S = 5.0
@@ -22,6 +25,18 @@ GRACE_S = 12.0
 KEEP_ALIVE_S = 75
 EXIT_AT_ONCE = 130
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def load() -> None:
+    """Load what is written in C before there are threads, and have its crashes tell where they were.
+
+    Raises: Unsupported without the extra.
+    """
+    faulthandler.enable()
+    arrow()
+    _uvicorn()
+    with suppress(ImportError):  # then the loop is Python's own
+        import_module("uvloop")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from limpet import records
 from limpet.errors import Invalid, LimpetError
 
 __all__ = ["DEPTH_MAX", "JSON", "Handler", "Rejected", "Request", "Response", "json_response"]
@@ -96,7 +97,7 @@ class Request:
     def struct(self, kind: type[T]) -> T:
         """The body as a `kind`.   Raises: Invalid, naming the first field that is wrong."""
         try:
-            return msgspec.convert(self.fields(), kind)
+            return records.converted(self.fields(), kind)
         except msgspec.ValidationError as error:
             raise Invalid(f"the body is wrong: {error}") from None
 

@@ -216,7 +216,7 @@ class CatalogBucket(Bucket):
 
     def is_epoch(self, paths: Sequence[str]) -> bool:
         """Whether those are epochs: they change nothing, and a token has only one that is published."""
-        return all(self._batches[path].batch.base_version is None for path in paths)
+        return all(self._batches[path].batch.base_version is None for path in paths if path in self._batches)
 
     def answered(self, paths: Sequence[str], published: Published) -> None:
         """A compactor says that those batches were published.   Raises: Violation unless they were, as that."""

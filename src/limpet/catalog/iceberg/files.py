@@ -32,6 +32,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
+from limpet import records
 from limpet.catalog.iceberg.buffers import Fetch, Input, Output, Source
 from limpet.catalog.iceberg.tables import table_of
 from limpet.catalog.parquet import write_table
@@ -216,7 +217,7 @@ def _ids(table: TableMetadata, columns: Sequence[Column]) -> dict[str, int]:
 def _ids_in(text: str) -> dict[str, int]:
     """The ids that a summary tells. Those of another program's are the ids of no column of ours."""
     try:
-        return msgspec.json.decode(text, type=dict[str, int])
+        return records.decoder(dict[str, int]).decode(text)
     except msgspec.DecodeError:
         return {"": 0}
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from limpet import records
 from limpet.catalog.refusals import CommitFailed
 from limpet.errors import Invalid
 
@@ -56,7 +57,7 @@ class _Table(msgspec.Struct, rename="kebab"):
 def fits(data: bytes) -> bool:
     """Whether metadata is updated here: it is of version 2, and has all that PyIceberg and we write."""
     try:
-        table = msgspec.json.decode(data, type=_Table)
+        table = records.decoder(_Table).decode(data)
     except msgspec.DecodeError:
         return False
     return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs

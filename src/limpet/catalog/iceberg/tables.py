@@ -37,6 +37,7 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.view.metadata import ViewMetadata
 
+from limpet import records
 from limpet.catalog.iceberg import quick
 from limpet.catalog.iceberg.settle import UNSET_ID, settled
 from limpet.catalog.refusals import CommitFailed
@@ -155,7 +156,7 @@ def parse_table(document: Document) -> TableMetadata:
     """Metadata that somebody wrote, parsed once.   Raises: Invalid."""
     if document.model is None:
         try:
-            version = msgspec.json.decode(document.data, type=_Peek).format_version
+            version = records.decoder(_Peek).decode(document.data).format_version
             if version > FORMAT_VERSION_MAX:
                 _refuse_version(version)
             document.model = TableMetadataUtil.parse_raw(document.data.decode())

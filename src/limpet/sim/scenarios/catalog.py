@@ -36,7 +36,7 @@ __all__ = ["RPC_STEPS", "STEPS", "run"]
 
 TURNS = 12
 RUN_S = 2_000.0
-HEAL_S = 2_000.0
+HEAL_S = 700.0
 QUIET_S = 150.0
 """After this long no copy of a request is still under way."""
 BUDGET_BASE = 400
@@ -225,7 +225,7 @@ class _Fleet(Cast):
             except No:
                 return
             except (Unavailable, OutcomeUnknown):
-                newcomer.runtime.sleep(1.0)
+                newcomer.runtime.sleep(5.0)
             else:
                 return
 

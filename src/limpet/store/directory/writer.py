@@ -43,6 +43,7 @@ DURABLE = stat.S_ISUID
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _AGAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+MKDIR_TRIES = 1000
 
 
 def version_of(found: FileStat) -> Version:
@@ -276,10 +277,14 @@ class Writer:
         """Make `folder` and what is missing above it; those that were missing, topmost first."""
         made: list[str] = []
         missing = [folder]
+        tries = 0
         while missing:
             try:
                 self._files.mkdir(missing[-1])
             except FileNotFoundError:
+                tries += 1
+                if tries > MKDIR_TRIES:
+                    raise  # a link that leads nowhere, or no place for folders; others prune no folder so often
                 missing.append(parent(missing[-1]))
                 continue
             except FileExistsError:
