@@ -23,6 +23,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
 EXTRAS = {"core": "", "demo": "[sql]", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]", "bench": "[dev,bench]"}
+ALONE = {EXTRAS["bench"]: ("boringcatalog==0.4.0",)}
+"""What is installed without its dependencies: they would want other versions than ours, and are not used."""
 POSTGRES_BIN = "/usr/lib/postgresql/*/bin"
 
 
@@ -64,6 +66,8 @@ def install_venv(extras: str) -> None:
     print(f"installing limpet{extras} into .venv", flush=True)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     _run([*pip, "install", "-qq", "-c", "constraints.txt", "-e", f".{extras}"])
+    if extras in ALONE:
+        _run([*pip, "install", "-qq", "--no-deps", *ALONE[extras]])
     stamp.write_text(wanted)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,24 +18,26 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import Table
 
 import limpet
-from cli.harness import limpet_command
+from cli.harness import Done, limpet_command
 from clients.conftest import Served
 from clients.ducks import attached, connect
 from limpet.app import Fleet
+from limpet.cli import main
 from limpet.cli.index_publish import ServiceWriter
 from publish_helpers import PACKAGE, Rec, by_sql, plain_rows, some
 
 
 @pytest.fixture(autouse=True)
-def _environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of the bucket; and Polars warns when it plans by PyIceberg without having been told to."""
-    for name, value in served.place.env.items():
-        monkeypatch.setenv(name, value)
+def _polars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It warns when it plans by PyIceberg without having been told to."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
 
 
 @pytest.fixture
-def fleet(served: Served) -> Fleet:
+def fleet(served: Served, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """The served fleet, with the keys of its bucket."""
+    for variable, value in served.place.env.items():
+        monkeypatch.setenv(variable, value)
     return limpet.open(served.place.url)
 
 
@@ -44,9 +47,27 @@ def name() -> str:
     return f"ix{uuid4().hex[:12]}"
 
 
-def run(served: Served, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = limpet_command("index", "publish", *arguments, "--url", served.place.url)
-    return subprocess.run(command, capture_output=True, text=True)
+Run = Callable[..., Done]
+
+ON_A_DIRECTORY = pytest.mark.parametrize(
+    "served", ["directory", pytest.param("seaweedfs", marks=pytest.mark.full)], indirect=True
+)
+"""What these show does not depend on the store: a bucket runs them in full."""
+
+
+@pytest.fixture
+def run(served: Served, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("sites", ...)` is `limpet index publish sites ...` on the served fleet, in this process."""
+
+    def publish(*arguments: str) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main(("index", "publish", *arguments, "--url", served.place.url))
+        said = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return Done(exit_.value.code, said.out, said.err)
+
+    return publish
 
 
 def by_pyiceberg(catalog: RestCatalog, name: str) -> list[tuple[Any, ...]]:
@@ -76,23 +97,24 @@ def check(served: Served, fleet: Fleet, name: str) -> None:
     catalog.close()
 
 
-def test_everybody_reads_what_sql_says(served: Served, fleet: Fleet, name: str) -> None:
+def test_everybody_reads_what_sql_says(served: Served, fleet: Fleet, name: str, run: Run) -> None:
     index = fleet.index(name, PACKAGE, key="domain")
     index.put_many(some(120))
     index.delete("d5.com")
-    first = run(served, name, "--catalog", served.url, "--json")
-    assert first.returncode == 0, first.stderr
-    assert json.loads(first.stdout)["records"] == 119
+    first = run(name, "--catalog", served.url, "--json")
+    assert first.code == 0, first.err
+    assert json.loads(first.out)["records"] == 119
     check(served, fleet, name)
     index.put_many(some(3, first=118))
     index.delete("d6.com")
-    again = run(served, name, "--catalog", served.url)
-    assert again.stdout.startswith(f"published 119 records of '{name}' as the table indexes.{name}: "), again.stderr
+    again = run(name, "--catalog", served.url)
+    assert again.out.startswith(f"published 119 records of '{name}' as the table indexes.{name}: "), again.err
     check(served, fleet, name)
-    same = run(served, name, "--catalog", served.url)
-    assert same.stdout.startswith(f"the table indexes.{name} is up to date, with 119 records\n"), same.stderr
+    same = run(name, "--catalog", served.url)
+    assert same.out.startswith(f"the table indexes.{name} is up to date, with 119 records\n"), same.err
 
 
+@ON_A_DIRECTORY
 def test_columns_that_were_added_are_seen(served: Served, fleet: Fleet, name: str) -> None:
     fleet.index(name, Rec, key="domain").put_many(Rec(f"d{n}.com", n) for n in range(60))
     writer = ServiceWriter(served.url)
@@ -137,6 +159,7 @@ def _add_column(table: Table) -> None:
         update.add_column("mine", table.schema().find_type("domain"))
 
 
+@ON_A_DIRECTORY
 @pytest.mark.parametrize("change", [_append, _delete, _rename, _replace_column, _add_column])
 def test_what_others_do_to_the_table_is_put_right(served: Served, fleet: Fleet, name: str, change: Any) -> None:
     index = fleet.index(name, Rec, key="domain")
@@ -149,6 +172,7 @@ def test_what_others_do_to_the_table_is_put_right(served: Served, fleet: Fleet, 
     assert not fleet.publish_index(name, through=writer).changed
 
 
+@ON_A_DIRECTORY
 def test_duckdb_deletes_and_the_next_publication_brings_back(served: Served, fleet: Fleet, name: str) -> None:
     """DuckDB writes files of deletes beside ours; none of them outlives a refresh."""
     fleet.index(name, Rec, key="domain").put_many(Rec(f"d{n}.com", n) for n in range(60))
@@ -161,14 +185,14 @@ def test_duckdb_deletes_and_the_next_publication_brings_back(served: Served, fle
     check(served, fleet, name)
 
 
-def test_a_table_is_read_without_any_catalog(served: Served, fleet: Fleet, name: str) -> None:
+def test_a_table_is_read_without_any_catalog(name: str, tmp_path: Path) -> None:
     """What the demo tells people to type."""
+    fleet = limpet.open(tmp_path / "fleet", durability="os")
     fleet.index(name, Rec, key="domain").put_many(Rec(f"d{n}.com", n) for n in range(60))
-    done = fleet.publish_index(name, through=ServiceWriter(served.url))
-    if served.place.is_local:
-        with closing(connect()) as duck:
-            scan = f"SELECT count(*), sum(n) FROM iceberg_scan('{done.metadata_location}')"
-            assert duck.execute(scan).fetchall() == [(60, sum(range(60)))]
+    done = fleet.publish_index(name)
+    with closing(connect()) as duck:
+        scan = f"SELECT count(*), sum(n) FROM iceberg_scan('{done.metadata_location}')"
+        assert duck.execute(scan).fetchall() == [(60, sum(range(60)))]
 
 
 @pytest.fixture
@@ -180,7 +204,8 @@ def publishers(served: Served, name: str) -> Iterator[list[subprocess.Popen[str]
         process.communicate()
 
 
-def testpublishers_at_once_in_processes_of_their_own(
+@ON_A_DIRECTORY
+def test_publishers_at_once_in_processes_of_their_own(
     served: Served, fleet: Fleet, name: str, publishers: list[subprocess.Popen[str]]
 ) -> None:
     fleet.index(name, Rec, key="domain").put_many(Rec(f"d{n}.com", n) for n in range(200))
@@ -193,12 +218,13 @@ def testpublishers_at_once_in_processes_of_their_own(
     check(served, fleet, name)
 
 
-def test_wrong_input(served: Served, fleet: Fleet, name: str) -> None:
+@ON_A_DIRECTORY
+def test_wrong_input(served: Served, fleet: Fleet, name: str, run: Run) -> None:
     fleet.index(name, Rec, key="domain").put(Rec("a.com", 1))
     other = f"{name}-other"
     fleet.index(other, Rec, key="domain").put(Rec("b.com", 1))
     served_by = ("--catalog", served.url)
-    assert run(served, name, *served_by).returncode == 0
+    assert run(name, *served_by).code == 0
     wrong = {
         (f"{name}x", *served_by): (1, f"there is no index '{name}x'", f"did you mean '{name}'?"),
         (other, "--table", f"indexes.{name}", *served_by): (2, "was not made from the index", "--table"),
@@ -208,9 +234,9 @@ def test_wrong_input(served: Served, fleet: Fleet, name: str) -> None:
         (other, "--catalog", "http://127.0.0.1:9"): (1, "cannot be reached", "limpet serve"),
     }
     for arguments, (code, said, hint) in wrong.items():
-        done = run(served, *arguments)
-        first, second = done.stderr.splitlines()
-        assert (done.returncode, done.stdout) == (code, ""), arguments
+        done = run(*arguments)
+        first, second = done.err.splitlines()
+        assert (done.code, done.out) == (code, ""), arguments
         assert said in first, arguments
         assert hint in second, arguments
     assert served.catalog().list_tables("indexes").count(("indexes", other)) == 0

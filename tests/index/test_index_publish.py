@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,13 +28,14 @@ from limpet.catalog.catalog import Catalog
 from limpet.cli.demo_publish import publish as publish_demo
 from limpet.cli.demo_screen import Board, Screen
 from limpet.cli.demo_tasks import INDEX, KEY, Result
-from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown
+from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.index.compiled import parts_of
 from limpet.keys import IndexKeys, Key
 from limpet.store.api import Stat, Version
 from publish_helpers import NAME, PACKAGE, Rec, Watched, by_sql, fleet_on, plain_rows, some
 
 TABLE = (NAMESPACE, NAME)
+EXISTING, ADDED, DELETED = 0, 1, 2
 
 
 class Died(BaseException):
@@ -175,6 +177,48 @@ def test_a_refresh_costs_what_changed(fleet: Fleet, leading: Catalog, records: i
     # the head, the table's metadata, its manifest list and manifest; the columns before and after
     assert watched.count("get", "") - 1 == 6
     assert rows(done) == by_sql(fleet)
+
+
+def test_the_manifest_tells_what_stayed_what_came_and_what_went(fleet: Fleet, leading: Catalog) -> None:
+    index = fleet.index(NAME, Rec, key="domain")
+    index.put_many(Rec(f"d{n}.com", n) for n in range(300))
+    first = publish(fleet, leading)
+    index.put(Rec("d1.com", -1))
+    second = publish(fleet, leading)
+    entries = table_of(second).inspect.entries().to_pylist()
+    assert Counter((entry["status"], entry["snapshot_id"]) for entry in entries) == {
+        (EXISTING, first.snapshot_id): 15,
+        (ADDED, second.snapshot_id): 1,
+        (DELETED, second.snapshot_id): 1,
+    }
+    assert {entry["sequence_number"] for entry in entries if entry["status"] == EXISTING} == {1}
+    [manifest] = table_of(second).inspect.manifests().to_pylist()
+    counts = [manifest[f"{what}_data_files_count"] for what in ("existing", "added", "deleted")]
+    assert counts == [15, 1, 1]
+    summary = table_of(second).current_snapshot().summary  # type: ignore[union-attr]
+    assert summary is not None
+    assert (summary.operation.value, summary["total-records"], summary["deleted-data-files"]) == (
+        "overwrite",
+        "300",
+        "1",
+    )
+
+
+def test_a_shard_that_changes_while_it_is_read_is_known_as_what_was_read(fleet: Fleet, leading: Catalog) -> None:
+    fleet.index(NAME, Rec, key="domain").put(Rec("a.com", 1))
+    fleet.index(NAME).compile(full=True)
+
+    def change(verb: str, key: str) -> None:
+        if verb == "get" and "/shards/" in key and not changed:
+            changed.append(key)
+            fleet.index(NAME).put({"domain": "a.com", "n": 2})
+            fleet.index(NAME).compile(full=True)
+
+    changed: list[str] = []
+    done = publish(fleet_on(fleet, Watched(before=change)), leading, compile=False)
+    assert changed
+    assert [row[1] for row in rows(done)] == [2]
+    assert publish(fleet, leading).changed is False
 
 
 def test_nothing_changed_nothing_written(fleet: Fleet, leading: Catalog) -> None:
@@ -400,6 +444,22 @@ def test_a_corrupt_shard_publishes_nothing_and_leaves_nothing(fleet: Fleet, lead
     assert fleet.catalog().load_table(*TABLE).metadata_location == done.metadata_location
 
 
+@pytest.mark.parametrize("fails_at", ["-m0.avro", "snap-"])
+def test_a_store_that_fails_half_way_is_left_clean(fleet: Fleet, leading: Catalog, fails_at: str) -> None:
+    fleet.index(NAME, Rec, key="domain").put_many(Rec(f"d{n}.com", n) for n in range(100))
+    fleet.index(NAME).compile(full=True)
+
+    def fail(verb: str, key: str) -> None:
+        if verb == "put" and fails_at in key:
+            raise Unavailable("the store is away")
+
+    watched = Watched(before=fail)
+    with pytest.raises(Unavailable):
+        publish(fleet_on(fleet, watched), leading, compile=False)
+    assert watched.count("put", ".parquet") == 16
+    assert [stat.key for stat in fleet.store.list("warehouse")] == []
+
+
 # ---- wrong input ----
 
 
@@ -437,6 +497,8 @@ def test_another_process_leads(fleet: Fleet, leading: Catalog) -> None:
     with pytest.raises(NotLeader):
         limpet.open(fleet.url).publish_index(NAME, wait_s=0.0)
     assert data_files(fleet) == []
+    done = publish(fleet, leading)
+    assert limpet.open(fleet.url).publish_index(NAME, wait_s=0.0) == replace(done, changed=False, files_added=0)
 
 
 def test_without_the_extra(fleet: Fleet) -> None:

@@ -16,6 +16,7 @@ from limpet.app.catalogs import executions_of, storage_of
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
 from limpet.cli import main
+from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.store.api import Absent
 from servers_catalog import CatalogServer
@@ -204,6 +205,18 @@ def test_the_workspace_is_that_of_the_environment(run: Run, monkeypatch: pytest.
     assert run("show")[0] == 2
     monkeypatch.setenv("LIMPET_WORKSPACE_ID", "prod")
     assert as_json(run("show", "--json"))["namespaces"][0]["namespace"] == ["mine"]
+
+
+@pytest.mark.parametrize("removals", ["owner", {"owner": 1}, [1], ["\ud800"], None, 7])
+def test_removals_that_are_no_list_of_names_are_refused(fleet: limpet.Fleet, removals: object) -> None:
+    with fleet.lead_catalog() as catalog:
+        with pytest.raises(Invalid):
+            catalog.update_properties(["a"], removals)
+        assert catalog.update_properties(["a"], ("owner", "x")) == {
+            "updated": [],
+            "removed": ["owner"],
+            "missing": ["x"],
+        }
 
 
 def test_python_reads_and_leads(fleet: limpet.Fleet) -> None:

@@ -154,6 +154,11 @@ def test_nobody_there_is_unavailable() -> None:
         RpcPublisher(f"http://127.0.0.1:{port}", None, system())(PATHS, 1)
 
 
+def test_a_host_that_cannot_be_one_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        RpcPublisher(f"http://{'a' * 70}.example:1", None, system())(PATHS, 1)
+
+
 def test_closing_ends_the_wait_for_an_answer() -> None:
     with peer(b"silence") as server, publisher(server.url) as publish:
         met: list[LimpetError] = []

@@ -97,9 +97,9 @@ class Catalog:
         Raises: NoSuchNamespace; Invalid, also if a name is to be both set and removed.
         """
         levels = check_namespace(namespace)
-        if not isinstance(removals, Sequence) or not all(isinstance(name, str) for name in removals):
+        if not isinstance(removals, list | tuple) or not all(isinstance(name, str) for name in removals):
             raise Invalid("removals must be a list of names")
-        gone = list(dict.fromkeys(removals))
+        gone: list[str] = records.plain(list(dict.fromkeys(removals)), what="removals")  # they come back in the answer
         checked = namespaces.check_properties(self.warehouse, updates or {})
         if both := [name for name in gone if name in checked]:
             raise Invalid(f"the property {both[0]!r} is to be both set and removed")

@@ -115,7 +115,7 @@ class RpcPublisher:
         connection = kind(self._host, self._port, timeout=CONNECT_S)
         try:
             connection.connect()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a host's name that cannot be one is a UnicodeError
             raise Unavailable(
                 f"the compactor at {self.url} cannot be reached: {error}",
                 hint="is `limpet serve compactor` running there?",
