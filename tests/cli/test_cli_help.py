@@ -36,6 +36,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("index", "get"),
     ("index", "import"),
     ("index", "ls"),
+    ("index", "publish"),
     ("index", "purge"),
     ("index", "put"),
     ("index", "reshard"),

@@ -406,6 +406,25 @@ def test_a_lost_answer_is_unknown_and_the_next_run_settles_it(fleet: Fleet, lead
     assert rows(done) == by_sql(fleet), "nothing that a commit may name was removed"
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_commit_that_is_sent_twice_is_not_undone(fleet: Fleet, leading: Catalog, is_new: bool) -> None:
+    index = fleet.index(NAME, Rec, key="domain")
+    index.put(Rec("a.com", 1))
+    if not is_new:
+        publish(fleet, leading)
+        index.put(Rec("a.com", 2))
+
+    class Twice(Led):
+        def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
+            super().commit_table(namespace, name, request)
+            return super().commit_table(namespace, name, request)
+
+    done = publish(fleet, Twice(leading))
+    assert (done.changed, done.files_added) == (True, 1)
+    assert rows(done) == by_sql(fleet)
+    assert publish(fleet, leading).changed is False
+
+
 @pytest.mark.parametrize("dies_at", ["parquet", "-m0.avro", "snap-"])
 def test_a_publisher_that_dies_leaves_the_old_table(fleet: Fleet, leading: Catalog, dies_at: str) -> None:
     index = fleet.index(NAME, Rec, key="domain")

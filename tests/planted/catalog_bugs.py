@@ -52,7 +52,7 @@ CATALOG_BUGS = [
     _bug(
         "a lock of another process refuses the batch",
         "catalog 5",
-        1,
+        5,
         ("compactor", "        if head is None or head.token < token:\n", "        if paths:\n"),
         (
             "compactor",

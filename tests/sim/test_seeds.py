@@ -135,7 +135,8 @@ def test_catalog_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
-    missed = [(kind, step) for kind, step in _missed(total, CATALOG_STEPS) if kind != "store_clock_step"]
+    idle = {("wall_step", step) for step in CATALOG_STEPS if step.endswith(".delete")}  # no name is made there
+    missed = [each for each in _missed(total, CATALOG_STEPS) if each[0] != "store_clock_step" and each not in idle]
     missed += [
         (kind, step)
         for step in RPC_STEPS

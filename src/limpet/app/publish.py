@@ -27,6 +27,7 @@ from limpet.catalog.iceberg.files import (
     commit_of,
     contents_of,
     data_file,
+    has_snapshot,
     stage_request,
 )
 from limpet.catalog.names import shown
@@ -269,12 +270,25 @@ class Publisher:
         try:
             location = writer.commit_table(self._namespace, self._name, request)
         except (Conflict, NoSuchTable):
-            self._remove(written)  # F4: only a definite refusal makes it sure that no commit names them
-            return None
+            location = self._landed(stamp)
+            if not location:
+                self._remove(written)  # F4: only a definite refusal makes it sure that no commit names them
+                return None
         except (Invalid, Denied, Missing):
             self._remove(written)
             raise
         return self._told(location, files, contents, stamp)
+
+    def _landed(self, stamp: Stamp) -> str:
+        """Where the metadata lies if the table has our snapshot after all; else nothing.   Cost: 2 GETs.
+
+        F1: a proxy may have sent the commit twice, and the refusal is the second one's.
+        """
+        try:
+            loaded = self._catalog.load_table(self._namespace, self._name)
+        except (NoSuchTable, NoSuchNamespace):
+            return ""
+        return loaded.metadata_location or "" if has_snapshot(loaded.metadata, stamp.snapshot_id) else ""
 
     def _stamp(self) -> Stamp:
         at_ms = int(self._runtime.wall().timestamp() * 1000)

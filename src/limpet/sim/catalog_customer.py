@@ -135,17 +135,17 @@ class Customer(Role):
     def look(self) -> None:
         """Read, with a view that has been there for long or with a new one, alone or twice at a time."""
         if self.chance() < 0.3:
-            self.runtime.fan_out(self.read, [self.view] * 2)
+            self.runtime.fan_out(self.look_at, [self.view] * 2)
         elif self.chance() < 0.5:
-            self.read(self.view)
+            self.look_at(self.view)
         elif self.chance() < 0.5:
-            self.read(View(self.storage))
+            self.look_at(View(self.storage))
         else:
             slow = _Slow(self.store, KEYS, self.runtime, Json())
             slow.bucket = self.bucket
-            self.read(View(slow))
+            self.look_at(View(slow))
 
-    def read(self, view: View) -> Head | None:
+    def look_at(self, view: View) -> Head | None:
         """Read.   Raises: Violation unless it is what was published at some moment of the call."""
         self.books.operations += 1
         least = self.bucket.version
@@ -174,7 +174,7 @@ class Customer(Role):
 
     def head(self) -> Head | None:
         """A head to walk from: the newest, or one that was read a while ago."""
-        head = self.old if self.old and self.chance() < 0.4 else self.read(self.view)
+        head = self.old if self.old and self.chance() < 0.4 else self.look_at(self.view)
         self.old = head
         return head
 

@@ -55,19 +55,9 @@ class Wire:
 
         def arrive(*, reply: bool) -> None:
             found = find()
-            if found is None or not found[0].alive:
-                return
-
-            def serve() -> None:
-                result, error = None, None
-                try:
-                    result = work(found[1])
-                except LimpetError as raised:
-                    error = raised
-                if reply:
-                    world.later(0.005 + 0.02 * far, partial(deliver, result, error))
-
-            world.spawn(found[0], serve, name="rpc")
+            if found is not None and found[0].alive:
+                back_s = 0.005 + 0.02 * far if reply else None
+                world.spawn(found[0], partial(self._serve, found[1], work, deliver, back_s), name="rpc")
 
         process.in_flight[-sent] = Flight(step, partial(arrive, reply=False))
         world.passing(step, process)
@@ -89,6 +79,22 @@ class Wire:
         if error is not None:
             raise error
         return result
+
+    def _serve(
+        self,
+        server: S,
+        work: Callable[[S], Any],
+        deliver: Callable[[Any, LimpetError | None], None],
+        back_s: float | None,
+    ) -> None:
+        """Do it; the answer is delivered after so long, or never."""
+        result, error = None, None
+        try:
+            result = work(server)
+        except LimpetError as raised:
+            error = raised
+        if back_s is not None:
+            self._world.later(back_s, partial(deliver, result, error))
 
     def _fault(self, process: Process, sent: int) -> str:
         world = self._world

@@ -39,7 +39,18 @@ from limpet.catalog.parquet import write_table
 from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt
 
-__all__ = ["Column", "Contents", "File", "Files", "Stamp", "commit_of", "contents_of", "data_file", "stage_request"]
+__all__ = [
+    "Column",
+    "Contents",
+    "File",
+    "Files",
+    "Stamp",
+    "commit_of",
+    "contents_of",
+    "data_file",
+    "has_snapshot",
+    "stage_request",
+]
 
 FORMAT_VERSION: Final = 2
 CODEC: Final = "deflate"
@@ -144,6 +155,11 @@ def contents_of(
         may_stay = told.get(SOURCE) == source and _ids_in(told.get(COLUMNS, "null")).items() <= ids.items()
         files = _files(snapshot.manifest_list, fetch)
     return Contents(table, source, schema, files, may_stay, is_staged)
+
+
+def has_snapshot(metadata: bytes, snapshot_id: int) -> bool:
+    """Whether a table has that snapshot, current or not.   Raises: Corrupt."""
+    return table_of(Document(metadata)).snapshot_by_id(snapshot_id) is not None
 
 
 def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
