@@ -168,3 +168,31 @@ def test_a_missing_snapshot_or_head_is_an_error_never_an_empty_catalog(
     storage.store.delete(storage.keys.head)
     with pytest.raises(Corrupt):
         view.now()
+
+
+def test_a_head_that_another_hand_changed_is_an_error_for_everybody(storage: Storage) -> None:
+    with leading(storage) as leader:
+        leader.commit("1", create("m1"))
+    head = storage.store.get(storage.keys.head).data
+    assert head.count(b'"m1"') >= 1
+    storage.store.put(storage.keys.head, head.replace(b'"m1"', b'"m7"'))
+    for read in (View(storage).now, storage.head().read):
+        with pytest.raises(Corrupt, match="digest differs"):
+            read()
+
+
+def test_a_damaged_record_of_the_newest_commit_is_named(storage: Storage) -> None:
+    with leading(storage) as leader:
+        leader.commit("1", create("a"))
+    loaded = View(storage).now()
+    assert loaded is not None
+    assert verify(storage, loaded.head).broken is None, "it need not be written yet"
+    key = storage.keys.commit(loaded.head.links[0].id)
+    storage.store.put(key, b"{}")
+    assert key in (verify(storage, loaded.head).broken or "")
+    lease = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system())).acquire()
+    batch = Batch(domain="catalog", token=lease.token, base_version=None)
+    with pytest.raises(Corrupt, match="not what the head names"):
+        Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token)
+    storage.store.delete(key)
+    assert Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token).version == 3

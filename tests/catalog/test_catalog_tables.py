@@ -516,6 +516,17 @@ def test_undrop_needs_its_folder_and_its_namespace(catalog: Catalog) -> None:
         catalog.undrop(["a"], "t")
 
 
+def test_undrop_of_a_table_whose_files_went_with_another_name(catalog: Catalog) -> None:
+    catalog.create_table(["a"], table())
+    catalog.drop_table(["a"], "t")
+    catalog.undrop(["a"], "t")
+    catalog.rename_table((["a"], "t"), (["a"], "u"))
+    catalog.drop_table(["a"], "u", purge=True)
+    with pytest.raises(Missing, match="gone"):
+        catalog.undrop(["a"], "t")
+    assert not catalog.has_table(["a"], "t")
+
+
 def test_purge_deletes_the_tables_files_and_no_others(catalog: Catalog) -> None:
     made = catalog.create_table(["a"], table())
     beside = catalog.create_table(["a"], table("u"))

@@ -26,7 +26,7 @@ from limpet.catalog.storage import Storage
 from limpet.catalog.tables import Prepared
 from limpet.catalog.view import View
 from limpet.catalog.warehouse import Document, Warehouse
-from limpet.errors import Corrupt, Invalid, LimpetError, NotModified, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
 __all__ = ["Catalog", "LoadedTable", "Page"]
 
@@ -209,10 +209,14 @@ class Catalog:
         """Put back the table or view of that name that was dropped last, as it was then.
 
         Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or that is no longer kept.
-        Cost: beside the batch, 1 GET for each commit since.
+        Cost: beside the batch, 1 GET for each commit since, and 1 of the metadata.
         """
         where, name = _identifier(namespace, name)
         kind, entry = history.last_dropped(self.storage, self.view.now(), where, name)
+        try:
+            self.warehouse.fetch(entry.path)
+        except Missing:  # its folder was another table's since, and that one was purged
+            raise Missing(f"the files of {name!r} are gone", hint="what was purged cannot be put back") from None
         return self._told(self._commit(id_, ("undrop", where, name), tables.undrop(kind, where, name, entry)))
 
     # ---- views ----
@@ -361,14 +365,18 @@ class Catalog:
         Only files are deleted that were listed before a look at the state that still has the folder as purged: another
         process may have emptied it meanwhile, and a new table may be there (F18).
         """
-        for root in roots:
-            while files := self.warehouse.files_in(root):
-                if self._state().get(f"{PURGED}/{root}") is None:
-                    return
-                self.warehouse.delete(files)
-            self.warehouse.prune(root)
-        if roots:
-            self._commit(None, ("purged",), tables.purged(roots))
+        emptied = [root for root in roots if self._emptied(root)]
+        if emptied:
+            self._commit(None, ("purged",), tables.purged(emptied))
+
+    def _emptied(self, root: str) -> bool:
+        while files := self.warehouse.files_in(root):
+            if self._state().get(f"{PURGED}/{root}") is None:
+                return False
+            self.warehouse.delete(files)
+        self.warehouse.prune(root)
+        self.warehouse.forget(root)
+        return True
 
 
 class _InMemory:

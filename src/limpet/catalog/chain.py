@@ -6,6 +6,7 @@ Each commit record names the one before it by digest, so nothing in the past can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from limpet.catalog.decide import commit_of
@@ -85,6 +86,8 @@ def verify(storage: Storage, head: Head) -> Checked:
     """Walk the whole chain and compare every digest, version, token and time.   Cost: 1 GET a commit."""
     commits, oldest, token, at = 0, head.version + 1, head.token, head.at
     try:
+        with suppress(Missing):  # it is written before the next commit
+            storage.commit(head.links[0])
         for commit in log(storage, head):
             if commit.version != oldest - 1:
                 return Checked(commits, oldest, f"after version {oldest} comes {commit.version}")

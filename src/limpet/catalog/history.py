@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from limpet.catalog import chain
 from limpet.catalog.entries import Content, Entry
@@ -77,5 +77,4 @@ def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[Commit], bo
         return lambda commit: commit.version <= when
     if when.tzinfo is None:
         raise Invalid("a time needs its zone", hint="such as 2026-11-16T12:00:00+00:00")
-    limit = when.astimezone(UTC)
-    return lambda commit: datetime.fromisoformat(commit.at) <= limit
+    return lambda commit: datetime.fromisoformat(commit.at) <= when

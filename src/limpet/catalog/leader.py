@@ -33,6 +33,7 @@ STALL_S = 120.0
 LOOK_EVERY_S = 2.0
 BACKOFF_S = 0.2
 GATHER_SHARE = 0.1
+GATHER_MAX_S = 0.05
 """For so much of the time that the last group took, the next one waits for those that were just answered."""
 
 BUGS = (
@@ -167,7 +168,7 @@ class Leader:
             self.turn()
             while not self._stopped.is_set():
                 if self._wake.wait(LOOK_EVERY_S) and self._expected > 1:
-                    self._enough.wait(GATHER_SHARE * self._took_s)
+                    self._enough.wait(min(GATHER_MAX_S, GATHER_SHARE * self._took_s))
                 self.turn()
         finally:
             self.stop()

@@ -113,3 +113,5 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     applied: tuple[Applied, ...]
     last_id: str
     gc_floor: str = ""
+    seal: str = ""
+    """SHA-256 of the head without it, only where it is stored: what another hand changed is seen on reading (F23)."""

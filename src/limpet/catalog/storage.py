@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -11,8 +12,8 @@ import msgspec
 from limpet import records
 from limpet.catalog.records import Batch, Commit, Head, Link, SnapshotRef
 from limpet.catalog.state import State
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, LimpetError
+from limpet.cell import Cell, Codec
+from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import Runtime, ulid
 from limpet.store.api import Absent, Put, Store
@@ -83,7 +84,7 @@ class Storage:
 
     def head(self) -> Cell[Head]:
         """The cell of the head."""
-        return Cell(self.store, self.keys.head, struct_codec(Head), self.runtime)
+        return Cell(self.store, self.keys.head, HEADS, self.runtime)
 
     def batch(self, path: str) -> Batch:
         """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET; 0 if this process wrote it just now."""
@@ -116,7 +117,14 @@ class Storage:
         """
         if self.link(commit) != link:
             raise Corrupt(f"{self.keys.head} does not hold the commit that it names")
-        put_bytes(self.store, self.runtime, self.keys.commit(link.id), records.encode(commit), Absent())
+        key, data = self.keys.commit(link.id), records.encode(commit)
+        try:
+            put_bytes(self.store, self.runtime, key, data, Absent())
+        except OutcomeUnknown:
+            with suppress(Missing):
+                if self.store.get(key).data != data:
+                    raise Corrupt(f"{key} is not what the head names", hint="delete it: it is written anew") from None
+            raise
 
     def link(self, commit: Commit) -> Link:
         """What points to a commit record."""
@@ -161,6 +169,26 @@ class Storage:
             return records.decoder(kind).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(f"{what} is not a valid {kind.__name__}: {error}") from None
+
+
+def _sealed(head: Head) -> bytes:
+    bare = msgspec.structs.replace(head, seal="")
+    return records.encode(msgspec.structs.replace(bare, seal=_seal(bare)))
+
+
+def _unsealed(data: bytes, what: str) -> Head:
+    sealed = records.decode(data, Head, what=what)
+    head = msgspec.structs.replace(sealed, seal="")
+    if sealed.seal != _seal(head):
+        raise Corrupt(f"{what} is not as it was written: its digest differs", hint="restore it from a backup")
+    return head
+
+
+def _seal(head: Head) -> str:
+    return _digest(records.encode(head))
+
+
+HEADS: Codec[Head] = Codec(_sealed, _unsealed)
 
 
 def _digest(data: bytes) -> str:

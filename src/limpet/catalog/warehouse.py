@@ -227,6 +227,12 @@ class Warehouse:
             while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
                 self._cached_bytes -= len(self._cache.popitem(last=False)[1].data)
 
+    def forget(self, root: str) -> None:
+        """Drop what is in memory of the files below a path."""
+        with self._mutex:
+            for path in [path for path in self._cache if path.startswith(f"{root}/")]:
+                self._cached_bytes -= len(self._cache.pop(path).data)
+
     # ---- purging ----
 
     def files_in(self, root: str) -> list[str]:
