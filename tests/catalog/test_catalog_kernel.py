@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 
 import msgspec
 import pytest
 
-from limpet.catalog import Compactor, Grant, Leader, NotLeader, Refusal, View
+from limpet.catalog import Compactor, Grant, Leader, NotLeader, Published, Refusal, View
 from limpet.catalog.chain import find, log, state_of, verify
+from limpet.catalog.compactor import Unreachable
 from limpet.catalog.leader import Decide
 from limpet.catalog.records import Batch, Change, Row, Told
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
-from limpet.errors import Corrupt, Invalid, Missing
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import CatalogKeys
 from limpet.lease import Lock, Sightings
 from limpet.runtime import system
@@ -196,3 +197,28 @@ def test_a_damaged_record_of_the_newest_commit_is_named(storage: Storage) -> Non
         Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token)
     storage.store.delete(key)
     assert Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token).version == 3
+
+
+def test_a_compactor_that_was_told_nothing_published_nothing(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.catalog.leader.PATIENCE_S", 0.05)
+    compactor, away = Compactor(storage), list[LimpetError]()
+
+    def publish(paths: Sequence[str], token: int) -> Published:
+        if away:
+            raise away[0]
+        return compactor.publish(paths, token)
+
+    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system()))
+    for error, told in ((Unreachable("nobody listens"), NotLeader), (OutcomeUnknown("no answer"), OutcomeUnknown)):
+        leader = Leader(storage, publish, lock)
+        leader.turn()
+        assert leader.leads
+        away[:] = [error]
+        thread = Thread(target=leader.run)
+        thread.start()
+        with pytest.raises(told):
+            leader.commit(str(error), create("a"))
+        away[:] = []
+        assert leader.commit(f"again {error}", create(str(error))) == {"made": str(error)}
+        leader.stop()
+        thread.join()

@@ -93,7 +93,7 @@ def lead(
 ) -> Iterator[Catalog]:
     """The catalog, to change: this process leads it for as long as the block lasts, and publishes by itself.
 
-    Raises: NotLeader if another process still leads it after `wait_s`.
+    Raises: NotLeader if another process still leads it after `wait_s`; whatever else is in the way of leading.
     """
     storage = storage_of(store, runtime)
     leader = leader_of(storage, Compactor(storage).publish, lease_s=lease_s)
@@ -103,6 +103,8 @@ def lead(
         until_s = runtime.elapsed_s() + wait_s
         while not leader.leads:
             if runtime.elapsed_s() >= until_s:
+                if leader.trouble is not None:
+                    raise leader.trouble
                 raise NotLeader(
                     f"{leader.leader or 'another process'} leads the catalog at {url}",
                     hint="ask the service that leads it, or stop that one first",

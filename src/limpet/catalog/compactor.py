@@ -37,7 +37,7 @@ from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import LeaseRecord
 
-__all__ = ["Compactor", "Published", "Refusal"]
+__all__ = ["Compactor", "Published", "Refusal", "Unreachable"]
 
 TRIES_MAX = 10
 SNAPSHOT_EVERY = 200
@@ -61,6 +61,10 @@ class Refusal(LimpetError):
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.message)
         self.stale = refused.stale
+
+
+class Unreachable(Unavailable):
+    """The compactor was told nothing."""
 
 
 @dataclass(frozen=True, slots=True)

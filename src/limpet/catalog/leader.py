@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from limpet.catalog.compactor import Published, Refusal
+from limpet.catalog.compactor import Published, Refusal, Unreachable
 from limpet.catalog.records import Batch, Change, Row
 from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
@@ -129,6 +129,8 @@ class Leader:
         self._term: _Term | None = None
         self.leader = ""
         """Who leads, as far as this process knows."""
+        self.trouble: Exception | None = None
+        """Why this process could not lead when it last tried, though no other one does."""
 
     @property
     def leads(self) -> bool:
@@ -187,7 +189,9 @@ class Leader:
         try:
             term = self._lead()
             term.lease.progress()
+            self.trouble = None
         except (LimpetError, *BUGS) as error:  # they were in no batch
+            self.trouble = None if isinstance(error, NotLeader) else error
             _fail(group, error if isinstance(error, NotLeader) else NotLeader(f"nobody leads yet: {error}"))
             return
         try:
@@ -335,9 +339,9 @@ class Leader:
     def _send(self, lease: Lease, path: str, patience_s: float) -> Published:
         """Have a batch published: the same request until the head has decided, or patience ends.
 
-        Raises: Refusal; OutcomeUnknown.
+        Raises: Refusal; Unavailable if nobody could be told of it, so that it is dead; OutcomeUnknown.
         """
-        since_s = self._runtime.elapsed_s()
+        since_s, told = self._runtime.elapsed_s(), False
         while True:
             try:
                 return self._publish([path], lease.token)
@@ -346,7 +350,10 @@ class Leader:
             except Invalid as error:
                 raise OutcomeUnknown(f"the compactor does not take the batch: {error}") from error
             except LimpetError as error:
+                told |= not isinstance(error, Unreachable)
                 if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
+                    if not told:
+                        raise Unavailable(str(error), hint=error.hint) from error
                     raise OutcomeUnknown(f"whether it was published cannot be told: {error}") from error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)
 

@@ -219,6 +219,7 @@ class ApiPart:
         return {
             "leads": leader.leads,
             "leader": leader.leader,
+            **({"trouble": str(leader.trouble)} if leader.trouble else {}),
             "version": loaded.head.version if loaded else 0,
             "published_at": loaded.head.at if loaded else None,
             "events_lag_s": None if handed_at_s is None else round(self._runtime.elapsed_s() - handed_at_s, 1),

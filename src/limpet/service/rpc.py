@@ -19,6 +19,7 @@ import msgspec
 
 from limpet import records
 from limpet.catalog import Published, Refusal
+from limpet.catalog.compactor import Unreachable
 from limpet.catalog.decide import Refused
 from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
 from limpet.runtime import Runtime
@@ -110,13 +111,13 @@ class RpcPublisher:
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._closed:
-            raise Unavailable("this process is ending")
+            raise Unreachable("this process is ending")
         kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=CONNECT_S)
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # a host's name that cannot be one is a UnicodeError
-            raise Unavailable(
+            raise Unreachable(
                 f"the compactor at {self.url} cannot be reached: {error}",
                 hint="is `limpet serve compactor` running there?",
             ) from error

@@ -82,7 +82,7 @@ class CatalogBucket(Bucket):
         """See `Bucket.put`. What is wrong about it ends the run, whoever did it."""
         version = super().put(who, key, data, when)
         if key == KEYS.head:
-            self._watched(lambda: self._swapped(msgspec.json.decode(data, type=Head)))
+            self._watched(lambda: self._swapped(_unsealed(data)))
         elif key.startswith(KEYS.ledger) and key not in self._batches:
             self._batches[key] = _Written(msgspec.json.decode(data, type=Batch), who, self.world.now_s)
         return version
@@ -98,7 +98,7 @@ class CatalogBucket(Bucket):
         self.heads.append(head)
         if before is not None and before.version == head.version:
             if msgspec.structs.replace(before, gc_floor=head.gc_floor) != head or head.gc_floor < before.gc_floor:
-                raise Violation(f"version {head.version} was published twice: {before} became {head}")
+                raise Violation(f"version {head.version} was published twice, and more than its floor has changed")
             self.kept_from = max(self.kept_from, head.version - self._keeps + 1)
             return
         self._follows(before, head)
@@ -251,6 +251,15 @@ class CatalogBucket(Bucket):
                 if each.path in self._paths:
                     raise Violation(f"{each.path} counts as dead, and was published")
                 self._dead.add(each.path)
+
+
+def _unsealed(data: bytes) -> Head:
+    """A head as it is in memory.   Raises: Violation unless its seal is the digest of the rest."""
+    head = msgspec.json.decode(data, type=Head)
+    bare = msgspec.structs.replace(head, seal="")
+    if head.seal != _digest(records.encode(bare)):
+        raise Violation(f"the head of version {head.version} is not sealed")
+    return bare
 
 
 def _digest(data: bytes) -> str:
