@@ -30,7 +30,7 @@ CATALOG_BUGS = [
     _bug(
         "a swap that is lost refuses the batch",
         "catalog 3",
-        2,
+        3,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -40,7 +40,7 @@ CATALOG_BUGS = [
     _bug(
         "the token is checked before what was published",
         "catalog 4",
-        14,
+        5,
         (
             "compactor",
             "        done = applied_in(head, paths)\n",
@@ -52,7 +52,7 @@ CATALOG_BUGS = [
     _bug(
         "a lock of another process refuses the batch",
         "catalog 5",
-        5,
+        2,
         ("compactor", "        if head is None or head.token < token:\n", "        if paths:\n"),
         (
             "compactor",
@@ -65,7 +65,7 @@ CATALOG_BUGS = [
     _bug(
         "after a refused batch nobody looks for the ids",
         "catalog 6",
-        0,
+        2,
         ("leader", "            told = state.told(pending.id)\n", "            told = None\n"),
     ),
     _bug(
@@ -95,7 +95,7 @@ CATALOG_BUGS = [
     _bug(
         "names follow from the head alone",
         "catalog 9",
-        14,
+        7,
         (
             "compactor",
             '        id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")\n',
@@ -110,7 +110,7 @@ CATALOG_BUGS = [
     _bug(
         "a slow clock makes the name right above the last one",
         "catalog 9, catalog 12c, found by the simulation",
-        2,
+        9,
         (
             "storage",
             "    for character in floor[:TIME_CHARACTERS]:\n",
@@ -136,7 +136,7 @@ CATALOG_BUGS = [
     _bug(
         "the floor goes by the snapshot's name alone",
         "catalog 10, found by the simulation",
-        4,
+        7,
         ("gc", "    return min(snapshot.id, first.id) if snapshot else", "    return snapshot.id if snapshot else"),
     ),
     _bug(
@@ -152,7 +152,7 @@ CATALOG_BUGS = [
     _bug(
         "a walker takes a commit below the newest floor for lost",
         "catalog 11, found by the simulation",
-        143,
+        9,
         ("chain", "        if link.id < _floor(storage, head, link):\n", "        if link.id < head.gc_floor:\n"),
     ),
     _bug(
@@ -164,7 +164,7 @@ CATALOG_BUGS = [
     _bug(
         "a race for the first head is taken for a lost one",
         "catalog 12a, found by the simulation",
-        9,
+        7,
         (
             "compactor",
             '                    self._demand_moved(seen, "the head is missing, and there are commits")\n',
@@ -210,7 +210,7 @@ CATALOG_BUGS = [
     _bug(
         "an unclear swap is taken for lost",
         "F3",
-        134,
+        262,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -258,9 +258,15 @@ CATALOG_BUGS = [
         ("leader", "                self._resign()  # the next term begins with what was really published\n", ""),
     ),
     _bug(
+        "a batch counts as dead if the last attempt met nobody",
+        "F3",
+        163,
+        ("leader", "                told |= not isinstance(", "                told = not isinstance("),
+    ),
+    _bug(
         "a batch may be published on any version",
         "F15",
-        2,
+        35,
         (
             "decide",
             "    elif any(batch.base_version != head.version for batch in batches):\n",

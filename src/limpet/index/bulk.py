@@ -15,7 +15,7 @@ from limpet.index.stamps import Stamps, Times, given
 from limpet.index.typed import Typed
 from limpet.index.values import all_in_utc, stamp_texts
 
-__all__ = ["Batch", "Bulk", "chunks"]
+__all__ = ["ALONE", "Batch", "Bulk", "chunks"]
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -43,6 +43,10 @@ def chunks(items: Iterable[A]) -> Iterator[list[A]]:
         yield some
 
 
+ALONE = "the record"
+"""What errors call a record that was put by itself; others have a number."""
+
+
 class Bulk(Generic[R]):
     """Makes the lines of records, of one or of many, for the index whose keys lie below `scope`."""
 
@@ -60,7 +64,7 @@ class Bulk(Generic[R]):
             raise Invalid(f"{where}: field {self._schema.key!r}: expected the key, got nothing")
         key = self._schema.key_text(value)
         if where:
-            where = f"{where} ({key!r})"
+            where = f"{where} {key!r}" if where == ALONE else f"{where} ({key!r})"
         stamp, is_own = self._stamp(key, values.get(UPDATED_AT), times, where)
         return key, stamp, self._schema.line(values, stamp, where=where), is_own
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
-from limpet.index.bulk import Bulk, chunks
+from limpet.index.bulk import ALONE, Bulk, chunks
 from limpet.index.decide import digest, key_of, packed, shard_of
 from limpet.index.manifest import Manifest
 from limpet.index.stamps import Stamps, Times
@@ -37,7 +37,7 @@ class Writer(Generic[R]):
 
     def put(self, record: R | Mapping[str, Any]) -> None:
         """Write one record.   Raises: Invalid; OutcomeUnknown.   Cost: 1 PUT.   Crash: written or not, whole."""
-        key, stamp, line, is_own = self._bulk.one(record, Times(self._stamps), "the record")
+        key, stamp, line, is_own = self._bulk.one(record, Times(self._stamps), ALONE)
         self._single(key, stamp, line)
         if is_own:
             self._stamps.saw(self._scope, {key: stamp})

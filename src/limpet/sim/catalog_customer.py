@@ -31,9 +31,9 @@ class _Slow(Storage):
 
     def snapshot(self, ref: SnapshotRef | None) -> State:
         """See `Storage.snapshot`."""
-        for _ in range(12):
+        for _ in range(20):
             self.runtime.sleep(self.runtime.rng.random() * 10)
-            if ref is None or ref.id < self.bucket.heads[-1].gc_floor:
+            if ref is None or self.keys.snapshot(ref.id) not in self.bucket.objects:
                 break
         return super().snapshot(ref)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from limpet.catalog import Compactor, Grant, Leader, Published, Refusal
+from limpet.catalog.compactor import Unreachable
 from limpet.catalog.leader import Decide
 from limpet.catalog.records import Change
 from limpet.catalog.state import MINTED, State
@@ -165,11 +166,14 @@ class Api(Publisher):
         """Publish, or have it published.   Raises: Violation if a term goes on before its last batch is settled."""
         if self.asked is not None and self.asked[0] != paths and self.asked[1] == token:
             raise Violation(f"{self.process.name} goes on, and {self.asked[0]} may still be published")
-        self.asked = None if self.bucket.is_epoch(paths) else (paths, token)
+        before, self.asked = self.asked, None if self.bucket.is_epoch(paths) else (paths, token)
         try:
             published = self.publish(paths, token) if self.habits.embedded else self.send(paths, token)
         except Refusal:
             self.asked = None
+            raise
+        except Unreachable:
+            self.asked = before
             raise
         self.asked = None
         return published
@@ -183,6 +187,7 @@ class Api(Publisher):
             partial(self.scene.find, slot),
             lambda role: role.publish(paths, token),
             patience_s=1 + 3 * self.chance(),
+            nobody=Unreachable("no compactor is there"),
         )
         return published
 

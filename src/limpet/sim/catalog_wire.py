@@ -34,10 +34,12 @@ class Wire:
         work: Callable[[S], Any],
         *,
         patience_s: float,
+        nobody: LimpetError | None = None,
     ) -> Any:
         """Have `work` done by whoever `find` finds when the request arrives, in a task of its process.
 
-        Raises: what `work` raises there; OutcomeUnknown when no answer comes in time.
+        Raises: what `work` raises there; OutcomeUnknown when no answer comes in time; `nobody`, if it is given, when
+        nobody is there to connect to.
         """
         world, process = self._world, caller.process
         world.check_alive(process)
@@ -58,6 +60,8 @@ class Wire:
             if found is not None and found[0].alive:
                 back_s = 0.005 + 0.02 * far if reply else None
                 world.spawn(found[0], partial(self._serve, found[1], work, deliver, back_s), name="rpc")
+            elif nobody is not None and reply:
+                deliver(None, nobody)
 
         process.in_flight[-sent] = Flight(step, partial(arrive, reply=False))
         world.passing(step, process)
