@@ -82,6 +82,7 @@ def test_code_of_others_compiles(page: Path) -> None:
         compile(body, page.name, "exec")
 
 
+@pytest.mark.full
 def test_the_quickstart_is_short_and_works_in_a_bucket(seaweedfs: Bucket, tmp_path: Path) -> None:
     page = ROOT / "README.md"
     app, [script] = blocks(page, "python")[0], blocks(page, "bash")

@@ -380,7 +380,7 @@ def test_what_a_process_holds_is_written_when_it_ends(tmp_path: Path) -> None:
     assert [event.kind for event in events(limpet.open(tmp_path / "fleet").store)] == ["compaction"]
 
 
-@pytest.mark.parametrize("how", ["option", "environment"])
+@pytest.mark.parametrize("how", ["option", pytest.param("environment", marks=pytest.mark.full)])
 def test_limpet_work_notes_what_it_ran(tmp_path: Path, how: str) -> None:
     (tmp_path / "app.py").write_text(
         "import limpet\nfleet = limpet.open('./fleet')\n\n@fleet.task()\ndef job(n: int) -> None: ...\n"

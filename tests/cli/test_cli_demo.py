@@ -107,6 +107,7 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     assert f"limpet index stats {INDEX} --url {home}/fleet\n" in out
 
 
+@pytest.mark.full
 def test_demo_in_a_bucket(spawn: Spawn, seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in seaweedfs.env.items():
         monkeypatch.setenv(name, value)

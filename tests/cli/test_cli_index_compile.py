@@ -82,7 +82,7 @@ def test_without_an_index(here: Here) -> None:
     assert here(*COMPILE).out == "there is no index to compile; `limpet index create` makes one\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_watch(sites: Index[Any], spawn: Spawn, number: int) -> None:
     process = spawn(*COMPILE, "--watch", "--every", "1")
     poll("the first run is done", lambda: _waits(sites) == 0)

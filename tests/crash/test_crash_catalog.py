@@ -44,6 +44,7 @@ def test_api_and_compactor_apart_on_a_directory(services: ExitStack, tmp_path: P
     crash(place, fronts=[front], victims=[front, behind], kills=KILLS)
 
 
+@pytest.mark.full
 def test_both_in_one_process(services: ExitStack, tmp_path: Path) -> None:
     place = Place(str(tmp_path / "fleet"))
     both = services.enter_context(whole(place, tmp_path, lease_s=LEASE_S))

@@ -14,7 +14,7 @@ from servers.process import Bucket
 
 __all__ = ["fleet", "pytest_collection_modifyitems", "url"]
 
-OF_THE_STORE = ("test_index_conformance", "test_index_verify", "test_index_purge", "test_index_reshard")
+OF_THE_STORE = ("test_index_conformance", "test_index_verify")
 """What these do depends on the store. What others do with records is the same on each: a bucket runs them in full."""
 
 
