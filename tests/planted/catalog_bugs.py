@@ -142,7 +142,7 @@ CATALOG_BUGS = [
     _bug(
         "a reader takes a snapshot that is gone for lost",
         "catalog 11",
-        367,
+        379,
         (
             "view",
             "                if seen.version == incomplete:\n",
@@ -260,7 +260,7 @@ CATALOG_BUGS = [
     _bug(
         "a batch counts as dead if the last attempt met nobody",
         "F3",
-        163,
+        2103,
         ("leader", "                told |= not isinstance(", "                told = not isinstance("),
     ),
     _bug(
