@@ -11,6 +11,7 @@ from threading import Event, Thread
 import pytest
 
 from limpet.catalog import Published, Refusal
+from limpet.catalog.compactor import Unreachable
 from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.runtime import system
 from limpet.service.rpc import RpcPublisher
@@ -148,9 +149,17 @@ def test_a_connection_that_was_closed_while_idle_is_no_error() -> None:
     assert len(server.heard) == 3
 
 
+def test_a_copy_that_went_out_before_nobody_was_there_may_have_arrived() -> None:
+    with peer(GOOD) as server, publisher(server.url) as publish:
+        assert publish(PATHS, 1) == Published(12, "c")
+        server.close()
+        with pytest.raises(OutcomeUnknown):
+            publish(PATHS, 1)
+
+
 def test_nobody_there_is_unavailable() -> None:
     [port] = free_ports(1)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unreachable):
         RpcPublisher(f"http://127.0.0.1:{port}", None, system())(PATHS, 1)
 
 

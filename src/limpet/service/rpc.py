@@ -94,6 +94,7 @@ class RpcPublisher:
     def _exchange(self, body: bytes) -> tuple[int, bytes]:
         with self._mutex:
             kept = self._idle.pop() if self._idle else None
+        sent = kept is not None
         if kept is not None:
             try:
                 return self._send(kept, body)
@@ -102,7 +103,12 @@ class RpcPublisher:
             except (OSError, http.client.HTTPException) as error:
                 kept.close()
                 raise self._unknown(error) from error
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except Unreachable as error:
+            if sent:  # the copy that went out before may have arrived
+                raise self._unknown(error) from error
+            raise
         try:
             return self._send(connection, body)
         except (OSError, http.client.HTTPException) as error:
