@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -321,3 +323,21 @@ def test_swapping_by_hand_needs_the_newest_version(memory: str) -> None:
     fleet.cell("a").swap(seen, 2)
     with pytest.raises(Conflict):
         fleet.cell("a").swap(seen, 3)
+
+
+WITHOUT_EXTRA = """
+import sys
+sys.modules["pyiceberg"] = None
+import limpet
+fleet = limpet.open("memory://x")
+for reach in (fleet.catalog, fleet.lead_catalog):
+    try:
+        reach()
+    except limpet.Unsupported as error:
+        print(error, "|", error.hint)
+"""
+
+
+def test_the_catalog_without_its_packages_says_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRA], capture_output=True, text=True, check=False)
+    assert done.stdout == 2 * "the catalog needs pyiceberg | pip install 'limpet[catalog]'\n", done.stderr

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from limpet import keys
@@ -220,18 +222,19 @@ class Fleet:
 
         Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
         """
-        from limpet.app.catalogs import open_catalog, storage_of
-
-        return open_catalog(storage_of(self.store, self._runtime), self.url)
+        found = _catalogs()
+        catalog: Catalog = found.open_catalog(found.storage_of(self.store, self._runtime), self.url)
+        return catalog
 
     def lead_catalog(self, *, wait_s: float = 20.0) -> AbstractContextManager[Catalog]:
         """`with fleet.lead_catalog() as catalog:` the table catalog, to change, without a service.
 
-        Where `limpet serve` leads it, ask that instead.   Raises: NotLeader, if it still leads after `wait_s`.
+        Where `limpet serve` leads it, ask that instead.
+        Raises: NotLeader, if it still leads after `wait_s`; Unsupported, as `catalog`.
         """
-        from limpet.app.catalogs import lead
-
-        return lead(self.store, self.url, self._runtime, wait_s=wait_s)
+        leading: AbstractContextManager[Catalog]
+        leading = _catalogs().lead(self.store, self.url, self._runtime, wait_s=wait_s)
+        return leading
 
     def publish_index(
         self,
@@ -293,3 +296,12 @@ def _budget() -> int | None:
     if not text.isdigit():
         raise Invalid(f"LIMPET_REQUEST_BUDGET is {text!r}, not a number", hint="give a number of requests")
     return int(text)
+
+
+def _catalogs() -> ModuleType:
+    """`limpet.app.catalogs`.   Raises: Unsupported without the extra's packages."""
+    try:
+        return import_module("limpet.app.catalogs")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise Unsupported(f"the catalog needs {package}", hint="pip install 'limpet[catalog]'") from None
