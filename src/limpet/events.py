@@ -12,7 +12,10 @@ import msgspec
 
 from limpet.runtime import Runtime
 
-__all__ = ["ERROR_CHARS_MAX", "Event", "EventSink", "compaction", "task_run"]
+__all__ = ["ERROR_CHARS_MAX", "EXECUTIONS", "Event", "EventSink", "compaction", "task_run"]
+
+EXECUTIONS = "executions"
+"""The domain that events are kept under."""
 
 ERROR_CHARS_MAX = 200
 

@@ -12,11 +12,12 @@ from kernel_helpers import Time, steady
 from limpet import records
 from limpet.catalog import Published
 from limpet.catalog import anti_entropy as module
-from limpet.catalog.anti_entropy import Fate, Handed, Judged, dead, hand_over, judged, was_met, will_never_be
+from limpet.catalog.anti_entropy import Fate, Handed, Judged, hand_over, judged, was_met, will_never_be
 from limpet.catalog.decide import Go, judge
 from limpet.catalog.executions import Executions
 from limpet.catalog.records import Batch, Commit, Head
 from limpet.catalog.sink import EventBatch
+from limpet.catalog.storage import Storage
 from limpet.errors import Unavailable
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key
@@ -177,7 +178,11 @@ def test_each_batch_has_the_fate_that_the_chain_tells(runtime: QueueRuntime) -> 
         malformed: Fate.MALFORMED,
     }
     assert sum(fate is Fate.APPLIED for fate in found.values()) == leading.head.version
-    assert {each.path for each in dead(leading.storage, grace_s=GRACE_S)} == {dead_base, dead_term, dead_epoch}
+    assert {each.path for each in dead(leading.storage)} == {dead_base, dead_term, dead_epoch}
+
+
+def dead(storage: Storage) -> list[Judged]:
+    return [each for each in judged(storage, grace_s=GRACE_S) if each.fate is Fate.DEAD]
 
 
 def test_a_dead_batch_is_told_with_who_wrote_it_on_what(runtime: QueueRuntime) -> None:
@@ -185,7 +190,7 @@ def test_a_dead_batch_is_told_with_who_wrote_it_on_what(runtime: QueueRuntime) -
     path = leading.add(leading.head.version, "b")
     leading.create("c")
     runtime.sleep(LATER_S)
-    [found] = dead(leading.storage, grace_s=GRACE_S)
+    [found] = dead(leading.storage)
     assert isinstance(found, Judged)
     assert found.path == path
     assert found.batch is not None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from limpet.app.urls import absolute
-from limpet.catalog import Compactor, Leader, NotLeader, Published
+from limpet.catalog import Compactor, Leader, NotLeader, Publisher
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.executions import Executions
 from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.storage import Own, Storage
 from limpet.catalog.warehouse import Warehouse
+from limpet.events import EXECUTIONS
 from limpet.keys import CatalogKeys
 from limpet.lease import Lock, Sightings
 from limpet.runtime import Runtime
@@ -22,7 +23,6 @@ from limpet.store.policies import root_of
 
 __all__ = [
     "DOMAIN",
-    "EXECUTIONS",
     "LEASE_S",
     "client_config",
     "executions_of",
@@ -34,12 +34,9 @@ __all__ = [
 ]
 
 DOMAIN = "catalog"
-EXECUTIONS = "executions"
 LEASE_S = 10.0
 WAIT_S = 2 * LEASE_S
 POLL_S = 0.02
-
-Publish = Callable[[Sequence[str], int], Published]
 
 
 def workspace_url(url: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -75,7 +72,7 @@ def executions_of(store: Store, runtime: Runtime) -> Executions:
     return Executions(store, CatalogKeys.of(EXECUTIONS), runtime)
 
 
-def leader_of(storage: Storage, publish: Publish, *, lease_s: float = LEASE_S) -> Leader:
+def leader_of(storage: Storage, publish: Publisher, *, lease_s: float = LEASE_S) -> Leader:
     """One that leads the catalog when it can; `publish` is a compactor's, here or elsewhere.   Cost: nothing yet."""
     runtime = storage.runtime
     lock = Lock(storage.store, storage.keys.lock, DOMAIN, lease_s, runtime, Sightings(runtime), look_first=True)

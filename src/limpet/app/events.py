@@ -8,14 +8,13 @@ from collections.abc import Hashable
 
 from limpet.app.urls import absolute
 from limpet.errors import Invalid
-from limpet.events import EventSink
+from limpet.events import EXECUTIONS, EventSink
 from limpet.keys import CatalogKeys
 from limpet.runtime import Runtime
 from limpet.store import MeteredStore
 
-__all__ = ["DOMAIN", "SWITCH", "events_of", "is_wanted"]
+__all__ = ["SWITCH", "events_of", "is_wanted"]
 
-DOMAIN = "executions"
 SWITCH = "LIMPET_EVENTS"
 
 
@@ -35,7 +34,7 @@ def events_of(store: MeteredStore, url: str, runtime: Runtime) -> EventSink:
     if place not in runtime.shared:
         from limpet.catalog.sink import LedgerSink  # only a fleet that keeps events pays for it
 
-        sink = LedgerSink(store, CatalogKeys.of(DOMAIN), runtime, lambda: store.snapshot().total())
+        sink = LedgerSink(store, CatalogKeys.of(EXECUTIONS), runtime, lambda: store.snapshot().total())
         runtime.shared[place] = sink
         atexit.register(sink.close)
     found: EventSink = runtime.shared[place]

@@ -256,7 +256,8 @@ class TaskFunction(Generic[P, R]):
 
     def handle(self, payload: Any) -> Any:
         """Run it as a worker does; a coroutine function's coroutine.   Raises: Fail for a payload that does not fit."""
-        return self.function(**self.arguments.unpack(payload))  # type: ignore[call-arg]
+        named = self.arguments.unpack(payload)
+        return self.function(**named)  # type: ignore[call-arg]  # `unpack` has compared them with its parameters
 
     def _packed(self, n: int, call: Any) -> dict[str, Any]:
         match call:

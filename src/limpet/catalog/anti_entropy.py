@@ -13,23 +13,20 @@ from enum import Enum
 from itertools import islice
 
 from limpet.catalog.chain import log
-from limpet.catalog.compactor import Published
+from limpet.catalog.compactor import Publisher
 from limpet.catalog.records import Batch, Commit, Head
-from limpet.catalog.storage import Storage
-from limpet.errors import Corrupt, Denied, LimpetError, Missing
-from limpet.keys import CatalogKeys, Key
+from limpet.catalog.storage import Storage, delete_all
+from limpet.errors import Corrupt, Denied, Missing
+from limpet.keys import CatalogKeys
 from limpet.store.api import Stat, Store
 
-__all__ = ["Fate", "Handed", "Judged", "dead", "hand_over", "judged", "store_time", "was_met", "will_never_be"]
+__all__ = ["Fate", "Handed", "Judged", "hand_over", "judged", "store_time", "was_met", "will_never_be"]
 
 PATHS_MAX = 64
 BYTES_MAX = 16 << 20
 MOST = 10_000
 CLOCK_AGE_S = 60.0
 TRIES_MAX = 3
-
-Publish = Callable[[Sequence[str], int], Published]
-"""`Executions.publish`, or the same over HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Handed:
     strays: int
 
 
-def hand_over(store: Store, keys: CatalogKeys, publish: Publish, *, most: int = MOST) -> Handed:
+def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = MOST) -> Handed:
     """Have the batches of events that wait folded, and remove each from the ledger once that is published.
 
     Raises: whatever `publish` meets; what was not folded still waits.   Cost: 1 LIST per 1,000 batches, 1 publication
@@ -52,7 +49,7 @@ def hand_over(store: Store, keys: CatalogKeys, publish: Publish, *, most: int = 
     def send() -> None:
         if waiting:
             publish([stat.key for stat in waiting], 0)
-            _delete(store, [stat.key for stat in waiting])
+            delete_all(store, [stat.key for stat in waiting])
             waiting.clear()
 
     for stat in islice(store.list(keys.ledger), most):
@@ -100,11 +97,6 @@ def was_met(batch: Batch, commit: Commit) -> bool:
     if batch.base_version is None:
         return commit.token < batch.token or commit.version == 1
     return commit.version <= batch.base_version + 1
-
-
-def dead(storage: Storage, *, grace_s: float, most: int = MOST) -> list[Judged]:
-    """The batches of the catalog, older than `grace_s`, that no head has applied or ever will.   Cost: as `judged`."""
-    return [each for each in judged(storage, grace_s=grace_s, most=most) if each.fate is Fate.DEAD]
 
 
 def judged(storage: Storage, *, grace_s: float, most: int = MOST) -> list[Judged]:
@@ -195,9 +187,3 @@ class _Judging:
         for path in paths:
             stat = self._waiting.pop(path)
             self._found.append(Judged(path, fate, stat.modified, self._batches.get(path)))
-
-
-def _delete(store: Store, keys: Sequence[Key]) -> None:
-    for error in store.delete_many(keys).values():
-        if isinstance(error, LimpetError):
-            raise error

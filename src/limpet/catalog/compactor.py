@@ -6,7 +6,7 @@ is given. Any number may run, be killed at any point, and be asked the same thin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -37,7 +37,7 @@ from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import LeaseRecord
 
-__all__ = ["Compactor", "Published", "Refusal", "Unreachable"]
+__all__ = ["Compactor", "Published", "Publisher", "Refusal", "Unreachable"]
 
 TRIES_MAX = 10
 SNAPSHOT_EVERY = 200
@@ -51,6 +51,10 @@ class Published:
 
     version: int
     commit: str
+
+
+Publisher = Callable[[Sequence[str], int], Published]
+"""Publishes the batches at those paths under a token: `Compactor.publish`, `Executions.publish`, or one over HTTP."""
 
 
 class Refusal(LimpetError):

@@ -6,9 +6,10 @@ swap and begins anew above the floor (counterexample 10). Table data is never to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 import msgspec
 
@@ -16,15 +17,14 @@ from limpet.catalog.anti_entropy import MOST, Fate, judged, store_time
 from limpet.catalog.chain import find
 from limpet.catalog.executions import EventHead, Executions
 from limpet.catalog.records import Commit, Head, SnapshotRef
-from limpet.catalog.storage import Storage
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing
+from limpet.catalog.storage import Storage, delete_all
+from limpet.errors import Corrupt, Invalid, Missing
 from limpet.keys import Key
-from limpet.store.api import Stat, Store
+from limpet.store.api import Stat
 
 __all__ = ["Ledger", "collect_events", "collect_ledger", "delete_below", "floor_at", "garbage", "raise_floor"]
 
 TRIES_MAX = 3
-CHUNK = 1000
 GRACE_S = 3600.0
 
 _SETTLED = (Fate.APPLIED, Fate.DEAD, Fate.PAST)
@@ -64,7 +64,7 @@ def raise_floor(storage: Storage, *, keep: timedelta, keep_versions: int = 1) ->
             if tries == TRIES_MAX or now is None or now.version == seen.version:
                 raise
             continue
-        raised = cell.update(lambda now, floor=floor: _with_floor(now, floor))  # type: ignore[misc]
+        raised = cell.update(partial(_with_floor, floor=floor))
         return raised.value.gc_floor if raised else ""
     raise AssertionError
 
@@ -113,7 +113,7 @@ def delete_below(storage: Storage, *, grace_s: float = GRACE_S) -> int:
                 break
             if id_ is not None and stat.modified < before:
                 doomed.append(stat.key)
-    _delete(storage.store, doomed)
+    delete_all(storage.store, doomed)
     return len(doomed)
 
 
@@ -135,7 +135,7 @@ def collect_ledger(storage: Storage, *, grace_s: float = GRACE_S, most: int = MO
     """
     found = judged(storage, grace_s=grace_s, most=most)
     settled = {fate: [Key(each.path) for each in found if each.fate is fate] for fate in _SETTLED}
-    _delete(storage.store, [key for keys in settled.values() for key in keys])
+    delete_all(storage.store, [key for keys in settled.values() for key in keys])
     return Ledger(*map(len, settled.values()))
 
 
@@ -176,12 +176,5 @@ def collect_events(executions: Executions, *, grace_s: float = GRACE_S) -> int:
     if after is None:
         return 0
     doomed -= {file.id for file in after.value.files}  # named between the listing and the swap
-    _delete(store, [keys.state(id_) for id_ in sorted(doomed)])
+    delete_all(store, [keys.state(id_) for id_ in sorted(doomed)])
     return len(doomed)
-
-
-def _delete(store: Store, keys: Sequence[Key]) -> None:
-    for start in range(0, len(keys), CHUNK):
-        for error in store.delete_many(keys[start : start + CHUNK]).values():
-            if isinstance(error, LimpetError):
-                raise error

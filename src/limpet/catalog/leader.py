@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from limpet.catalog.compactor import Published, Refusal, Unreachable
+from limpet.catalog.compactor import Published, Publisher, Refusal, Unreachable
 from limpet.catalog.records import Batch, Change, Row
 from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
@@ -47,9 +47,6 @@ BUGS = (
     TypeError,
     ValueError,
 )
-
-Publisher = Callable[[Sequence[str], int], Published]
-"""`Compactor.publish`, or the same over HTTP."""
 
 
 @dataclass(frozen=True, slots=True)

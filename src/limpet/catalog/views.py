@@ -102,7 +102,7 @@ def replace(warehouse: Warehouse, namespace: Namespace, name: str, wanted: Chang
             raise NeedsMetadata((old.path,))
         new = _document(_applied(_json(document), wanted))
         root = wanted.root or old.root
-        more = tuple(each for each in dict.fromkeys((*old.roots(), *old.more)) if each != root)
+        more = tuple(each for each in old.roots() if each != root)
         entry = Entry(root, warehouse.new_file(f"{root}/metadata", old.path), more)
         changes = (Change(key_of("v", namespace, name), entry.value()), *reserve(state, entry.roots(), old.roots()))
         return Grant("replace view", changes, entry.path, (warehouse.put_of(entry.path, new),))

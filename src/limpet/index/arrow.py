@@ -8,10 +8,11 @@ from typing import Any
 
 from limpet import records
 from limpet.errors import Unsupported
+from limpet.index.fields import Field
 from limpet.index.schema import Schema
 from limpet.index.values import JSON_KINDS, Kind
 
-__all__ = ["rows_of"]
+__all__ = ["column", "rows_of", "types"]
 
 
 def rows_of(schema: Schema, lines: Sequence[bytes]) -> Any:
@@ -23,19 +24,23 @@ def rows_of(schema: Schema, lines: Sequence[bytes]) -> Any:
         pa = import_module("pyarrow")
     except ImportError:
         raise Unsupported("Arrow needs pyarrow", hint="pip install 'limpet[sql]'") from None
-    types = _types(pa)
+    kinds = types(pa)
     rows = [schema.values(line) for line in lines]
-    columns = []
-    for field in schema.columns:
-        values = [row[field.name] for row in rows]
-        if field.type in JSON_KINDS:
-            values = [None if value is None else records.encode(value).decode() for value in values]
-        columns.append(pa.array(values, types[field.type]))
-    fields = [pa.field(field.name, types[field.type], field.name != schema.key) for field in schema.columns]
+    columns = [column(pa, rows, field, kinds[field.type]) for field in schema.columns]
+    fields = [pa.field(field.name, kinds[field.type], field.name != schema.key) for field in schema.columns]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _types(pa: Any) -> dict[Kind, Any]:
+def column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
+    """One column of those records, as an Arrow array of that type."""
+    values = [row[field.name] for row in rows]
+    if field.type in JSON_KINDS:
+        values = [None if value is None else records.encode(value).decode() for value in values]
+    return pa.array(values, kind)
+
+
+def types(pa: Any) -> dict[Kind, Any]:
+    """The Arrow type of each kind of column."""
     text = pa.string()
     return {
         "string": text,

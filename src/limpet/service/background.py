@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from limpet.catalog import Published
+from limpet.catalog import Published, Publisher
 from limpet.errors import LimpetError
 from limpet.runtime import Runtime, Worker
 from limpet.service.metrics import Counter, Histogram
 
-__all__ = ["Afterwards", "Loop", "Measured", "Publish"]
+__all__ = ["Afterwards", "Loop", "Measured"]
 
 IDLE_S = 5.0
-
-Publish = Callable[[Sequence[str], int], Published]
-"""`Compactor.publish`, or the same over HTTP."""
 
 
 class Measured:
     """A publisher, and how long it takes. `then` is called after each publication."""
 
-    def __init__(self, publish: Publish, runtime: Runtime, then: Callable[[], None] | None = None) -> None:
+    def __init__(self, publish: Publisher, runtime: Runtime, then: Callable[[], None] | None = None) -> None:
         self._publish = publish
         self._runtime = runtime
         self._then = then

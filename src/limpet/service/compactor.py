@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from limpet.catalog import Published, Refusal
+from limpet.catalog import Publisher, Refusal
 from limpet.errors import Invalid
 from limpet.service.auth import Tokens
 from limpet.service.routes import Route
@@ -16,13 +16,11 @@ __all__ = ["BODY_BYTES_MAX", "CompactorRoutes"]
 BODY_BYTES_MAX = 64 << 10
 TOKEN_MAX = 2**63 - 1
 
-Publish = Callable[[Sequence[str], int], Published]
-
 
 class CompactorRoutes:
     """Publishes what it is told, by explicit paths; each domain has a publisher of its own."""
 
-    def __init__(self, publishers: Mapping[str, Publish], secret: Tokens) -> None:
+    def __init__(self, publishers: Mapping[str, Publisher], secret: Tokens) -> None:
         self._publishers = publishers
         self._secret = secret
 

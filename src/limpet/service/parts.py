@@ -10,23 +10,23 @@ from typing import Any, Protocol
 from limpet.app import Fleet
 from limpet.app.catalogs import (
     DOMAIN,
-    EXECUTIONS,
     client_config,
     executions_of,
     leader_of,
     open_catalog,
     storage_of,
 )
-from limpet.catalog import Compactor
+from limpet.catalog import Compactor, Publisher
 from limpet.catalog.anti_entropy import hand_over
 from limpet.catalog.gc import collect_events, collect_ledger, delete_below, raise_floor
 from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.records import Batch
 from limpet.catalog.storage import Own, Storage
+from limpet.events import EXECUTIONS
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import Runtime, Worker
 from limpet.service.auth import Tokens
-from limpet.service.background import Afterwards, Loop, Measured, Publish
+from limpet.service.background import Afterwards, Loop, Measured
 from limpet.service.compactor import CompactorRoutes
 from limpet.service.metrics import SIZES, Counter, Gauge, Histogram
 from limpet.service.rest import Rest
@@ -104,7 +104,7 @@ class CompactorPart:
         self._preparing = Afterwards("prepare", compactor.prepare, shared.runtime)
         self._collecting = shared.loop("collect", self._collect, COLLECT_EVERY_S)
         self.publish = Measured(compactor.publish, shared.runtime, self._wake)
-        self.fold: Publish = self._executions.publish
+        self.fold: Publisher = self._executions.publish
 
     def routes(self) -> list[Route]:
         """See `Part.routes`. Beside an API in the same process it needs none."""
@@ -154,7 +154,7 @@ class RpcPart:
         self._rpc = RpcPublisher(url, secret, shared.runtime)
         self._folding = RpcPublisher(url, secret, shared.runtime, domain=EXECUTIONS)
         self.publish = Measured(self._rpc, shared.runtime)
-        self.fold: Publish = self._folding
+        self.fold: Publisher = self._folding
 
     def routes(self) -> list[Route]:
         """See `Part.routes`."""
@@ -184,7 +184,7 @@ class RpcPart:
 class ApiPart:
     """The API: leads when it can, answers from what is published, with the rights of its role."""
 
-    def __init__(self, shared: Shared, tokens: Tokens, publish: Publish, fold: Publish, *, lease_s: float) -> None:
+    def __init__(self, shared: Shared, tokens: Tokens, publish: Publisher, fold: Publisher, *, lease_s: float) -> None:
         runtime, url = shared.runtime, shared.fleet.url
         self._runtime = runtime
         self._store = shared.store("api")

@@ -141,7 +141,8 @@ class CloudStore(BaseStore):
             raise Conflict(f"get {key}: no longer that version") from None
 
     def _fetch(self, key: Key, options: Mapping[str, Any]) -> Blob:
-        result = obstore.get(self._reads, key, options=options or None)  # type: ignore[arg-type]
+        wanted: Any = options or None  # a TypedDict that only obstore's stubs know
+        result = obstore.get(self._reads, key, options=wanted)
         data = bytes(result.bytes())
         start, stop = result.range
         if len(data) != stop - start:  # F23

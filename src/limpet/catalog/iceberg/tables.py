@@ -114,7 +114,7 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str) -> Document:
         spec = PartitionSpec.model_validate(_with_field_ids(request.get("partition-spec")) or {})
         order = SortOrder.model_validate(_with_null_order(request.get("write-order")) or {})
         schema.find_column_name(0)  # builds the index of names, which finds those that are there twice
-        metadata = new_table_metadata(schema, spec, order, location, properties, uuid)  # type: ignore[arg-type]
+        metadata = new_table_metadata(schema, spec, order, location, properties, _uuid(uuid))
         metadata.spec().check_compatible(metadata.schema())
         metadata.sort_order().check_compatible(metadata.schema())
         return _document(metadata)
@@ -232,7 +232,7 @@ def create(commit: Commit, location: str, uuid: str) -> Document:
     try:
         for requirement in commit.requirements:
             requirement.validate(None)
-        first = [AssignUUIDUpdate(uuid=uuid), SetLocationUpdate(location=location)]  # type: ignore[arg-type]
+        first = [AssignUUIDUpdate(uuid=_uuid(uuid)), SetLocationUpdate(location=location)]
         empty = TableMetadataV1.model_construct(last_column_id=-1, schema=Schema())
         updates = settled(empty, (*first, *commit.updates), is_new=True)
         return _document(update_table_metadata(empty, updates, enforce_validation=True))
@@ -347,6 +347,11 @@ def _plain(updates: Sequence[Any]) -> Sequence[dict[str, Any]] | None:
     if all(update.action in quick.ACTIONS for update in updates):
         return [update.model_dump(mode="json") for update in updates]
     return None
+
+
+def _uuid(text: str) -> Any:
+    """What PyIceberg's models make a UUID of."""
+    return text
 
 
 def _document(table: TableMetadata) -> Document:

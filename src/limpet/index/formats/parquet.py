@@ -12,12 +12,12 @@ from typing import IO, Any
 
 import msgspec
 
-from limpet import records
 from limpet.errors import Invalid, Unsupported
+from limpet.index import arrow
 from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
 from limpet.index.formats.convert import from_arrow
 from limpet.index.schema import UPDATED_AT, Field, Schema
-from limpet.index.values import JSON_KINDS, KINDS, Kind
+from limpet.index.values import KINDS, Kind
 
 __all__ = ["Parquet"]
 
@@ -119,7 +119,7 @@ class Parquet:
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
         """See `Format.write`. Shards are gathered into row groups of some 100,000 rows."""
         pa = _arrow()
-        kinds = _types(pa)
+        kinds = arrow.types(pa)
         wanted = pa.schema(
             [
                 pa.field(each.name, kinds[each.type], not each.required, {TYPE_NOTE: each.type.encode()})
@@ -131,7 +131,7 @@ class Parquet:
         with pa.parquet.ParquetWriter(stream, wanted, compression="zstd") as file:
 
             def flush() -> None:
-                columns = [_column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
+                columns = [arrow.column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
                 file.write_batch(pa.record_batch(columns, schema=wanted), row_group_size=max(1, len(waiting)))
                 waiting.clear()
 
@@ -143,28 +143,6 @@ class Parquet:
             yield some
             if waiting:
                 flush()
-
-
-def _column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
-    values = [row[field.name] for row in rows]
-    if field.type in JSON_KINDS:
-        values = [None if value is None else records.encode(value).decode() for value in values]
-    return pa.array(values, kind)
-
-
-def _types(pa: Any) -> dict[Kind, Any]:
-    text = pa.string()
-    return {
-        "string": text,
-        "integer": pa.int64(),
-        "number": pa.float64(),
-        "boolean": pa.bool_(),
-        "date": pa.date32(),
-        "datetime": pa.timestamp("us", "UTC"),
-        "object": text,
-        "array": text,
-        "any": text,
-    }
 
 
 class _Unreadable(str):
