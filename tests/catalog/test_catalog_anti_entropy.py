@@ -110,6 +110,15 @@ def test_what_is_no_batch_is_left_alone(runtime: QueueRuntime) -> None:
     assert store.get(Key(f"{KEYS.ledger}/notes.txt")).data == b"mine"
 
 
+def test_a_batch_too_large_for_memory_is_left_alone(runtime: QueueRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore(runtime)
+    keys = events_in(store, runtime, 3)
+    monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 1 << 20)
+    store.put(keys[1], b"x" * ((1 << 20) + 1))
+    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == Handed(2, 1)
+    assert [stat.key for stat in store.list(KEYS.ledger)] == [keys[1]]
+
+
 # ---- catalog: pure ----
 
 tokens = st.integers(1, 4)

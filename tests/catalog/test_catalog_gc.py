@@ -505,3 +505,16 @@ def test_the_list_of_merged_files_is_bounded(runtime: QueueRuntime, monkeypatch:
     folding.collect(60.0)
     assert len([*folding.bucket.list(folding.keys.states)]) == len(folding.executions.head().files)
     assert folding.is_whole()
+
+
+def test_a_head_that_is_lost_is_an_error_and_nothing_goes(leading: Leading) -> None:
+    for n in range(8):
+        leading.create(f"t{n}")
+    kept = ids_in(leading, leading.storage.keys.commits)
+    leading.store.delete(leading.storage.keys.head)
+    for collect in (lambda: raise_floor(leading.storage, keep=NONE), lambda: delete_below(leading.storage)):
+        with pytest.raises(Corrupt, match="is missing, and there are commits"):
+            collect()
+    with pytest.raises(Corrupt, match="is missing, and there are commits"):
+        View(leading.storage).now()
+    assert ids_in(leading, leading.storage.keys.commits) == kept

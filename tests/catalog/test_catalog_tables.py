@@ -17,10 +17,11 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 
 from iceberg_helpers import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, view
 from limpet import records
+from limpet.catalog import compactor, history
 from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.refusals import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Conflict, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import MemoryStore
@@ -407,9 +408,9 @@ def test_the_same_id_commits_once_and_is_told_the_same(catalog: Catalog) -> None
     made = catalog.create_table(["a"], table(), id_="one")
     assert catalog.create_table(["a"], table(), id_="one") == made
     request = append(made, 1)
-    first = catalog.commit_table(["a"], "t", request, id_="one")
+    first = catalog.commit_table(["a"], "t", request, id_="two")
     catalog.commit_table(["a"], "t", append(first, 2))
-    assert cold(catalog).commit_table(["a"], "t", request, id_="one") == first
+    assert cold(catalog).commit_table(["a"], "t", request, id_="two") == first
     assert len(metadata(catalog.load_table(["a"], "t"))["snapshots"]) == 2
 
 
@@ -501,6 +502,50 @@ def test_drop_keeps_files_and_undrop_brings_the_table_back(catalog: Catalog) -> 
     catalog.drop_table(["a"], "t")
     with pytest.raises(Missing):
         catalog.undrop(["a"], "never")
+
+
+def test_a_done_undrop_or_register_is_told_again_whatever_came_since(catalog: Catalog) -> None:
+    made = catalog.create_table(["a"], table())
+    assert made.metadata_location is not None
+    catalog.drop_table(["a"], "t")
+    assert catalog.undrop(["a"], "t", id_="back") == made
+    catalog.drop_table(["a"], "t")
+    assert catalog.register_table(["a"], "r", made.metadata_location, id_="in") == made
+    catalog.drop_table(["a"], "r", purge=True)
+    with pytest.raises(OutcomeUnknown, match="it was done"):
+        catalog.undrop(["a"], "t", id_="back")
+    with pytest.raises(OutcomeUnknown, match="it was done"):
+        catalog.register_table(["a"], "r", made.metadata_location, id_="in")
+    assert catalog.tables(["a"]).names == []
+
+
+def test_an_id_is_for_one_request(catalog: Catalog) -> None:
+    catalog.create_table(["a"], table(), id_="x.y")
+    with pytest.raises(Invalid, match=r"'x\.y' was given to another request"):
+        catalog.create_table(["a"], table("u"), id_="x.y")
+    catalog.create_table(["a"], table("v"), id_="x")
+    assert catalog.tables(["a"]).names == ["t", "v"]
+
+
+def test_undrop_reads_so_much_of_the_past_and_no_more(
+    metered: tuple[Catalog, MeteredStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, store = metered
+    monkeypatch.setattr(history, "COMMITS_MAX", 5)
+    catalog.create_table(["a"], table())
+    catalog.drop_table(["a"], "t")
+    for n in range(8):
+        catalog.create_namespace([f"n{n}"])
+    with store.measure() as cost, pytest.raises(Missing, match="in the last 5 commits"):
+        catalog.undrop(["a"], "t")
+    assert cost.requests["get"] <= 6
+    catalog.create_table(["a"], table("there"))
+    with store.measure() as cost, pytest.raises(AlreadyExists):
+        catalog.undrop(["a"], "there")
+    assert cost.requests == {"get": 1}
+    with store.measure() as cost, pytest.raises(NoSuchNamespace):
+        catalog.undrop(["none"], "t")
+    assert cost.requests == {"get": 1}, "the head says so"
 
 
 def test_undrop_needs_its_folder_and_its_namespace(catalog: Catalog) -> None:
@@ -742,3 +787,19 @@ def test_a_commit_adds_few_bytes_to_the_head(metered: tuple[Catalog, MeteredStor
         loaded = catalog.commit_table(["a"], "t", append(loaded, n))
     sizes = [len(records.encode(row)) for commit in catalog.log(3) for row in commit.rows]
     assert max(sizes) < 300
+
+
+def test_the_chain_can_be_walked_when_the_state_cannot_be_read(
+    metered: tuple[Catalog, MeteredStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, store = metered
+    monkeypatch.setattr(compactor, "SNAPSHOT_EVERY", 3)
+    for n in range(8):
+        catalog.create_table(["a"], table(f"t{n}"))
+    for stat in [*store.list(catalog.storage.keys.snapshots)]:
+        store.put(stat.key, b"damaged")
+    reader = cold(catalog)
+    with pytest.raises(Corrupt):
+        reader.at()
+    assert reader.verify().broken is None
+    assert [row.what for commit in reader.log(2) for row in commit.rows] == ["create table", "create table"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 
 from iceberg_helpers import append, catalog, catalog_on, metadata, snapshot, table, view
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.warehouse import CACHE_BYTES_MAX, Document, Warehouse
-from limpet.errors import Corrupt, Denied, Invalid
+from limpet.catalog.entries import free_in
+from limpet.catalog.warehouse import CACHE_BYTES_MAX, IN_MEMORY, Document, Warehouse
+from limpet.errors import Corrupt, Denied, Invalid, Unavailable
 from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
@@ -179,10 +182,10 @@ def test_a_staged_table_has_a_folder_for_its_metadata(tmp_path: Path) -> None:
 
 def test_new_names_are_unique_and_readable() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    roots = {warehouse.new_root(("A b", "名" * 200), "T/x") for _ in range(100)}
+    roots = {warehouse.new_root(("A b", "名" * 200), "T/x", free_in(None)) for _ in range(100)}
     assert len(roots) == 100
     assert all(root.startswith("a-b/x/t-x-") for root in roots)
-    long = warehouse.new_root(tuple("n" * 255 for _ in range(16)), "t" * 255)
+    long = warehouse.new_root(tuple("n" * 255 for _ in range(16)), "t" * 255, free_in(None))
     assert len(long) < 170
     assert warehouse.root_of(warehouse.location(long)) == long
     assert UUID(warehouse.new_uuid()).version == 4
@@ -196,12 +199,72 @@ def test_metadata_files_are_numbered() -> None:
 
 def test_metadata_is_kept_in_memory_up_to_a_limit() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    size = CACHE_BYTES_MAX // 4
+    size = CACHE_BYTES_MAX // IN_MEMORY // 4
     for name in "abcd":
         warehouse.put_of(name, Document(b" " * size))
     assert warehouse.cached("a") is not None
     warehouse.put_of("e", Document(b" " * size))
     assert [name for name in "abcde" if warehouse.cached(name)] == ["a", "c", "d", "e"], "the one used longest ago goes"
+
+
+def test_models_are_not_kept_in_memory() -> None:
+    warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
+    document = Document(b"{}", {}, model=object())
+    document.is_plain = True
+    warehouse.put_of("a", document)
+    kept = warehouse.cached("a")
+    assert kept is not None
+    assert (kept.model, kept.is_plain, kept.json()) == (None, True, {})
+    assert document.model is not None, "whoever has it at hand goes on with it"
+
+
+def test_properties_are_text(catalog: Catalog) -> None:
+    catalog.create_namespace(["a"], {"x": True, "y": 7})  # type: ignore[dict-item]  # as JSON brings them
+    assert catalog.namespace(["a"]) == {"x": "true", "y": "7"}
+    made = catalog.create_table(["a"], table(properties={"x": False}))
+    assert metadata(made)["properties"]["x"] == "false"
+    odd: Any
+    for odd in (None, [], {}):
+        with pytest.raises(Invalid, match="must be a string"):
+            catalog.create_namespace(["b"], {"x": odd})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["s3.endpoint", "signer.uri", "uri", "token", "credential", "oauth2-server-uri", "header.x", "fs.s3a.endpoint",
+     "hdfs.host", "py-io-impl", " s3.endpoint", "uri "],
+)  # fmt: skip
+def test_a_table_cannot_tell_clients_where_to_go(catalog: Catalog, name: str) -> None:
+    catalog.create_namespace(["a"])
+    with pytest.raises(Invalid, match="says how files are reached"):
+        catalog.create_table(["a"], table(properties={name: "x"}))
+
+
+def test_a_table_that_has_all_of_a_namespaces_folder(catalog: Catalog) -> None:
+    catalog.create_namespace(["sales"])
+    catalog.create_table(["sales"], table("wide", location=f"{catalog.warehouse.url}/sales"))
+    beside = metadata(catalog.create_table(["sales"], table("orders")))["location"]
+    staged = metadata(catalog.create_table(["sales"], {**table("staged"), "stage-create": True}))["location"]
+    seen = metadata(catalog.create_view(["sales"], view("seen")))["location"]
+    for location in (beside, staged, seen):
+        assert not location.startswith(f"{catalog.warehouse.url}/sales/")
+        assert location.startswith(f"{catalog.warehouse.url}/")
+
+
+def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warehouse = Warehouse(DirectoryStore(tmp_path), str(tmp_path), system())
+    (tmp_path / "warehouse" / "a" / "inner").mkdir(parents=True)
+    scan = os.scandir
+
+    def refused(path: str) -> Any:
+        if path.endswith("inner"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(Unavailable, match="inner"):
+        warehouse.files_in("a")
+    assert warehouse.files_in("b") == [], "one that is not there has no files"
 
 
 @pytest.mark.parametrize("bad", [b"", b"{", b"[]", b'{"a": \xff}', b"null"])

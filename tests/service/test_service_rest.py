@@ -118,6 +118,7 @@ def test_tables_from_create_to_drop(served: CatalogServer, make: Make) -> None:
     assert served.ask("POST", path, stale).error == (409, "CommitFailedException")
     assert served.ask("POST", f"{path}x", _set(p="3")).error == (404, "NoSuchTableException")
     assert served.ask("POST", f"{path}/metrics", {"report-type": "scan-report"}).status == 204
+    assert served.ask("POST", f"{path}x/metrics", {}).error == (404, "NoSuchTableException")
     target = make()
     rename = {"source": {"namespace": [space], "name": "t"}, "destination": {"namespace": [target], "name": "u"}}
     assert served.ask("POST", "/v1/tables/rename", rename).status == 204
@@ -274,6 +275,11 @@ def test_a_request_with_the_same_key_is_one_request(served: CatalogServer, make:
     drop = {"idempotency-key": str(uuid4())}
     assert [served.ask("DELETE", path, headers=drop).status for _ in range(3)] == [204, 204, 204]
     assert served.ask("DELETE", path).status == 404
+    moved = {**dict(reversed(body.items()))}
+    assert served.ask("POST", f"/v1/namespaces/{space}/tables", moved, key).json == first.json, "in any order"
+    other = served.ask("POST", f"/v1/namespaces/{space}/tables", {**body, "name": "u"}, key)
+    assert other.error == (400, "BadRequestException"), "the key was given to another request"
+    assert served.ask("GET", f"/v1/namespaces/{space}/tables").json["identifiers"] == []
     for wrong in ("", "x", "0" * 36, str(uuid4())[:-1]):
         assert served.ask("DELETE", path, headers={"idempotency-key": wrong}).error[0] == 400
 

@@ -15,7 +15,7 @@ from itertools import islice
 from limpet.catalog.chain import log
 from limpet.catalog.compactor import Publisher
 from limpet.catalog.records import Batch, Commit, Head
-from limpet.catalog.storage import Storage, delete_all
+from limpet.catalog.storage import OBJECT_BYTES_MAX, Storage, delete_all
 from limpet.errors import Corrupt, Denied, Missing
 from limpet.keys import CatalogKeys
 from limpet.store.api import Stat, Store
@@ -31,7 +31,8 @@ TRIES_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What a pass over the events found: batches that were handed over and removed, and objects that are no batch."""
+    """What a pass over the events found: batches that were handed over and removed, and objects that are no batch, or
+    too large for one."""
 
     batches: int
     strays: int
@@ -53,8 +54,8 @@ def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int 
             waiting.clear()
 
     for stat in islice(store.list(keys.ledger), most):
-        if keys.batch_id(stat.key) is None:
-            strays += 1
+        if keys.batch_id(stat.key) is None or stat.size > OBJECT_BYTES_MAX:
+            strays += 1  # it stays; the compactor would have to take all of it into memory (F32)
             continue
         if len(waiting) == PATHS_MAX or sum(each.size for each in waiting) + stat.size > BYTES_MAX:
             send()

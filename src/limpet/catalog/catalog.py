@@ -14,21 +14,25 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from limpet import records
 from limpet.catalog import chain, history, namespaces, tables, transactions, views
 from limpet.catalog.entries import PURGED, Content, Entry, check_free, check_namespace_exists, entry_in, find
-from limpet.catalog.leader import Decide, Leader, NotLeader
+from limpet.catalog.leader import Decide, Grant, Leader, NotLeader
 from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, shown
 from limpet.catalog.records import Commit
 from limpet.catalog.refusals import NeedsMetadata
-from limpet.catalog.state import MINTED, State
+from limpet.catalog.state import MINTED, State, scoped
 from limpet.catalog.storage import Storage
 from limpet.catalog.tables import Prepared
-from limpet.catalog.view import View
+from limpet.catalog.view import View, newest_head
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
 __all__ = ["Catalog", "LoadedTable", "Page"]
+
+_sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 
 TRIES_MAX = 10
 ID_CHARACTERS_MAX = 200
@@ -132,11 +136,13 @@ class Catalog:
         Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT of the metadata; staged 1 GET.
         """
         where, name = _identifier(namespace, request.get("name"))
-        new = tables.draft(self.warehouse, where, name, request)
         if request.get("stage-create"):
-            check_free(self._state(), where, name)
+            state = self._state()
+            new = tables.draft(self.warehouse, state, where, name, request)
+            check_free(state, where, name)
             self.warehouse.make_folder(new.entry.root)
             return LoadedTable(None, new.document.data, self.warehouse.config, "")
+        new = tables.draft(self.warehouse, self._known(), where, name, request)
         path = self._commit(id_, ("create table", where, request), tables.create(self.warehouse, where, name, new))
         return self._told(path)
 
@@ -154,8 +160,10 @@ class Catalog:
         Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 GET.
         """
         where, name = _identifier(namespace, name)
-        new = tables.registered(self.warehouse, metadata_location)
         request = ("register table", where, name, metadata_location, overwrite)
+        if (answered := self._answered(id_, request)) is not None:
+            return self._told(answered)
+        new = tables.registered(self.warehouse, metadata_location)
         return self._told(self._commit(id_, request, tables.register(where, name, new, overwrite=overwrite)))
 
     def commit_table(
@@ -209,15 +217,20 @@ class Catalog:
         """Put back the table or view of that name that was dropped last, as it was then.
 
         Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or that is no longer kept.
-        Cost: beside the batch, 1 GET for each commit since, and 1 of the metadata.
+        Cost: beside the batch, 1 GET for each commit since (10,000 at most), and 1 of the metadata.
         """
         where, name = _identifier(namespace, name)
-        kind, entry = history.last_dropped(self.storage, self.view.now(), where, name)
+        request = ("undrop", where, name)
+        if (answered := self._answered(id_, request)) is not None:
+            return self._told(answered)
+        loaded = self.view.now()
+        check_free(loaded.state if loaded else State(), where, name)
+        kind, entry = history.last_dropped(self.storage, loaded, where, name)
         try:
             self.warehouse.fetch(entry.path)
         except Missing:  # its folder was another table's since, and that one was purged
             raise Missing(f"the files of {name!r} are gone", hint="what was purged cannot be put back") from None
-        return self._told(self._commit(id_, ("undrop", where, name), tables.undrop(kind, where, name, entry)))
+        return self._told(self._commit(id_, request, tables.undrop(kind, where, name, entry)))
 
     # ---- views ----
 
@@ -238,7 +251,7 @@ class Catalog:
     ) -> LoadedTable:
         """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
         where, name = _identifier(namespace, request.get("name"))
-        new = views.draft(self.warehouse, where, name, request)
+        new = views.draft(self.warehouse, self._known(), where, name, request)
         path = self._commit(id_, ("create view", where, request), views.create(self.warehouse, where, name, new))
         return self._told(path)
 
@@ -267,8 +280,8 @@ class Catalog:
 
     def log(self, limit: int | None = None) -> list[Commit]:
         """The last commits, the newest first.   Raises: Corrupt.   Cost: 1 GET each."""
-        loaded = self.view.now()
-        return [*islice(chain.log(self.storage, loaded.head), limit)] if loaded else []
+        seen = newest_head(self.storage)
+        return [*islice(chain.log(self.storage, seen.value), limit)] if seen else []
 
     def at(self, when: int | datetime | None = None) -> history.Past:
         """What the catalog held as of a version, or a time; None: now.
@@ -279,8 +292,8 @@ class Catalog:
 
     def verify(self) -> chain.Checked:
         """Walk the whole chain and compare every digest.   Cost: 1 GET a commit."""
-        loaded = self.view.now()
-        return chain.verify(self.storage, loaded.head) if loaded else chain.Checked(0, 0, None)
+        seen = newest_head(self.storage)
+        return chain.verify(self.storage, seen.value) if seen else chain.Checked(0, 0, None)
 
     # ---- how ----
 
@@ -328,27 +341,46 @@ class Catalog:
         """Have a decision made and published; load what it needs, and ask again, under the same id (F5)."""
         if self.leader is None:
             raise NotLeader("this process only reads")
-        id_ = self._scoped(id_, request)
+        scoped_id = self._scoped(id_, request)
+
+        def decide_once(state: State) -> Grant:
+            if id_ is not None and state.is_used(id_):
+                raise Invalid(f"the id {id_!r} was given to another request", hint="give each request an id of its own")
+            return decide(state)
+
         for _ in range(TRIES_MAX):
             try:
-                return self.leader.commit(id_, decide)
+                return self.leader.commit(scoped_id, decide_once)
             except NeedsMetadata as need:
                 if loaded is None:
                     raise
                 loaded.load(need.paths)
         raise Unavailable("others have committed to the same tables too often", hint="send it again in a moment")
 
+    def _answered(self, id_: str | None, request: Sequence[Any]) -> Any:
+        """What the client of this very request was told, as far as this process knows; None: nothing yet.
+
+        For those that must read something first, which may be gone once they are done.
+        """
+        state = self._known()
+        told = state.told(self._scoped(id_, request)) if state is not None and id_ is not None else None
+        return told.result if told is not None else None
+
+    def _known(self) -> State | None:
+        """The newest state that this process knows without asking, if it leads."""
+        return self.leader.known if self.leader else None
+
     def _scoped(self, id_: str | None, request: Sequence[Any]) -> str:
-        """A client's id, with a digest of what it asks: the same id for another request is another request."""
+        """A client's id, with a digest of what it asks: another request with the same id is told so."""
         if id_ is None:
             return f"{MINTED}{self.storage.runtime.new_id()}"
         if not id_ or id_.startswith(MINTED) or len(id_) > ID_CHARACTERS_MAX or not id_.isprintable():
             raise Invalid(f"an id has 1 to {ID_CHARACTERS_MAX} printable characters and does not begin with {MINTED}")
-        return f"{id_}.{hashlib.sha256(records.plain_bytes(request, what='the request')).hexdigest()[:16]}"
+        return scoped(id_, hashlib.sha256(_sorted_bytes(records.plain(request, what="the request"))).hexdigest()[:16])
 
     def _preload(self, loaded: _InMemory, kind: Content, prepared: Sequence[Prepared]) -> None:
         """Read the metadata that a decision will most likely need, before the leader is asked."""
-        state = self.leader.known if self.leader else None
+        state = self._known()
         if state is not None:
             found = [find(state, kind, each.namespace, each.name) for each in prepared if not each.commit.creates]
             loaded.load([entry.path for entry in found if entry is not None])

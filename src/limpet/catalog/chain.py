@@ -59,7 +59,7 @@ def find(storage: Storage, head: Head, is_at_or_before: Callable[[Commit], bool]
         newer, links = commit, commit.links
     if newer is None and not head.links:
         raise Missing("nothing was ever published here")
-    raise Missing("the catalog was never so, or that is no longer kept")
+    raise Missing("the catalog was never so, or that is no longer kept", hint="`limpet catalog log` shows what is kept")
 
 
 def state_of(storage: Storage, head: Head, commit: Commit) -> State:

@@ -10,7 +10,7 @@ lies inside that of another table, so a purge cannot reach what belongs to someb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ __all__ = [
     "check_namespace_exists",
     "entry_in",
     "find",
+    "free_in",
     "is_empty",
     "overlapping",
     "reserve",
@@ -112,6 +113,11 @@ def reserve(state: State, roots: Iterable[str], own: Sequence[str] = ()) -> tupl
                 hint="give each table a folder of its own, or leave the location out",
             )
     return tuple(Change(f"{LIVE}/{root}", 1) for root in wanted)
+
+
+def free_in(state: State | None) -> Callable[[str], bool]:
+    """Whether a folder is nobody's, as far as a state tells; None: it tells nothing."""
+    return lambda root: state is None or _taken(state, root, set()) is None
 
 
 def overlapping(owners: Sequence[Sequence[str]]) -> tuple[str, str] | None:

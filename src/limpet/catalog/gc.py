@@ -18,6 +18,7 @@ from limpet.catalog.chain import find
 from limpet.catalog.executions import EventHead, Executions
 from limpet.catalog.records import Commit, Head, SnapshotRef
 from limpet.catalog.storage import Storage, delete_all
+from limpet.catalog.view import newest_head
 from limpet.errors import Corrupt, Invalid, Missing
 from limpet.keys import Key
 from limpet.store.api import Stat
@@ -51,7 +52,7 @@ def raise_floor(storage: Storage, *, keep: timedelta, keep_versions: int = 1) ->
     cell = storage.head()
     before = store_time(storage.store, cell.read) - keep
     for tries in range(1, TRIES_MAX + 1):
-        seen = cell.read()
+        seen = newest_head(storage)
         if seen is None:
             return ""
         head = seen.value
@@ -98,7 +99,7 @@ def delete_below(storage: Storage, *, grace_s: float = GRACE_S) -> int:
     """
     cell = storage.head()
     before = store_time(storage.store, cell.read) - timedelta(seconds=grace_s)
-    seen = cell.read()
+    seen = newest_head(storage)
     if seen is None:
         return 0
     head, floor = seen.value, seen.value.gc_floor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 
 from limpet.catalog import chain
 from limpet.catalog.entries import Content, Entry
@@ -19,6 +20,9 @@ from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid, Missing
 
 __all__ = ["Past", "at", "last_dropped"]
+
+COMMITS_MAX = 10_000
+LOOK = "`limpet catalog log` shows the versions that are kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def at(storage: Storage, loaded: Loaded | None, warehouse: Warehouse, when: int 
     Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: see `chain.find` and `chain.state_of`.
     """
     if loaded is None:
-        raise Missing("nothing was ever published here")
+        raise Missing("nothing was ever published here", hint="`limpet serve` serves a catalog to publish in")
     if when is None:
         return _past(warehouse, loaded.head.version, loaded.head.at, loaded.state)
     commit = chain.find(storage, loaded.head, _is_at_or_before(when, loaded.head.version))
@@ -48,17 +52,21 @@ def at(storage: Storage, loaded: Loaded | None, warehouse: Warehouse, when: int 
 def last_dropped(storage: Storage, loaded: Loaded | None, namespace: Namespace, name: str) -> tuple[Content, Entry]:
     """The table or view of that name that was dropped last.   Raises: Missing, also if it was purged.
 
-    Cost: 1 GET for each commit since.
+    Cost: 1 GET for each commit since, at most 10,000: one request must not read all the past there is.
     """
     kinds: dict[str, Content] = {key_of("t", namespace, name): "t", key_of("v", namespace, name): "v"}
-    for commit in chain.log(storage, loaded.head) if loaded else ():
+    commits = chain.log(storage, loaded.head) if loaded else iter(())
+    for commit in islice(commits, COMMITS_MAX):
         for row in reversed(commit.rows):
             gone = next((kinds[each.key] for each in row.changes if each.key in kinds and each.value is None), None)
             if gone is not None and row.what in (DROP, DROP_VIEW):
                 return gone, Entry.of(row.result)
             if gone is not None and row.what == PURGE:
                 raise Missing(f"{shown(namespace, name)!r} was purged: its files are gone")
-    raise Missing(f"no table or view {shown(namespace, name)!r} was dropped, or that is no longer kept")
+    raise Missing(
+        f"no table or view {shown(namespace, name)!r} was dropped in the last {COMMITS_MAX:,} commits that are kept",
+        hint="`limpet catalog show --at` tells what there was; its metadata can be registered",
+    )
 
 
 def _past(warehouse: Warehouse, version: int, when: str, state: State) -> Past:
@@ -73,7 +81,9 @@ def _past(warehouse: Warehouse, version: int, when: str, state: State) -> Past:
 def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[Commit], bool]:
     if isinstance(when, int):
         if when > newest:
-            raise Missing(f"there is no version {when} yet; the newest is {newest}")
+            raise Missing(f"there is no version {when} yet; the newest is {newest}", hint=LOOK)
+        if when < 1:
+            raise Missing(f"there never was a version {when}", hint=LOOK)
         return lambda commit: commit.version <= when
     if when.tzinfo is None:
         raise Invalid("a time needs its zone", hint="such as 2026-11-16T12:00:00+00:00")

@@ -12,7 +12,7 @@ from limpet.catalog.names import Namespace, key_of, shown
 from limpet.catalog.records import Change
 from limpet.catalog.refusals import AlreadyExists, NamespaceNotEmpty
 from limpet.catalog.state import State
-from limpet.catalog.warehouse import Warehouse
+from limpet.catalog.warehouse import Warehouse, property_text
 from limpet.errors import Invalid
 
 __all__ = ["check_properties", "create", "drop", "key", "properties_of", "update"]
@@ -30,7 +30,7 @@ def check_properties(warehouse: Warehouse, properties: object) -> dict[str, str]
     if not isinstance(properties, Mapping):
         raise Invalid("properties must be an object")
     warehouse.check_properties(properties)
-    checked = {name: str(value) for name, value in properties.items()}
+    checked = {name: property_text(name, value) for name, value in properties.items()}
     if len(records.plain_bytes(checked, what="properties")) > PROPERTIES_BYTES_MAX:
         raise Invalid(f"the properties of a namespace have at most {PROPERTIES_BYTES_MAX} bytes")
     return checked

@@ -9,7 +9,7 @@ from typing import Any
 
 from limpet.catalog.records import Row, Told
 
-__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "time_text"]
+__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "key_in", "scoped", "time_text"]
 
 ID_LIFETIME = timedelta(minutes=30)
 """For how long a client's id is remembered; announced to clients."""
@@ -29,6 +29,7 @@ class State:
         self._order: list[str] = sorted(self._entries)
         self._answers: dict[str, Told] = dict(answers or {})
         self._kept = len(self._answers)
+        self._used = {used for id_ in self._answers if (used := key_in(id_))}
 
     def get(self, key: str) -> Any:
         """The value of an entry; None if there is none."""
@@ -46,12 +47,18 @@ class State:
         """What the client of a granted request was told."""
         return self._answers.get(id_)
 
+    def is_used(self, key: str) -> bool:
+        """Whether a granted request had this key of a client's, for whatever it asked."""
+        return key in self._used
+
     def apply(self, rows: Iterable[Row], at: str) -> None:
         """Make the changes of rows that were published at that time."""
         for row in rows:
             for change in row.changes:
                 self._set(change.key, change.value)
             self._answers[row.id] = Told(row.what, at, row.result)
+            if used := key_in(row.id):
+                self._used.add(used)
 
     def _set(self, key: str, value: Any) -> None:
         if value is None:
@@ -69,6 +76,7 @@ class State:
         other._order = self._order.copy()
         other._answers = self._answers.copy()
         other._kept = self._kept
+        other._used = self._used.copy()
         return other
 
     def forget(self, at: str) -> None:
@@ -78,6 +86,7 @@ class State:
             id_: told for id_, told in self._answers.items() if told.at >= (minted if id_.startswith(MINTED) else given)
         }
         self._kept = len(self._answers)
+        self._used = {used for id_ in self._answers if (used := key_in(id_))}
 
     def tidy(self, at: str) -> None:
         """`forget`, once there are so many more answers than after the last time that it pays."""
@@ -91,6 +100,16 @@ class State:
     def answers(self) -> Mapping[str, Told]:
         """Every answer that is remembered, by id."""
         return self._answers
+
+
+def scoped(key: str, digest: str) -> str:
+    """The id of a request: a client's key, and a digest of what is asked under it."""
+    return f"{key}.{digest}"
+
+
+def key_in(id_: str) -> str:
+    """The client's key in an id; nothing for one that Limpet made."""
+    return id_.rpartition(".")[0]
 
 
 def is_live(id_: str, told_at: str, at: str) -> bool:

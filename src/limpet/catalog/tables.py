@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from limpet.catalog import iceberg
-from limpet.catalog.entries import LIVE, PURGED, Content, Entry, check_free, entry_in, find, reserve
+from limpet.catalog.entries import LIVE, PURGED, Content, Entry, check_free, entry_in, find, free_in, reserve
 from limpet.catalog.leader import Decide, Grant
 from limpet.catalog.names import Namespace, key_of, shown
 from limpet.catalog.records import Change
@@ -81,14 +81,17 @@ class Applied:
     reserved: tuple[str, ...] = ()
 
 
-def draft(warehouse: Warehouse, namespace: Namespace, name: str, request: Mapping[str, Any]) -> Draft:
-    """The table that a client asks to create.   Raises: Invalid."""
+def draft(
+    warehouse: Warehouse, known: State | None, namespace: Namespace, name: str, request: Mapping[str, Any]
+) -> Draft:
+    """The table that a client asks to create; `known` is what is known of the others' folders.   Raises: Invalid."""
     properties = request.get("properties") or {}
     if not isinstance(properties, Mapping):
         raise Invalid("properties must be an object")
     places = warehouse.check_properties(properties)
     given = request.get("location")
-    root = warehouse.new_root(namespace, name) if given is None else warehouse.root_of(given)
+    free = free_in(known)
+    root = warehouse.new_root(namespace, name, free) if given is None else warehouse.root_of(given)
     document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid())
     path = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), None)
     return Draft(document, Entry(root, path, _outside(root, places.values())))
@@ -189,7 +192,7 @@ def _created(state: State, warehouse: Warehouse, prepared: Prepared) -> Applied:
     if find(state, "t", prepared.namespace, prepared.name) is not None:
         raise CommitFailed(f"there is a table {shown(prepared.namespace, prepared.name)!r} already")
     check_free(state, prepared.namespace, prepared.name)
-    root = prepared.root or warehouse.new_root(prepared.namespace, prepared.name)
+    root = prepared.root or warehouse.new_root(prepared.namespace, prepared.name, free_in(state))
     document = iceberg.create(prepared.commit, warehouse.location(root), warehouse.new_uuid())
     path = warehouse.new_file(_metadata_folder(warehouse, document, root), None)
     entry = Entry(root, path, _outside(root, prepared.places.values()))

@@ -11,7 +11,7 @@ from limpet.cell import Seen
 from limpet.errors import Corrupt, Missing, NotModified, Unavailable
 from limpet.store.api import Version
 
-__all__ = ["Loaded", "View", "load"]
+__all__ = ["Loaded", "View", "first_head", "load", "newest_head"]
 
 TRIES_MAX = 5
 
@@ -48,7 +48,7 @@ class View:
         for _ in range(TRIES_MAX):
             seen = self._look(self._loaded.seen.version if self._loaded else None)
             if seen is None and self._loaded is None:
-                seen = self._look_for_first()
+                seen = first_head(self._storage)
             if seen is None:
                 return self._loaded
             try:
@@ -79,14 +79,24 @@ class View:
                 raise Corrupt(f"{self._cell.key} was there and is gone") from None
             return None
 
-    def _look_for_first(self) -> Seen[Head] | None:
-        """There was no head: because nothing was ever published, or is it lost?   Raises: Corrupt."""
-        if self._storage.is_empty():
-            return None
-        seen = self._look(None)  # commits may have come since
-        if seen is None:
-            raise Corrupt(f"{self._cell.key} is missing, and there are commits", hint="restore it from a backup")
-        return seen
+
+def newest_head(storage: Storage) -> Seen[Head] | None:
+    """The head as it is now; None if nothing was ever published.   Raises: Corrupt, also if it is lost.
+
+    Cost: 1 GET; without a catalog 2 LISTs more.
+    """
+    return storage.head().read() or first_head(storage)
+
+
+def first_head(storage: Storage) -> Seen[Head] | None:
+    """There was no head: because nothing was ever published, or is it lost?   Raises: Corrupt.   Cost: 2 LISTs."""
+    if storage.is_empty():
+        return None
+    cell = storage.head()
+    seen = cell.read()  # commits may have come since
+    if seen is None:
+        raise Corrupt(f"{cell.key} is missing, and there are commits", hint="restore it from a backup")
+    return seen
 
 
 def load(storage: Storage, seen: Seen[Head], before: Loaded | None) -> Loaded:

@@ -8,14 +8,14 @@ from typing import Any
 
 from limpet import records
 from limpet.catalog import iceberg
-from limpet.catalog.entries import LIVE, Entry, check_free, entry_in, reserve
+from limpet.catalog.entries import LIVE, Entry, check_free, entry_in, free_in, reserve
 from limpet.catalog.leader import Decide, Grant
 from limpet.catalog.names import Namespace, key_of
 from limpet.catalog.records import Change
 from limpet.catalog.refusals import CommitFailed, NeedsMetadata
 from limpet.catalog.state import State
 from limpet.catalog.tables import Draft, Find
-from limpet.catalog.warehouse import Document, Warehouse
+from limpet.catalog.warehouse import Document, Warehouse, property_text
 from limpet.errors import Corrupt, Invalid
 
 __all__ = ["DROP", "Changes", "create", "draft", "drop", "prepare", "replace"]
@@ -38,13 +38,16 @@ class Changes:
     root: str | None
 
 
-def draft(warehouse: Warehouse, namespace: Namespace, name: str, request: Mapping[str, Any]) -> Draft:
-    """The view that a client asks to create.   Raises: Invalid."""
+def draft(
+    warehouse: Warehouse, known: State | None, namespace: Namespace, name: str, request: Mapping[str, Any]
+) -> Draft:
+    """The view that a client asks to create; `known` is what is known of others' folders.   Raises: Invalid."""
     schema, version = _object(request, "schema"), _object(request, "view-version")
     properties = _strings(request.get("properties") or {})
     warehouse.check_properties(properties)
     given = request.get("location")
-    root = warehouse.new_root(namespace, name) if given is None else warehouse.root_of(given)
+    free = free_in(known)
+    root = warehouse.new_root(namespace, name, free) if given is None else warehouse.root_of(given)
     first = {**_dated(warehouse, version), "version-id": 1, "schema-id": 0}
     metadata = {
         "view-uuid": warehouse.new_uuid(),
@@ -270,6 +273,6 @@ def _text(request: Mapping[str, Any], key: str) -> str:
 
 
 def _strings(properties: Any) -> dict[str, str]:
-    if not isinstance(properties, Mapping) or not all(isinstance(key, str) for key in properties):
+    if not isinstance(properties, Mapping):
         raise Invalid("properties must be an object")
-    return {key: str(value) for key, value in properties.items()}
+    return {key: property_text(key, value) for key, value in properties.items()}

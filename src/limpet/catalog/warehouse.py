@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -24,11 +24,13 @@ from limpet.keys import Key, check, disk_name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Store
 
-__all__ = ["WAREHOUSE", "Document", "Warehouse"]
+__all__ = ["WAREHOUSE", "Document", "Warehouse", "property_text"]
 
 WAREHOUSE = "warehouse"
 METADATA_BYTES_MAX = 64 << 20
-CACHE_BYTES_MAX = 16 << 20
+CACHE_BYTES_MAX = 64 << 20
+IN_MEMORY = 8
+"""How many bytes a byte of metadata takes in memory once it is decoded, about."""
 PATH_CHARACTERS_MAX = 100
 FILES_AT_ONCE = 1000
 
@@ -36,14 +38,18 @@ _ODD = re.compile(r"[%?#\\*\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 _PLACE = re.compile(r"(?:^|[._-])(?:path|location|dir|directory|folder|warehouse)$", re.IGNORECASE)
 _STORAGE = re.compile(r"\s*(?:s3[an]?|gs|gcs|az|abfss?|wasbs?|adls?|file|hdfs|oss|cos|r2|memory):", re.IGNORECASE)
-_CLIENT = re.compile(r"(?:s3|gcs|adls|hf|client|rest)\.|(?:.*[.-])?impl$", re.IGNORECASE)
+_CLIENT = re.compile(
+    r"\s*(?:(?:s3|gcs|adls|hf|hdfs|fs|client|rest|signer|header)\.|(?:.*[.-])?(?:impl|uri|token|credential)\s*$)",
+    re.IGNORECASE,
+)
 
 
 class Document:
     """The bytes of a metadata file. What is made of them is kept: the JSON, and for tables PyIceberg's `model`.
 
     Neither is ever changed: the metadata of the next commit shares most of it. `is_plain`: whether a table is of the
-    form that is updated as JSON; None if nobody has looked.
+    form that is updated as JSON; None if nobody has looked. Models are large, and most commits need none, so they are
+    not kept in memory.
     """
 
     __slots__ = ("_json", "data", "is_plain", "model")
@@ -60,6 +66,14 @@ class Document:
             found: dict[str, Any] = msgspec.json.decode(self.data)
             self._json = found
         return self._json
+
+    def without_model(self) -> Document:
+        """The same, as it is kept in memory."""
+        if self.model is None:
+            return self
+        slim = Document(self.data, self._json)
+        slim.is_plain = self.is_plain
+        return slim
 
 
 class Warehouse:
@@ -85,10 +99,14 @@ class Warehouse:
         """The URL of a path below the warehouse."""
         return f"{self.url}/{path}"
 
-    def new_root(self, namespace: Namespace, name: str) -> str:
-        """A path that no table ever had: readable, and unique by a part of chance."""
+    def new_root(self, namespace: Namespace, name: str, is_free: Callable[[str], bool]) -> str:
+        """A path that no table ever had: readable, and unique by a part of chance.
+
+        It lies in the folder of its namespace, unless a table was given all of that.
+        """
         folders = "/".join(slug(level) for level in namespace)[:PATH_CHARACTERS_MAX].rstrip("/-")
-        return f"{folders}/{slug(name)}-{self.runtime.rng.getrandbits(48):012x}"
+        own = f"{slug(name)}-{self.runtime.rng.getrandbits(48):012x}"
+        return f"{folders}/{own}" if is_free(f"{folders}/{own}") else own
 
     def new_uuid(self) -> str:
         """A random UUID (version 4)."""
@@ -135,12 +153,11 @@ class Warehouse:
         """
         places: dict[str, str] = {}
         for key, value in properties.items():
-            if not isinstance(key, str) or not isinstance(value, str | int | float):
-                raise Invalid(f"the property {key!r} must be a string")
+            text = property_text(key, value)
             if _CLIENT.match(key):
                 raise Invalid(f"the property {key!r} says how files are reached", hint="set it in the client instead")
-            if _PLACE.search(key) or _STORAGE.match(str(value)):
-                places[key] = self.root_of(str(value), f"property {key}")
+            if _PLACE.search(key.rstrip()) or _STORAGE.match(text):
+                places[key] = self.root_of(text, f"property {key}")
         return places
 
     def _inside(self, url: object, what: str) -> str:
@@ -220,18 +237,19 @@ class Warehouse:
         return hashlib.sha256(self.location(path).encode()).hexdigest()[:32]
 
     def _keep(self, path: str, document: Document) -> None:
+        slim = document.without_model()
         with self._mutex:
             old = self._cache.pop(path, None)
-            self._cached_bytes += len(document.data) - (len(old.data) if old else 0)
-            self._cache[path] = document
+            self._cached_bytes += _weight(slim) - (_weight(old) if old else 0)
+            self._cache[path] = slim
             while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
-                self._cached_bytes -= len(self._cache.popitem(last=False)[1].data)
+                self._cached_bytes -= _weight(self._cache.popitem(last=False)[1])
 
     def forget(self, root: str) -> None:
         """Drop what is in memory of the files below a path."""
         with self._mutex:
             for path in [path for path in self._cache if path.startswith(f"{root}/")]:
-                self._cached_bytes -= len(self._cache.pop(path).data)
+                self._cached_bytes -= _weight(self._cache.pop(path))
 
     # ---- purging ----
 
@@ -284,9 +302,25 @@ def _folder(base_url: str) -> str | None:
 
 def _walk(path: str) -> Iterator[str]:
     """The files below a folder. A link is a file like any other, and is not followed."""
-    for folder, folders, files in os.walk(path):
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise Unavailable(f"could not read the folder {error.filename}: {error.strerror}") from error
+
+    for folder, folders, files in os.walk(path, onerror=failed):
         for name in (*files, *(each for each in folders if os.path.islink(f"{folder}/{each}"))):
             yield f"{folder}/{name}"
+
+
+def property_text(key: object, value: object) -> str:
+    """A property as it is stored: always text.   Raises: Invalid."""
+    if not isinstance(key, str) or not isinstance(value, str | int | float):
+        raise Invalid(f"the property {key!r} must be a string")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _weight(document: Document) -> int:
+    return IN_MEMORY * len(document.data)
 
 
 def _key(path: str) -> Key:

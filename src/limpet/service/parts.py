@@ -202,6 +202,7 @@ class ApiPart:
         ]
         self._thread: Worker | None = None
         self._handed_at_s: float | None = None
+        self._strays = 0
 
     def routes(self) -> list[Route]:
         """See `Part.routes`."""
@@ -211,7 +212,10 @@ class ApiPart:
         """See `Part.metrics`."""
         leader = self.leader
         leads = Gauge("limpet_leader", "1 if this process leads the catalog.", lambda: {"": float(leader.leads)})
-        return [self._groups, self._dead, leads]
+        strays = Gauge(
+            "limpet_event_strays", "Objects among the events that are no batches.", lambda: {"": float(self._strays)}
+        )
+        return [self._groups, self._dead, leads, strays]
 
     def facts(self) -> dict[str, Any]:
         """See `Part.facts`.   Cost: 1 GET, without a body if nothing changed."""
@@ -238,7 +242,7 @@ class ApiPart:
     def _hand_over(self) -> None:
         if self.leader.leads:  # one of many is enough
             since_s = self._runtime.elapsed_s()
-            hand_over(self._store, CatalogKeys.of(EXECUTIONS), self._fold)
+            self._strays = hand_over(self._store, CatalogKeys.of(EXECUTIONS), self._fold).strays
             self._handed_at_s = since_s
 
     def _collect(self) -> None:

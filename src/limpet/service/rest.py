@@ -189,9 +189,9 @@ class Rest:
         return _NO_CONTENT
 
     def report_metrics(self, request: Request) -> Response:
-        """Take a report of a scan or commit, and keep nothing of it."""
+        """Take a report of a scan or commit, and keep nothing of it. 404 for a table that is not there."""
         request.fields()
-        return _NO_CONTENT
+        return self.has_table(request)
 
     def commit_transaction(self, request: Request) -> Response:
         """Commit to several tables: all or none."""

@@ -68,6 +68,7 @@ def serve(
     uvicorn = _uvicorn()
     config = uvicorn.Config(
         app,
+        http=import_module("limpet.service.limits").LimitedProtocol,
         lifespan="off",
         access_log=False,
         log_level="warning",

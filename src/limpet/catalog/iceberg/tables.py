@@ -41,7 +41,7 @@ from limpet import records
 from limpet.catalog.iceberg import quick
 from limpet.catalog.iceberg.settle import UNSET_ID, settled
 from limpet.catalog.refusals import CommitFailed
-from limpet.catalog.warehouse import Document
+from limpet.catalog.warehouse import Document, property_text
 from limpet.errors import Corrupt, Invalid
 
 __all__ = [
@@ -329,10 +329,7 @@ def _properties(given: Any) -> dict[str, str]:
     """Properties as text.   Raises: Invalid."""
     if not isinstance(given, Mapping):
         raise Invalid("properties must be an object")
-    for key, value in given.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise Invalid(f"the property {key!r} must be a string")
-    return {key: str(value) for key, value in given.items()}
+    return {key: property_text(key, value) for key, value in given.items()}
 
 
 def _plain(updates: Sequence[Any]) -> Sequence[dict[str, Any]] | None:
