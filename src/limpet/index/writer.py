@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from limpet.index.bulk import ALONE, Bulk, chunks
-from limpet.index.decide import digest, key_of, packed, shard_of
+from limpet.index.decide import digest, key_of, packed, shard_ids, shard_of
 from limpet.index.manifest import Manifest
 from limpet.index.stamps import Stamps, Times
 from limpet.index.storage import Storage
@@ -20,8 +21,8 @@ __all__ = ["Writer"]
 
 R = TypeVar("R")
 
-_Shards = defaultdict[str, dict[bytes, bytes]]
-"""Lines by their shard and the digest of their key."""
+_Shards = defaultdict[int, dict[bytes, bytes]]
+"""Lines by the number of their shard and the digest of their key."""
 
 
 class Writer(Generic[R]):
@@ -82,13 +83,14 @@ class Writer(Generic[R]):
 
     def _gather(self, shards: _Shards, keys: Iterable[str], lines: Iterable[bytes]) -> None:
         """Put lines to those of their shards; of two with one key the last one stays."""
-        depth = self._depth
+        above = 16 - 4 * self._depth
         for key, line in zip(keys, lines, strict=True):
-            place = digest(key.encode())
-            shards[shard_of(place, depth)][place] = line
+            place = sha256(key.encode()).digest()
+            shards[(place[0] << 8 | place[1]) >> above][place] = line
 
     def _write(self, shards: _Shards) -> None:
-        self._storage.add_many([self._object(shard, lines) for shard, lines in shards.items()])
+        ids = shard_ids(self._depth)
+        self._storage.add_many([self._object(ids[number], lines) for number, lines in shards.items()])
 
     def _object(self, shard: str, lines: Mapping[bytes, bytes]) -> Put:
         """A pack; or for one line a single, which readers of other records need not open."""
