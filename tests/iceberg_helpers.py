@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from limpet.catalog import Compactor, Leader
-from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.loaded import LoadedTable
 from limpet.catalog.records import Told
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage

@@ -82,7 +82,7 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
 
     `sim` itself may import random, whose seeded generators stand in for chance, and multiprocessing, which spreads
     whole runs over the cores. Users' coroutines need a loop, which `aio` makes. An index can be compiled and imported
-    by an executor that a user brings along, or the CLI makes. The service has one loop and one pool of threads.
+    by an executor that a user brings along, or the CLI makes. The service has one loop, and threads beside it.
     """
     if source.module == "limpet.runtime":
         return
@@ -93,8 +93,8 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         allowed = {"concurrent.futures"}
     if source.module == "limpet.cli.index_engine":
         allowed |= {"multiprocessing"}
-    if source.module == "limpet.service.asgi":
-        allowed = {"asyncio", "concurrent.futures"}
+    if source.module in ("limpet.service.limits", "limpet.service.threads"):
+        allowed = {"asyncio"}
     for line, name in _imports(source):
         for banned in AMBIENT:
             if banned not in allowed and _is_or_below(name, banned):

@@ -14,8 +14,9 @@ import pytest
 
 from iceberg_helpers import append, table
 from limpet.catalog import Compactor, Grant, Leader, Published
-from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import LIVE, Entry
+from limpet.catalog.loaded import LoadedTable
 from limpet.catalog.names import key_of
 from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.records import Change

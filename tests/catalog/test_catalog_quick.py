@@ -57,7 +57,7 @@ QUICK = st.one_of(
 @settings(deadline=None)
 def test_the_quick_way_does_what_pyiceberg_does(commits: list[list[Any]]) -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    quick = slow = iceberg.new_table(table(), warehouse.location("a/t"), warehouse.new_uuid())
+    quick = slow = iceberg.new_table(table(), warehouse.location("a/t"), warehouse.new_uuid(), 1_700_000_000_000)
     for n, given_ in enumerate(commits):
         number = metadata_of(quick).get("last-sequence-number", 0)
         updates = [made_snapshot(each, number) if isinstance(each, tuple) else each for each in given_]
@@ -125,7 +125,7 @@ def timeless(document: Document) -> Any:
 def test_metadata_that_another_program_wrote_goes_by_pyiceberg() -> None:
     """It may leave out what we always write, or write it in another way."""
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    base = metadata_of(iceberg.new_table(table(), warehouse.location("a/t"), warehouse.new_uuid()))
+    base = metadata_of(iceberg.new_table(table(), warehouse.location("a/t"), warehouse.new_uuid(), 1_700_000_000_000))
     first = made_snapshot(("", 1, 1), 0)["snapshot"]
     others: list[dict[str, Any]] = [
         {key: value for key, value in base.items() if key not in ("refs", "statistics", "properties")},

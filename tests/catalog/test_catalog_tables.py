@@ -18,7 +18,8 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 from iceberg_helpers import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, view
 from limpet import records
 from limpet.catalog import compactor, history
-from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.loaded import LoadedTable
 from limpet.catalog.refusals import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from iceberg_helpers import append, catalog, metadata, table
-from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.loaded import LoadedTable
 from limpet.catalog.refusals import CommitFailed, NoSuchNamespace, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid

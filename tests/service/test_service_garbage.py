@@ -138,7 +138,7 @@ class Target:
         assert answer.status < 500, said
         if method == "HEAD":
             assert answer.body == b"", said
-        elif answer.status >= 400:
+        elif answer.status >= 400 and not path.startswith("/v1/oauth/"):  # OAuth has a model of its own
             error = answer.json()["error"]
             assert {*error} >= {"message", "type", "code"}, said
             assert error["code"] == answer.status, said

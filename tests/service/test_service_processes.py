@@ -109,7 +109,7 @@ def test_the_rpc(tmp_path: Path, storage: Storage) -> None:
         assert server.ask("GET", "/v1/config", headers=bearer).status == 404
         assert leader.ask("POST", RPC, {}, bearer).status == 404
         assert names(leader) == {"a"}, "nothing else was published"
-        assert (server.ready() or {})["version"] == (leader.ready() or {})["version"]
+        until("they agree", lambda: (server.ready() or {})["version"] == (leader.ready() or {})["version"])
         assert server.stop() == 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -20,6 +19,7 @@ from limpet import records
 from limpet.catalog import chain, history, namespaces, tables, transactions, views
 from limpet.catalog.entries import PURGED, Content, Entry, check_free, check_namespace_exists, entry_in, find
 from limpet.catalog.leader import Decide, Grant, Leader, NotLeader
+from limpet.catalog.loaded import InMemory, LoadedTable, Page
 from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, shown
 from limpet.catalog.records import Commit
 from limpet.catalog.refusals import NeedsMetadata
@@ -27,33 +27,15 @@ from limpet.catalog.state import MINTED, State, scoped
 from limpet.catalog.storage import Storage
 from limpet.catalog.tables import Prepared
 from limpet.catalog.view import View, newest_head
-from limpet.catalog.warehouse import Document, Warehouse
+from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
-__all__ = ["Catalog", "LoadedTable", "Page"]
+__all__ = ["Catalog"]
 
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 
 TRIES_MAX = 10
 ID_CHARACTERS_MAX = 200
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedTable:
-    """A table or view: where its metadata lies (None if it is only staged), the bytes of it, and what clients need."""
-
-    metadata_location: str | None
-    metadata: bytes
-    config: Mapping[str, str]
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Names in order; `next` is the `after` of the next page, None on the last."""
-
-    names: Sequence[str]
-    next: str | None
 
 
 class Catalog:
@@ -175,7 +157,7 @@ class Catalog:
         """
         where, name = _identifier(namespace, name)
         prepared = tables.prepare(self.warehouse, where, name, request)
-        loaded = _InMemory(self.warehouse)
+        loaded = InMemory(self.warehouse)
         self._preload(loaded, "t", (prepared,))
         decide = tables.commit(self.warehouse, prepared, loaded.find)
         return self._told(self._commit(id_, ("commit", where, name, request), decide, loaded))
@@ -183,7 +165,7 @@ class Catalog:
     def commit_transaction(self, changes: object, *, id_: str | None = None) -> None:
         """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
         prepared = transactions.prepare_all(self.warehouse, changes)
-        loaded = _InMemory(self.warehouse)
+        loaded = InMemory(self.warehouse)
         self._preload(loaded, "t", prepared)
         decide = transactions.commit(self.warehouse, prepared, loaded.find)
         self._commit(id_, ("transaction", changes), decide, loaded)
@@ -261,7 +243,7 @@ class Catalog:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
         wanted = views.prepare(self.warehouse, request)
-        loaded = _InMemory(self.warehouse)
+        loaded = InMemory(self.warehouse)
         decide = views.replace(self.warehouse, where, name, wanted, loaded.find)
         return self._told(self._commit(id_, ("replace view", where, name, request), decide, loaded))
 
@@ -337,7 +319,7 @@ class Catalog:
         except LimpetError as error:
             raise OutcomeUnknown(f"it was done, and its metadata cannot be read now: {error}") from error
 
-    def _commit(self, id_: str | None, request: Sequence[Any], decide: Decide, loaded: _InMemory | None = None) -> Any:
+    def _commit(self, id_: str | None, request: Sequence[Any], decide: Decide, loaded: InMemory | None = None) -> Any:
         """Have a decision made and published; load what it needs, and ask again, under the same id (F5)."""
         if self.leader is None:
             raise NotLeader("this process only reads")
@@ -378,7 +360,7 @@ class Catalog:
             raise Invalid(f"an id has 1 to {ID_CHARACTERS_MAX} printable characters and does not begin with {MINTED}")
         return scoped(id_, hashlib.sha256(_sorted_bytes(records.plain(request, what="the request"))).hexdigest()[:16])
 
-    def _preload(self, loaded: _InMemory, kind: Content, prepared: Sequence[Prepared]) -> None:
+    def _preload(self, loaded: InMemory, kind: Content, prepared: Sequence[Prepared]) -> None:
         """Read the metadata that a decision will most likely need, before the leader is asked."""
         state = self._known()
         if state is not None:
@@ -409,23 +391,6 @@ class Catalog:
         self.warehouse.prune(root)
         self.warehouse.forget(root)
         return True
-
-
-class _InMemory:
-    """Metadata that one request has at hand: what it loaded stays until it is answered, whatever the cache does."""
-
-    def __init__(self, warehouse: Warehouse) -> None:
-        self._warehouse = warehouse
-        self._own: dict[str, Document] = {}
-
-    def find(self, path: str) -> Document | None:
-        """A metadata file, if it is in memory."""
-        return self._own.get(path) or self._warehouse.cached(path)
-
-    def load(self, paths: Sequence[str]) -> None:
-        """Read those that are not.   Cost: 1 GET each, unless in memory."""
-        for path in paths:
-            self._own[path] = self._warehouse.read(path)
 
 
 def _identifier(namespace: Sequence[str], name: object) -> tuple[Namespace, str]:

@@ -92,7 +92,7 @@ def draft(
     given = request.get("location")
     free = free_in(known)
     root = warehouse.new_root(namespace, name, free) if given is None else warehouse.root_of(given)
-    document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid())
+    document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid(), _now_ms(warehouse))
     path = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), None)
     return Draft(document, Entry(root, path, _outside(root, places.values())))
 

@@ -6,9 +6,8 @@ that most of its threads do is wait for one publication together.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from limpet.errors import LimpetError, Unavailable
@@ -16,6 +15,7 @@ from limpet.runtime import Runtime
 from limpet.service.errors import answer_to
 from limpet.service.metrics import Requests
 from limpet.service.routes import Route, Routes
+from limpet.service.threads import Threads
 from limpet.service.wire import Rejected, Request, Response
 
 __all__ = ["AT_ONCE_MAX", "THREADS_MAX", "Shell"]
@@ -23,7 +23,6 @@ __all__ = ["AT_ONCE_MAX", "THREADS_MAX", "Shell"]
 THREADS_MAX = 256
 AT_ONCE_MAX = 1024
 """Requests in hand, after which more are told to come back: nothing of theirs was attempted."""
-BODY_S = 30.0
 DRAIN_FACTOR = 4
 
 Scope = MutableMapping[str, Any]
@@ -42,8 +41,7 @@ class Shell:
         self._runtime = runtime
         self._requests = requests
         self._body_bytes_max = body_bytes_max
-        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="limpet-http")
-        self._working: set[Future[Response]] = set()
+        self._threads = Threads[Response](THREADS_MAX, runtime)
         self._at_once = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,10 +68,7 @@ class Shell:
             request = Request(scope["method"], names, scope["query_string"], scope["headers"], body)
             if route.quick:
                 return path, _handle(route, request)
-            working = self._pool.submit(_handle, route, request)
-            self._working.add(working)
-            working.add_done_callback(self._working.discard)
-            return path, await asyncio.wrap_future(working)
+            return path, await self._threads.run(partial(_handle, route, request))
         except LimpetError as error:
             return path, answer_to(error)
 
@@ -84,26 +79,21 @@ class Shell:
             raise Unavailable("too many requests at once")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body.   Raises: Rejected for one that is too large, or does not come."""
+        """The whole body.   Raises: Rejected for one that is too large, or does not come (`limits` ends the wait)."""
         length = _length(scope)
         if length == 0:
             return b""
         limit = self._body_bytes_max
         if length is not None and length > DRAIN_FACTOR * limit:
             raise _too_large(limit)
-        try:
-            async with asyncio.timeout(BODY_S):
-                body = await _read(receive, DRAIN_FACTOR * limit)
-        except TimeoutError:
-            raise Rejected(408, "BadRequestException", "the body did not come", headers=[_CLOSE]) from None
+        body = await _read(receive, DRAIN_FACTOR * limit)
         if len(body) > limit:
             raise _too_large(limit)
         return body
 
     def close(self) -> bool:
         """Let go of the threads; whether some are still at work, on requests that nobody waits for any more."""
-        self._pool.shutdown(wait=False)
-        return bool(self._working)
+        return self._threads.close()
 
 
 def _handle(route: Route, request: Request) -> Response:
@@ -126,6 +116,8 @@ def _length(scope: Scope) -> int | None:
 async def _read(receive: Receive, bytes_max: int) -> bytes:
     """The body; somewhat more than the limit is taken in, so that a client that only sends first hears the answer."""
     message = await receive()
+    if message["type"] == "http.disconnect":
+        raise _gone()
     if not message.get("more_body"):
         return bytes(message.get("body", b""))
     parts = [message.get("body", b"")]
@@ -133,12 +125,16 @@ async def _read(receive: Receive, bytes_max: int) -> bytes:
     while message.get("more_body"):
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Rejected(400, "BadRequestException", "the client went away")
+            raise _gone()
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > bytes_max:
             break
     return b"".join(parts)
+
+
+def _gone() -> Rejected:
+    return Rejected(400, "BadRequestException", "the client went away")
 
 
 def _too_large(limit: int) -> Rejected:

@@ -14,7 +14,7 @@ __all__ = ["CONNECTIONS_MAX", "HEAD_BYTES_MAX", "REQUEST_S", "LimitedProtocol"]
 HEAD_BYTES_MAX = 64 << 10
 """Request line and headers; give or take what one read of the socket brings."""
 REQUEST_S = 40.0
-"""By then a request must be there with its body; longer than the shell waits for one, so that its 408 is heard."""
+"""By then a request must be there with its body, or the connection ends."""
 CONNECTIONS_MAX = 1024
 """After which one more is closed at once: the process needs files of its own to keep its lease."""
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from limpet.catalog.catalog import Catalog, LoadedTable, Page
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.loaded import LoadedTable, Page
 from limpet.catalog.refusals import NoSuchTable, NoSuchView
 from limpet.catalog.state import ID_LIFETIME
 from limpet.errors import Invalid, NotModified
