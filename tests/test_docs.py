@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
@@ -103,6 +104,7 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 PLANTED = re.compile(r'planted ((?:"[^"]+"(?:, | and )?)+)')
 
 
+@cache
 def _functions(folder: str) -> set[str]:
     """The names of all functions below a folder of the tree."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / folder).rglob("*.py")]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_helpers import steady
-from limpet.runtime import FAN_OUT_MAX, SystemRuntime, system, ulid
+from limpet.runtime import FAN_OUT_MAX, POOL_MAX, SystemRuntime, system, ulid
 
 MS = st.integers(0, 2**48 - 1)
 CHANCE = st.integers(0, 2**80 - 1)
@@ -104,7 +104,7 @@ def test_results_come_in_the_order_of_the_items() -> None:
 
 @pytest.mark.parametrize("at_once", [2, 4, FAN_OUT_MAX, 1000])
 def test_never_more_than_the_bound_at_once_and_as_many_as_that(at_once: int) -> None:
-    bound = min(at_once, FAN_OUT_MAX)
+    bound = min(at_once, POOL_MAX)
     together = threading.Barrier(bound)
     running, most = 0, 0
     mutex = threading.Lock()

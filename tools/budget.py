@@ -42,6 +42,8 @@ FOLDERS = {
     "clients": ("tests/clients",),
     "browser": ("tests/browser",),
 }
+WORKERS = {"unit + conformance": "4"}
+"""How many processes run tests, where it is not two: many of these wait for a server, or for a lease to run out."""
 BUDGET_S = {
     "install": 180,
     "lint + types": 60,
@@ -112,7 +114,7 @@ def _tests(name: str, target: str, where: Sequence[str]) -> Phase:
     alone = [[folder] for folder in where if folder == SEEDS]
     parts = [*alone, [folder for folder in where if folder != SEEDS]]
     commands = tuple(
-        (str(BIN / "pytest"), "-n", "0" if part in alone else "2", "-r", "fEs", *marked, *part)
+        (str(BIN / "pytest"), "-n", "0" if part in alone else WORKERS.get(name, "2"), "-r", "fEs", *marked, *part)
         for part in parts
         if part
     )

@@ -163,6 +163,7 @@ def _remove_records(root: Path, compilers: list[int]) -> int:
     return removed
 
 
+@pytest.mark.full
 def test_demo_fails_when_something_is_lost(spawn: Spawn) -> None:
     """A hand from outside removes a batch that waits, and then records."""
     demo = spawn("demo", "--tasks", "2000", "--url", "place")

@@ -30,7 +30,7 @@ CATALOG_BUGS = [
     _bug(
         "a swap that is lost refuses the batch",
         "catalog 3",
-        3,
+        4,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -83,7 +83,7 @@ CATALOG_BUGS = [
     _bug(
         "a leader refuses from memory",
         "catalog 7, stale",
-        234,
+        335,
         ("leader", "                if self._is_current(term):\n", "                if term is not None:\n"),
     ),
     _bug(
@@ -95,7 +95,7 @@ CATALOG_BUGS = [
     _bug(
         "names follow from the head alone",
         "catalog 9",
-        7,
+        5,
         (
             "compactor",
             '        id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")\n',
@@ -142,7 +142,7 @@ CATALOG_BUGS = [
     _bug(
         "a reader takes a snapshot that is gone for lost",
         "catalog 11",
-        379,
+        94,
         (
             "view",
             "                if seen.version == incomplete:\n",
@@ -190,7 +190,7 @@ CATALOG_BUGS = [
     _bug(
         "the ledger is read before what was published is looked for",
         "catalog 12d",
-        55,
+        281,
         (
             "compactor",
             "        done = applied_in(head, paths)\n",
@@ -210,7 +210,7 @@ CATALOG_BUGS = [
     _bug(
         "an unclear swap is taken for lost",
         "F3",
-        262,
+        172,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -260,7 +260,7 @@ CATALOG_BUGS = [
     _bug(
         "a batch counts as dead if the last attempt met nobody",
         "F3",
-        2103,
+        3349,
         ("leader", "                told |= not isinstance(", "                told = not isinstance("),
     ),
     _bug(

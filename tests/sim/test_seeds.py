@@ -18,14 +18,8 @@ from limpet.sim.scenarios.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.scenarios.index import STEPS as INDEX_STEPS
 from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
 from limpet.sim.scenarios.supervisor import STEPS as SUPERVISOR_STEPS
+from sim_seeds import SEEDS
 
-KERNEL_SEEDS = 5_000
-DIRECTORY_SEEDS = 2_000
-QUEUE_SEEDS = 1_000
-SUPERVISOR_SEEDS = 1_000
-INDEX_SEEDS = 1_000
-INDEX_DISK_SEEDS = 250
-CATALOG_SEEDS = 1_000
 JOBS = 2
 
 VERBS = {"read": "get", "settle": "get", "head": "head", "delete": "delete", "list": "list"}
@@ -38,13 +32,13 @@ def _told(scenario: str, total: Sum) -> str:
 
 @pytest.mark.timeout(600)
 def test_kernel_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("kernel", 0, KERNEL_SEEDS, jobs=JOBS)
+    total = run_seeds("kernel", 0, SEEDS["kernel"], jobs=JOBS)
     with capsys.disabled():
         rate = total.runs / total.busy_s * 60
         print(f"\nkernel: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
         print(coverage_table(total.coverage))
     assert not total.broken, _told("kernel", total)
-    assert total.runs == KERNEL_SEEDS
+    assert total.runs == SEEDS["kernel"]
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
@@ -55,13 +49,13 @@ def test_kernel_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("queue", 0, QUEUE_SEEDS, jobs=JOBS)
+    total = run_seeds("queue", 0, SEEDS["queue"], jobs=JOBS)
     with capsys.disabled():
         rate = total.runs / total.busy_s * 60
         print(f"\nqueue: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
         print(coverage_table(total.coverage))
     assert not total.broken, _told("queue", total)
-    assert total.runs == QUEUE_SEEDS
+    assert total.runs == SEEDS["queue"]
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
@@ -72,7 +66,7 @@ def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("supervisor", 0, SUPERVISOR_SEEDS, jobs=JOBS)
+    total = run_seeds("supervisor", 0, SEEDS["supervisor"], jobs=JOBS)
     with capsys.disabled():
         rate = total.runs / total.busy_s * 60
         print(
@@ -80,7 +74,7 @@ def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
         )
         print(coverage_table(total.coverage))
     assert not total.broken, _told("supervisor", total)
-    assert total.runs == SUPERVISOR_SEEDS
+    assert total.runs == SEEDS["supervisor"]
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
@@ -93,13 +87,13 @@ def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_index_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("index", 0, INDEX_SEEDS, jobs=JOBS)
+    total = run_seeds("index", 0, SEEDS["index"], jobs=JOBS)
     with capsys.disabled():
         rate = total.runs / total.busy_s * 60
         print(f"\nindex: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
         print(coverage_table(total.coverage))
     assert not total.broken, _told("index", total)
-    assert total.runs == INDEX_SEEDS
+    assert total.runs == SEEDS["index"]
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
@@ -110,14 +104,14 @@ def test_index_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_index_disk_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("index_disk", 0, INDEX_DISK_SEEDS, jobs=JOBS)
+    total = run_seeds("index_disk", 0, SEEDS["index_disk"], jobs=JOBS)
     with capsys.disabled():
         print(f"\nindex_disk: {total.runs} seeds, {total.runs / total.busy_s * 60:.0f} a minute a core")
     assert not total.broken, _told("index_disk", total)
-    assert total.runs == INDEX_DISK_SEEDS
+    assert total.runs == SEEDS["index_disk"]
     assert median(total.calls) >= 100
     assert min(total.actors) >= 3
-    assert total.by_kind["power_loss"] > INDEX_DISK_SEEDS
+    assert total.by_kind["power_loss"] > SEEDS["index_disk"]
     for step in ("fsync", "rename", "unlink"):
         assert total.coverage["power_loss", step], f"no power loss during {step}"
         assert total.coverage["crash", step], f"no crash during {step}"
@@ -125,13 +119,13 @@ def test_index_disk_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(600)
 def test_catalog_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("catalog", 0, CATALOG_SEEDS, jobs=JOBS)
+    total = run_seeds("catalog", 0, SEEDS["catalog"], jobs=JOBS)
     with capsys.disabled():
         rate = total.runs / total.busy_s * 60
         print(f"\ncatalog: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
         print(coverage_table(total.coverage))
     assert not total.broken, _told("catalog", total)
-    assert total.runs == CATALOG_SEEDS
+    assert total.runs == SEEDS["catalog"]
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
@@ -164,7 +158,7 @@ def _cannot_be(kind: str, step: str) -> bool:
 
 @pytest.mark.timeout(600)
 def test_directory_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    total = run_seeds("directory", 0, DIRECTORY_SEEDS, jobs=JOBS)
+    total = run_seeds("directory", 0, SEEDS["directory"], jobs=JOBS)
     with capsys.disabled():
         print(f"\ndirectory: {total.runs} seeds, {total.runs / total.busy_s * 60:.0f} a minute a core")
         print(coverage_table(total.coverage))

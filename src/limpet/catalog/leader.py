@@ -32,9 +32,10 @@ STALL_S = 120.0
 """A leader that has not taken a turn for so long is not renewed any more (F16)."""
 LOOK_EVERY_S = 2.0
 BACKOFF_S = 0.2
-GATHER_SHARE = 0.1
-GATHER_MAX_S = 0.05
-"""For so much of the time that the last group took, the next one waits for those that were just answered."""
+GATHER_SHARE = 0.5
+GATHER_MAX_S = 0.1
+"""For so much of the time that the last group took, the next one waits for those that were just answered: clients that
+were answered together come back together (0006)."""
 
 BUGS = (
     ArithmeticError,

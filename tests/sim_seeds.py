@@ -1,0 +1,15 @@
+"""How many seeds of each scenario `make test` runs, from 0 on."""
+
+from __future__ import annotations
+
+__all__ = ["SEEDS"]
+
+SEEDS = {
+    "kernel": 5_000,
+    "directory": 2_000,
+    "queue": 1_000,
+    "supervisor": 1_000,
+    "index": 1_000,
+    "index_disk": 250,
+    "catalog": 1_000,
+}
