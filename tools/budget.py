@@ -42,7 +42,7 @@ FOLDERS = {
     "clients": ("tests/clients",),
     "browser": ("tests/browser",),
 }
-WORKERS = {"unit + conformance": "4"}
+WORKERS = {"unit + conformance": "4", "real crashes": "3", "clients": "3"}
 """How many processes run tests, where it is not two: many of these wait for a server, or for a lease to run out."""
 BUDGET_S = {
     "install": 180,

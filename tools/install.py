@@ -65,9 +65,9 @@ def install_venv(extras: str) -> None:
         _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     print(f"installing limpet{extras} into .venv", flush=True)
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    _run([*pip, "install", "-qq", "-c", "constraints.txt", "-e", f".{extras}"])
+    _run([*pip, "install", "-qq", "--no-compile", "-c", "constraints.txt", "-e", f".{extras}"])
     if extras in ALONE:
-        _run([*pip, "install", "-qq", "--no-deps", *ALONE[extras]])
+        _run([*pip, "install", "-qq", "--no-compile", "--no-deps", *ALONE[extras]])
     stamp.write_text(wanted)
 
 
