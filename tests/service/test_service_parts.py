@@ -297,13 +297,21 @@ def _broken(_: Request) -> Response:
     raise ZeroDivisionError
 
 
+def _stopped(_: Request) -> Response:
+    raise StopIteration
+
+
 def _echo(request: Request) -> Response:
     return json_response(request.json())
 
 
 @pytest.fixture
 def shell() -> Iterator[Shell]:
-    routes = [Route("POST", "/broken", _broken, None), Route("POST", "/echo", _echo, Tokens())]
+    routes = [
+        Route("POST", "/broken", _broken, None),
+        Route("POST", "/stopped", _stopped, None),
+        Route("POST", "/echo", _echo, Tokens()),
+    ]
     made = Shell(Routes(routes), system(), Requests(system()), body_bytes_max=10)
     yield made
     assert not made.close()
@@ -315,6 +323,8 @@ def test_a_fault_is_answered_and_told_to_the_server(shell: Shell) -> None:
         _asked(shell, b"/broken", into=sent)
     assert sent[0]["status"] == 500
     assert b'"type":"InternalServerError","code":500' in sent[1]["body"]
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        _asked(shell, b"/stopped")
 
 
 def test_a_body_comes_in_parts_and_is_cut_off(shell: Shell) -> None:

@@ -64,6 +64,8 @@ class _Job(Generic[T]):
     def do(self) -> None:
         try:
             result = self._work()
+        except StopIteration:  # no future takes it
+            self._tell(partial(self.done.set_exception, RuntimeError("a handler raised StopIteration")))
         except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
             self._tell(partial(self.done.set_exception, error))
         else:
