@@ -9,7 +9,7 @@ from typing import Any
 
 from limpet.catalog.records import Row, Told
 
-__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "key_in", "scoped", "time_text"]
+__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "key_in", "scoped", "time_text"]
 
 ID_LIFETIME = timedelta(minutes=30)
 """For how long a client's id is remembered; announced to clients."""
@@ -110,6 +110,11 @@ def scoped(key: str, digest: str) -> str:
 def key_in(id_: str) -> str:
     """The client's key in an id; nothing for one that Limpet made."""
     return id_.rpartition(".")[0]
+
+
+def is_live(id_: str, told_at: str, at: str) -> bool:
+    """Whether an id is still remembered at a time. Times are the store's, and those of commits never go back."""
+    return told_at >= _oldest(at, MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME)
 
 
 def _oldest(at: str, lifetime: timedelta) -> str:

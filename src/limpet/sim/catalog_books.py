@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from limpet.catalog.records import Row
-from limpet.catalog.state import ID_LIFETIME, MINTED, MINTED_LIFETIME
+from limpet.catalog.state import is_live
 from limpet.errors import Conflict
 from limpet.sim.world import Violation, World
 
-__all__ = ["Books", "Call", "Entries", "Grants", "No", "Request", "is_live", "ruling"]
+__all__ = ["Books", "Call", "Entries", "Grants", "No", "Request", "ruling"]
 
 Entries = Mapping[str, Any]
 """The state: by key a value, `{"v": text}`, with `"file"` where it came with an object."""
@@ -176,9 +176,3 @@ class Books:
 
 def _later(at: str) -> str:
     return (datetime.fromisoformat(at) + SLACK).isoformat(timespec="microseconds")
-
-
-def is_live(id_: str, told_at: str, at: str) -> bool:
-    """Whether an id must still be remembered at a time. Times are the store's, and those of commits never go back."""
-    lifetime = MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME
-    return datetime.fromisoformat(told_at) >= datetime.fromisoformat(at) - lifetime

@@ -14,10 +14,10 @@ from limpet import records
 from limpet.catalog.anti_entropy import Fate, Judged, will_never_be
 from limpet.catalog.compactor import Published
 from limpet.catalog.records import Batch, Commit, Head, Link, Row, Told
-from limpet.catalog.state import State
+from limpet.catalog.state import State, is_live
 from limpet.keys import CatalogKeys, Key
 from limpet.sim.bucket import Bucket
-from limpet.sim.catalog_books import Books, Entries, is_live
+from limpet.sim.catalog_books import Books, Entries
 from limpet.sim.nemesis import Knobs
 from limpet.sim.world import Violation, World
 from limpet.store.api import Version, When
