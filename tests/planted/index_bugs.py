@@ -99,8 +99,8 @@ INDEX_BUGS = [
         0,
         (
             "writer",
-            "            shards[shard_of(place, depth)][place] = line\n",
-            "            shards[shard_of(place, depth)].setdefault(place, line)\n",
+            "            shards[(place[0] << 8 | place[1]) >> above][place] = line\n",
+            "            shards[(place[0] << 8 | place[1]) >> above].setdefault(place, line)\n",
         ),
     ),
     _bug(
