@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["SEEDS"]
 
 SEEDS = {
-    "kernel": 5_000,
+    "kernel": 3_000,
     "directory": 2_000,
     "queue": 1_000,
     "supervisor": 1_000,

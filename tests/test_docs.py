@@ -9,6 +9,7 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -65,7 +66,15 @@ def test_python_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, e
         assert text in output
 
 
-@pytest.mark.parametrize("page", _with("sh"), ids=lambda page: page.name)
+LONG = ("index.md", "operate.md", "raspberry-pi-fleet.md")
+"""Pages whose commands take ten seconds and more: `make test-full` runs them."""
+
+
+def _or_full(page: Path) -> Any:
+    return pytest.param(page, marks=pytest.mark.full) if page.name in LONG else page
+
+
+@pytest.mark.parametrize("page", [_or_full(page) for page in _with("sh")], ids=lambda page: page.name)
 def test_shell_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, env: Env) -> None:
     script = "\n".join(blocks(page, "sh"))
     for target in re.findall(r"^make (\w[\w-]*)", script, re.MULTILINE):

@@ -262,7 +262,15 @@ def work(store: MeteredStore, payloads: list[int], sink: EventSink | None, *, ba
     return Worker([Job(queue, lambda n: None, events=sink)], system(), burst=True).run()
 
 
-@pytest.mark.parametrize(("batch", "count"), [(100, 10_000), (None, 10_000), (100, 50_000), (None, 1_000)])
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (100, 10_000),
+        (None, 1_000),
+        pytest.param(None, 10_000, marks=pytest.mark.full),
+        pytest.param(100, 50_000, marks=pytest.mark.full),
+    ],
+)
 def test_tasks_cost_at_most_two_percent_more(batch: int | None, count: int) -> None:
     store = MeteredStore(MemoryStore())
     sink = LedgerSink(store, KEYS, system(), lambda: store.snapshot().total())

@@ -185,6 +185,7 @@ def test_demo_fails_when_something_is_lost(spawn: Spawn) -> None:
     assert "Something did not go as promised" in more
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_every_process_and_says_where_things_are(spawn: Spawn, temp: Path) -> None:
     demo = spawn("demo")
     out = _heard(demo, "is stopped, like a laptop")

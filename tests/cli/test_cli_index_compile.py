@@ -96,6 +96,7 @@ def test_watch(sites: Index[Any], spawn: Spawn, number: int) -> None:
     assert "sites: 1 shards folded" in lines[1]
 
 
+@pytest.mark.full
 def test_watch_tells_in_json_and_goes_on_after_a_bad_shard(sites: Index[Any], spawn: Spawn) -> None:
     store = limpet.open("fleet").store
     bad = sites.storage.keys.shard(SHARD)

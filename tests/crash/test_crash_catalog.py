@@ -51,6 +51,7 @@ def test_both_in_one_process(services: ExitStack, tmp_path: Path) -> None:
     crash(place, fronts=[both], victims=[both], kills=3)
 
 
+@pytest.mark.full
 def test_a_standby_takes_over_on_seaweedfs(services: ExitStack, tmp_path: Path, seaweedfs: Bucket) -> None:
     place = place_in(seaweedfs, f"crash-{uuid4().hex}")
     behind = services.enter_context(compactor(place, tmp_path))

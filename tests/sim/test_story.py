@@ -42,6 +42,7 @@ def test_a_broken_seed_is_told_and_shrunk(capsys: pytest.CaptureFixture[str], mo
     assert "again: python -m limpet.sim kernel --seed 9" in told
 
 
+@pytest.mark.full
 def test_soak_reports_seeds_faults_and_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["soak", "--seconds", "1", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
