@@ -17,7 +17,7 @@ from hypothesis import settings
 from limpet.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.runtime import Flag, Worker
-from limpet.store import Always, Blob, MemoryStore, MeteredStore, Version, When
+from limpet.store import Always, Blob, MemoryStore, MeteredStore, Store, Version, When
 
 __all__ = [
     "EPOCH",
@@ -247,8 +247,8 @@ class ScriptedStore(MeteredStore):
     When they are used up, all is well. `others` is the same bucket, reached by somebody whose network is fine.
     """
 
-    def __init__(self, runtime: ManualRuntime, others: MemoryStore | None = None) -> None:
-        self.others = others or MemoryStore(runtime)
+    def __init__(self, runtime: ManualRuntime, others: Store | None = None) -> None:
+        self.others: Store = others or MemoryStore(runtime)
         super().__init__(self.others, runtime=runtime)
         self.puts: deque[Fault | None] = deque()
         self.gets: deque[Callable[[], object] | None] = deque()

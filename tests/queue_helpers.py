@@ -15,7 +15,7 @@ from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.records import EntryLease, Receipt
 from limpet.runtime import ulid
-from limpet.store import Always, Blob, MemoryStore, Stat, Version, When
+from limpet.store import Always, Blob, MemoryStore, Stat, Store, Version, When
 
 __all__ = [
     "LATER_S",
@@ -88,7 +88,7 @@ class Network(ScriptedStore):
     Like a bucket it gives no hints, unless `hints` is set.
     """
 
-    def __init__(self, runtime: ManualRuntime, others: MemoryStore) -> None:
+    def __init__(self, runtime: ManualRuntime, others: Store) -> None:
         super().__init__(runtime, others)
         self.log: list[str] = []
         self.hints = False

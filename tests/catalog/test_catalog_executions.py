@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import Time, lost_reply, lost_request, unavailable
+from kernel_helpers import Fault, Time, lost_reply, lost_request, unavailable
 from limpet import records
 from limpet.catalog import executions as module
 from limpet.catalog.executions import EventHead, Executions, StateFile, is_late, read_batch, to_merge
@@ -293,11 +293,11 @@ class _Alarm(list[str]):
 
 @pytest.mark.parametrize("fault", [lost_reply, lost_request, unavailable])
 @pytest.mark.parametrize("nth", range(4))
-def test_faults_of_the_network(fault: Callable[..., object], nth: int) -> None:
+def test_faults_of_the_network(fault: Fault, nth: int) -> None:
     ledger = Ledger()
     events = [ledger.event() for _ in range(3)]
     path, again = ledger.add(*events[:2]), ledger.add(*events[1:])
-    ledger.network.puts.extend([*[None] * nth, fault])  # type: ignore[list-item]
+    ledger.network.puts.extend([*[None] * nth, fault])
     for each in ([path], [again]):
         for _ in range(3):
             try:

@@ -238,7 +238,7 @@ def test_a_slow_reader_looks_again(leading: Leading, runtime: QueueRuntime) -> N
     """Counterexample 11: its head names a snapshot that goes before it is read."""
     for n in range(12):
         leading.create(f"t{n}")
-    network = Network(runtime, leading.store)  # type: ignore[arg-type]
+    network = Network(runtime, leading.store)
     slow = View(leading.elsewhere(network, runtime))
 
     def collect() -> None:

@@ -30,7 +30,6 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", 2)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(_app, http=LimitedProtocol, lifespan="off", log_level="critical"))
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # they are the main thread's
     thread = Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

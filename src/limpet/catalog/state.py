@@ -9,7 +9,7 @@ from typing import Any
 
 from limpet.catalog.records import Row, Told
 
-__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "key_in", "scoped", "time_text"]
+__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "scoped", "time_text"]
 
 ID_LIFETIME = timedelta(minutes=30)
 """For how long a client's id is remembered; announced to clients."""
@@ -29,7 +29,7 @@ class State:
         self._order: list[str] = sorted(self._entries)
         self._answers: dict[str, Told] = dict(answers or {})
         self._kept = len(self._answers)
-        self._used = {used for id_ in self._answers if (used := key_in(id_))}
+        self._used = _keys_in(self._answers)
 
     def get(self, key: str) -> Any:
         """The value of an entry; None if there is none."""
@@ -57,8 +57,7 @@ class State:
             for change in row.changes:
                 self._set(change.key, change.value)
             self._answers[row.id] = Told(row.what, at, row.result)
-            if used := key_in(row.id):
-                self._used.add(used)
+            self._used |= _keys_in([row.id])
 
     def _set(self, key: str, value: Any) -> None:
         if value is None:
@@ -86,7 +85,7 @@ class State:
             id_: told for id_, told in self._answers.items() if told.at >= (minted if id_.startswith(MINTED) else given)
         }
         self._kept = len(self._answers)
-        self._used = {used for id_ in self._answers if (used := key_in(id_))}
+        self._used = _keys_in(self._answers)
 
     def tidy(self, at: str) -> None:
         """`forget`, once there are so many more answers than after the last time that it pays."""
@@ -107,9 +106,9 @@ def scoped(key: str, digest: str) -> str:
     return f"{key}.{digest}"
 
 
-def key_in(id_: str) -> str:
-    """The client's key in an id; nothing for one that Limpet made."""
-    return id_.rpartition(".")[0]
+def _keys_in(ids: Iterable[str]) -> set[str]:
+    """The clients' keys in ids; those that Limpet made hold none."""
+    return {key for id_ in ids if (key := id_.rpartition(".")[0])}
 
 
 def is_live(id_: str, told_at: str, at: str) -> bool:

@@ -29,7 +29,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP, as uvicorn says
         """Begin to wait for the first request."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:

@@ -66,8 +66,8 @@ _updates = pydantic.TypeAdapter(tuple[TableUpdate, ...])
 _requirements = pydantic.TypeAdapter(tuple[TableRequirement, ...])
 
 # PyIceberg raises all of these for input that it does not take.
-_REJECTS = (ValidationError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, StopIteration)
-_REJECTS_TOO = (ArithmeticError, RecursionError, AssertionError)
+_REJECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError,
+            StopIteration, TypeError, ValidationError, ValueError)  # fmt: skip
 
 
 class _Peek(msgspec.Struct):
@@ -118,7 +118,7 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int)
     try:
         form = msgspec.json.encode([*asked, properties])
         alike = _form(form) if len(form) <= FORM_BYTES_MAX else _form.__wrapped__(form)
-    except (*_REJECTS, *_REJECTS_TOO) as error:
+    except _REJECTS as error:
         _refuse("the table", error)
     table = {**alike, "location": location, "table-uuid": uuid, "last-updated-ms": now_ms}
     return Document(msgspec.json.encode(table), table)
@@ -146,7 +146,7 @@ def parse_commit(request: Mapping[str, Any]) -> Commit:
         raw = [_with_defaults(update) for update in request.get("updates") or ()]
         updates = _updates.validate_python(raw)
         requirements = _requirements.validate_python(tuple(request.get("requirements") or ()))
-    except (*_REJECTS, *_REJECTS_TOO) as error:
+    except _REJECTS as error:
         _refuse("the commit", error)
     location: str | None = None
     properties: dict[str, str] = {}
@@ -178,7 +178,7 @@ def parse_table(document: Document) -> TableMetadata:
             if version > FORMAT_VERSION_MAX:
                 _refuse_version(version)
             document.model = TableMetadataUtil.parse_raw(document.data.decode())
-        except (*_REJECTS, *_REJECTS_TOO) as error:
+        except _REJECTS as error:
             _refuse("the metadata", error)
     table: TableMetadata = document.model
     return table
@@ -213,7 +213,7 @@ def apply(document: Document, commit: Commit, metadata_location: str, now_ms: in
         return _applied(document, commit, metadata_location, now_ms)
     except CommitFailedException as error:
         raise CommitFailed(_line(error)) from None
-    except (*_REJECTS, *_REJECTS_TOO) as error:
+    except _REJECTS as error:
         _refuse("the commit", error)
 
 
@@ -256,7 +256,7 @@ def create(commit: Commit, location: str, uuid: str) -> Document:
         return _document(update_table_metadata(empty, updates, enforce_validation=True))
     except CommitFailedException as error:
         raise CommitFailed(_line(error)) from None
-    except (*_REJECTS, *_REJECTS_TOO) as error:
+    except _REJECTS as error:
         _refuse("the table", error)
 
 
@@ -264,7 +264,7 @@ def check_view(metadata: Mapping[str, Any]) -> None:
     """Nothing, if this may be the metadata of a view.   Raises: Invalid."""
     try:
         ViewMetadata.model_validate(metadata)
-    except (*_REJECTS, *_REJECTS_TOO) as error:
+    except _REJECTS as error:
         _refuse("the view", error)
 
 

@@ -150,6 +150,7 @@ class _Unreadable(str):
 
 
 _UNREADABLE = (ValueError, OverflowError, NotImplementedError, LookupError)
+"""What pyarrow raises for values that Python's types cannot hold, such as a date in the year 10,000."""
 
 
 def _python(column: Any) -> list[Any]:
