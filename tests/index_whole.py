@@ -15,6 +15,7 @@ from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Sightings
+from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Store, Version, When
 
 __all__ = [
@@ -55,10 +56,11 @@ class Meddled(MeteredStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         self.before("get", key)
-        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
         self.after("get", key)
         return blob
 

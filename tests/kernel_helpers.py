@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from limpet.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Flag, Worker
 from limpet.store import Always, Blob, MemoryStore, MeteredStore, Store, Version, When
 
@@ -250,6 +251,7 @@ class ScriptedStore(MeteredStore):
     def __init__(self, runtime: ManualRuntime, others: Store | None = None) -> None:
         self.others: Store = others or MemoryStore(runtime)
         super().__init__(self.others, runtime=runtime)
+        self.conflict_is_final = False
         self.puts: deque[Fault | None] = deque()
         self.gets: deque[Callable[[], object] | None] = deque()
         self.sent: list[tuple[bytes, When]] = []
@@ -271,9 +273,10 @@ class ScriptedStore(MeteredStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         fault = self.gets.popleft() if self.gets else None
         if fault is not None:
             fault()
-        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)

@@ -14,6 +14,7 @@ from limpet.lease import State
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.records import EntryLease, Receipt
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import ulid
 from limpet.store import Always, Blob, MemoryStore, Stat, Store, Version, When
 
@@ -123,10 +124,11 @@ class Network(ScriptedStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         self._note("get", key)
-        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""

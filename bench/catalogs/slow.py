@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from limpet.keys import Key
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
@@ -30,10 +31,11 @@ class SlowStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         time.sleep(self.delay_s)
-        blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
         self._clock.observe(blob.modified)
         return blob
 

@@ -6,10 +6,11 @@ An event tells; nothing depends on it. A sink that is slow or broken never holds
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from limpet.records import Name
 from limpet.runtime import Runtime
 
 __all__ = ["ERROR_CHARS_MAX", "EXECUTIONS", "Event", "EventSink", "compaction", "task_run"]
@@ -24,10 +25,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     """Something that happened: a "task run" or a "compaction". `id` is a ULID: an event that comes twice is one event.
     `at` is the wall clock of the machine where it happened, for people."""
 
-    id: str
-    kind: str
-    at: str
-    fields: dict[str, Any]
+    id: Name
+    kind: Name
+    at: Name
+    fields: Annotated[dict[Name, Any], msgspec.Meta(max_length=100)]
 
 
 class EventSink(Protocol):

@@ -27,6 +27,7 @@ from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
 from limpet.lease import Lock, Sightings
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import system
 from limpet.store import MemoryStore
 from limpet.store.api import Always, Blob, Version, When
@@ -64,9 +65,10 @@ class Sorted(MemoryStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         try:
-            blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+            blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
         except NotModified:
             self._count("get", key, 0)
             raise

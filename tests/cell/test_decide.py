@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_helpers import steady
-from limpet.cell.decide import RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.cell.decide import CONTENDED_RING_SIZE, RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, next_header
 from limpet.errors import Invalid, LeaseLost
 from limpet.store import Version
 from limpet.store.outcome import Verdict
@@ -28,6 +28,30 @@ def write(base_seq: int | None, *, deletable: bool = False) -> Write:
 
 
 # ---- next_header ----
+
+
+def test_the_ring_grows_while_writers_contend_and_shrinks_afterwards() -> None:
+    found = next_header(None, "w0", None)
+    for n in range(1, 400):
+        found = next_header(found, f"w{n}", None, lost=True)
+        assert len(found.recent) == min(n, CONTENDED_RING_SIZE)
+        assert found.recent[-1] == f"w{n - 1}"
+    assert len(next_header(found, "soon", None, age_s=9.9).recent) == CONTENDED_RING_SIZE
+    found = next_header(found, "later", None, age_s=10.0)
+    assert len(found.recent) == CONTENDED_RING_SIZE - 1
+    assert len(next_header(header(50), "soon", None, age_s=0.0).recent) == RING_SIZE
+    for n in range(300):
+        found = next_header(found, f"c{n}", None)
+    assert len(found.recent) == RING_SIZE
+
+
+def test_a_lost_swap_under_contention_is_known_to_be_lost() -> None:
+    """B1: 100 other writes between the base and the read-back, in a crowd."""
+    base = header(50)
+    found = base
+    for n in range(100):
+        found = next_header(found, f"other{n}", None, lost=True)
+    assert judge(Write("mine", base, V1, False), found, V2) is Verdict.LOST
 
 
 def test_the_first_write_starts_the_count() -> None:

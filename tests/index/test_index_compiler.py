@@ -16,6 +16,7 @@ from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Sightings
+from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Version, When
 
 T = TypeVar("T")
@@ -70,10 +71,14 @@ class Network(MeteredStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         get = super().get
-        return self._pass(f"get {key}", lambda: get(key, range=range, if_match=if_match, if_none_match=if_none_match))
+        return self._pass(
+            f"get {key}",
+            lambda: get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max),
+        )
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""

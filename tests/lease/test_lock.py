@@ -340,6 +340,19 @@ def test_the_wait_ends_when_it_was_said_to(world: World, wait_s: float) -> None:
     assert world.time.now_s - started_s == pytest.approx(wait_s)
 
 
+@pytest.mark.parametrize("ours_s", [0.0, -7200.0, 7200.0])
+@pytest.mark.parametrize("holders_s", [0.0, -86400.0, 86400.0])
+def test_a_short_job_takes_over_from_a_dead_holder_whatever_the_wall_clocks_say(
+    world: World, holders_s: float, ours_s: float
+) -> None:
+    """F3: the dead holder's clock was a day ahead, so its `expires_at` lies in the future."""
+    won(world.process("a", wall_offset_s=holders_s).lock().try_acquire())
+    world.time.sleep(10 * TTL_S)
+    started_s = world.time.now_s
+    assert world.process("b", wall_offset_s=ours_s).lock().acquire(wait_s=0).token == 2
+    assert world.time.now_s - started_s < TTL_S
+
+
 def test_whoever_waits_gets_it_soon_after_the_release(world: World) -> None:
     lease = won(world.process("a").lock().try_acquire())
     world.time.at(17, lease.release)

@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from limpet.errors import Conflict, Invalid, LimpetError, Missing, NotModified
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, NotModified
 from limpet.keys import Key
 from limpet.store import Absent, Blob, Match, Put, Store, Version
 
 K = Key("room/thing.json")
+OTHER = Key("room/other.json")
 OTHER = Version('"d41d8cd98f00b204e9800998ecf8427e"')
 
 NASTY = [
@@ -154,11 +155,21 @@ class TestReadAndWrite:
     def test_bodies_of_all_sizes(self, store: Store, size: int) -> None:
         data = (os.urandom(1 << 10) * (size // (1 << 10) + 1))[:size]
         version = store.put(K, data, when=Absent())
-        found = store.get(K)
+        found = store.get(K, size_max=size)
         assert (found.size, found.version) == (size, version)
         assert hashlib.sha256(found.data).digest() == hashlib.sha256(data).digest()
         assert store.put(K, data + b"!", when=Match(version)) == store.head(K).version
         assert store.head(K).size == size + 1
+
+    def test_an_object_larger_than_its_reader_allows_is_not_read(self, store: Store) -> None:
+        store.put(K, b"123456789")
+        with pytest.raises(Corrupt, match="has 9 bytes, more than the 8"):
+            store.get(K, size_max=8)
+        assert store.get(K, size_max=9).data == b"123456789"
+        assert store.get(K, size_max=2, range=(0, 4)).data == b"1234"
+        some = store.get_many([K, OTHER], size_max=8)
+        assert isinstance(some[K], Corrupt)
+        assert isinstance(some[OTHER], Missing)
 
 
 class TestRanges:

@@ -129,6 +129,30 @@ def test_any_other_verdict_ends_it_without_a_version(store: ScriptedStore, verdi
     assert spent(store) == {"put": 1, "get": 1}
 
 
+def test_a_refusal_is_final_where_no_copy_of_the_put_can_travel(store: ScriptedStore) -> None:
+    """B1: on a directory and in memory the put was compared and refused, so it did not land."""
+    store.others.put(K, OTHER)
+    store.conflict_is_final = True
+    assert settle(store, lambda _: Verdict.UNKNOWN).verdict is Verdict.LOST
+
+
+@pytest.mark.parametrize("first", [lost_reply, lost_request])
+def test_a_refusal_after_an_unclear_send_is_not_final(store: ScriptedStore, first: Fault) -> None:
+    """The resend was refused, and the first send may be why."""
+    store.conflict_is_final = True
+    store.puts.extend([first, refused_409])
+    looks = iter([Verdict.BASE, Verdict.UNKNOWN])
+    store.others.put(Key("other"), OTHER)
+    store.gets.append(lambda: store.others.put(K, OTHER))
+    assert settle(store, lambda _: next(looks)).verdict is Verdict.UNKNOWN
+
+
+def test_a_final_refusal_of_what_is_gone_stays_unknown(store: ScriptedStore) -> None:
+    store.conflict_is_final = True
+    store.puts.append(refused_409)
+    assert settle(store, lambda _: Verdict.UNKNOWN).verdict is Verdict.UNKNOWN
+
+
 # ---- put_bytes ----
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from limpet.errors import Conflict, Denied, Invalid, OutcomeUnknown, Unavailable, Unsupported
 from limpet.keys import Key
+from limpet.records import RECORD_BYTES_MAX
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When
 from limpet.store.examine import Check, Report, examine
 from limpet.store.memory import MemoryStore
@@ -152,12 +153,14 @@ class Reads(MemoryStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         return super().get(
             key,
             range=None if "range" in self._ignored else range,
             if_match=None if "if_match" in self._ignored else if_match,
             if_none_match=None if "if_none_match" in self._ignored else if_none_match,
+            size_max=size_max,
         )
 
 
@@ -175,8 +178,11 @@ class FoldsCase(MemoryStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        return super().get(Key(key.lower()), range=range, if_match=if_match, if_none_match=if_none_match)
+        return super().get(
+            Key(key.lower()), range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max
+        )
 
 
 class DropsTheFolder(MemoryStore):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
 from limpet.errors import Invalid, Unsupported
+from limpet.records import Count, Name
 from limpet.store.probe import Findings
 
 __all__ = [
@@ -38,10 +40,10 @@ journals and logs. `node`: this is one node's own directory among them."""
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `limpet.json` beside the cell's header."""
 
-    format: dict[str, int]
-    min_reader: int
-    min_writer: int
-    features: list[str]
+    format: Annotated[dict[Name, Count], msgspec.Meta(max_length=100)]
+    min_reader: Count
+    min_writer: Count
+    features: Annotated[list[Name], msgspec.Meta(max_length=100)]
     probe: Findings
 
 

@@ -238,7 +238,7 @@ class Publisher:
 
     def _fetch(self, url: str) -> bytes:
         try:
-            return self._storage.store.get(self._key(url)).data
+            return self._storage.store.get(self._key(url), size_max=None).data
         except Missing as error:
             raise Corrupt(f"the table {self._shown!r} names a file that is gone: {error}") from None
 

@@ -14,6 +14,7 @@ from limpet.keys import Key
 from limpet.lease import Sightings
 from limpet.queue import BucketQueue, Policy, Queue
 from limpet.queue.storage import Journal
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
@@ -114,6 +115,7 @@ class NoStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """Refused."""
         self._refuse()

@@ -228,7 +228,7 @@ class Executions:
     def _get(self, paths: Sequence[str]) -> dict[str, Blob]:
         """The objects that are there: one that is not was folded and removed."""
         found: dict[str, Blob] = {}
-        for path, outcome in self.store.get_many([Key(path) for path in paths]).items():
+        for path, outcome in self.store.get_many([Key(path) for path in paths], size_max=None).items():
             if isinstance(outcome, Blob):
                 found[path] = outcome
             elif not isinstance(outcome, Missing):
@@ -311,7 +311,7 @@ class Executions:
 
     def _table(self, file: StateFile) -> Any:
         key = self.keys.state(file.id)
-        data = self.store.get(key).data
+        data = self.store.get(key, size_max=None).data
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise Corrupt(f"{key} is not what was folded: its digest differs")
         return self._codec.from_bytes(data, what=key)

@@ -89,7 +89,10 @@ class Storage:
 
     def batch(self, path: str) -> Batch:
         """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET; 0 if this process wrote it just now."""
-        return self._own.get(path) or self._decoded(self.store.get(Key(path)).data, Batch, path)
+        own = self._own.get(path)
+        if own is not None:
+            return own
+        return self._decoded(self.store.get(Key(path), size_max=OBJECT_BYTES_MAX).data, Batch, path)
 
     def add_batch(self, id_: str, batch: Batch, writes: Sequence[Put] = ()) -> Key:
         """Write a batch under a name of its own, and beside it the objects that its rows will name, all at once.
@@ -123,7 +126,7 @@ class Storage:
             put_bytes(self.store, self.runtime, key, data, Absent())
         except OutcomeUnknown:
             with suppress(Missing):
-                if self.store.get(key).data != data:
+                if self.store.get(key, size_max=None).data != data:
                     raise Corrupt(f"{key} is not what the head names", hint="delete it: it is written anew") from None
             raise
 
@@ -158,7 +161,7 @@ class Storage:
         return not any(next(iter(self.store.list(prefix)), None) for prefix in (self.keys.commits, self.keys.snapshots))
 
     def _checked(self, key: Key, sha256: str) -> bytes:
-        data = self.store.get(key).data
+        data = self.store.get(key, size_max=None).data
         if _digest(data) != sha256:
             raise Corrupt(f"{key} is not what was published: its digest differs")
         return data

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from limpet import records
-from limpet.cell.decide import SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.cell.decide import RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, next_header
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key
 from limpet.runtime import Runtime
@@ -23,7 +23,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 TRIES_MAX = 20
-BACKOFF_S = 0.05
+BACKOFF_S = 0.01
+BACKOFF_MAX_S = 1.0
 GONE = Version("replaced")
 
 
@@ -48,7 +49,10 @@ class Codec(Generic[T]):
 
 
 def struct_codec(kind: type[S]) -> Codec[S]:
-    """The struct's fields stand beside the header's."""
+    """The struct's fields stand beside the header's, so none may have the name of one of those."""
+    shared = {*kind.__struct_encode_fields__} & {*Header.__struct_encode_fields__}
+    if shared:
+        raise TypeError(f"{kind.__name__} has fields of the cell's header: {', '.join(sorted(shared))}")
     return Codec(records.encode, lambda data, what: records.decode(data, kind, what=what))
 
 
@@ -150,7 +154,8 @@ class Cell(Generic[T]):
 
         `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
         times. With a lease, as `write`.
-        Raises: OutcomeUnknown; Conflict after 20 lost swaps; LeaseLost, Invalid.   Cost: 1 GET + 1 PUT uncontended.
+        Raises: OutcomeUnknown; Conflict after 20 lost swaps; LeaseLost, Invalid.
+        Cost: 1 GET + 1 PUT uncontended; the first lost swap adds 1 GET + 1 PUT, later ones 2 GETs + 1 PUT.
         """
 
         def decide(seen: Seen[T] | None) -> tuple[T, Fence | None] | None:
@@ -173,15 +178,24 @@ class Cell(Generic[T]):
         return seen
 
     def attempt(
-        self, seen: Seen[T] | None, value: T, fence: Fence | None = None, *, write_id: str | None = None
+        self,
+        seen: Seen[T] | None,
+        value: T,
+        fence: Fence | None = None,
+        *,
+        write_id: str | None = None,
+        lost: bool = False,
     ) -> Outcome[T]:
         """One conditional write on what was `seen` (None: create), settled. The rooms above build on this.
 
-        A caller that wants to recognise the write after OutcomeUnknown names it by a fresh `write_id`.
+        A caller that wants to recognise the write after OutcomeUnknown names it by a fresh `write_id`. `lost`: it
+        has just lost a swap to others.
         Raises: OutcomeUnknown when nothing is known at all; whatever the store refuses before anything is sent.
         """
         base = seen.header if seen else None
-        header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen))
+        header = next_header(
+            base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost, age_s=self._age_s(seen)
+        )
         write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
         data = self._encode(header, value)
 
@@ -206,6 +220,12 @@ class Cell(Generic[T]):
             case _:
                 return Unclear(now)
 
+    def _age_s(self, seen: Seen[T] | None) -> float:
+        """How long ago a contended cell was written, by the store's clock; for others it does not matter."""
+        if seen is None or seen.modified is None or len(seen.header.recent) <= RING_SIZE:
+            return float("inf")
+        return (self._store.now() - seen.modified).total_seconds()
+
     def _admitted(self, seen: Seen[T] | None, lease: Fenced | None) -> Fence | None:
         offered = Fence(lease.lock, lease.token) if lease is not None else None
         return admit(_kept(seen), offered, what=self._key)
@@ -220,14 +240,18 @@ class Cell(Generic[T]):
             if decision is None:
                 return seen
             value, fence = decision
-            match self.attempt(seen, value, fence):
+            match self.attempt(seen, value, fence, lost=tries > 1):
                 case Won(written) | Replaced(written):
                     return written
-                case Lost(now):
-                    seen = now
                 case Unclear():
                     raise self._unknown()
-            self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S) * tries)
+                case Lost(now) if tries == 1:
+                    seen = now  # read a moment ago: swap on it at once
+                case Lost():
+                    # Sleep first, then read: a base read before the sleep is stale when it is swapped on, and a
+                    # writer that stays behind for more writes than the ring holds cannot tell its own outcome.
+                    self._runtime.sleep(self._runtime.rng.uniform(0, min(BACKOFF_S * 2**tries, BACKOFF_MAX_S)))
+                    seen = self.read()
         raise Conflict(f"{self._key} was swapped by others {TRIES_MAX} times in a row", hint="write it less often")
 
     def _won(self, outcome: Outcome[T]) -> Seen[T]:
@@ -241,11 +265,12 @@ class Cell(Generic[T]):
 
     def _unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"whether the write of {self._key} happened cannot be told: others wrote or removed it since"
+            f"whether the write of {self._key} happened is unknown: the object that was read back does not show it"
         )
 
     def _encode(self, header: Header, value: T) -> bytes:
-        data = records.encode(header)[:-1] + b"," + self._codec.to_bytes(value)[1:]
+        fields = self._codec.to_bytes(value)[1:]
+        data = records.encode(header)[:-1] + (fields if fields == b"}" else b"," + fields)
         if len(data) > records.RECORD_BYTES_MAX:
             raise Invalid(
                 f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from limpet.errors import Invalid, LeaseLost
+from limpet.records import Count, Name, Positive
 from limpet.store.api import Version
 from limpet.store.outcome import Verdict
 
-__all__ = ["RING_SIZE", "Fence", "Header", "Write", "admit", "judge", "next_header"]
+__all__ = ["CONTENDED_RING_SIZE", "RING_SIZE", "Fence", "Header", "Write", "admit", "judge", "next_header"]
 
 SCHEMA = 1
 RING_SIZE = 16
+CONTENDED_RING_SIZE = 256
+CONTENDED_S = 10.0
+
+WriteId = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Fence(msgspec.Struct, frozen=True):
     """A lock and the highest of its tokens that has written."""
 
-    lock: str
-    token: int
+    lock: Name
+    token: Count
 
 
 class Header(msgspec.Struct, frozen=True):
     """What every cell carries besides its value.
 
-    `seq` counts the writes, `write_id` names this one, `recent` names the up to 16 before it, newest last. Bodies
-    therefore never repeat, so neither does an ETag that is only a digest (F15).
+    `seq` counts the writes, `write_id` names this one, `recent` names the up to 16 before it (256 while many contend),
+    newest last. Bodies therefore never repeat, so neither does an ETag that is only a digest (F15).
     """
 
-    schema: int
-    seq: int
-    write_id: str
-    recent: tuple[str, ...] = ()
+    schema: Positive
+    seq: Positive
+    write_id: WriteId
+    recent: Annotated[tuple[WriteId, ...], msgspec.Meta(max_length=4 * CONTENDED_RING_SIZE)] = ()
     fence: Fence | None = None
 
 
@@ -47,11 +53,22 @@ class Write:
     deletable: bool
 
 
-def next_header(base: Header | None, write_id: str, fence: Fence | None) -> Header:
-    """The header of the write that follows `base`."""
+def next_header(
+    base: Header | None, write_id: str, fence: Fence | None, *, lost: bool = False, age_s: float = float("inf")
+) -> Header:
+    """The header of the write that follows `base`, which is `age_s` old.
+
+    A writer that is overtaken by more writes than the ring holds cannot learn whether its own write landed. So a
+    writer that has just lost a swap lets the ring grow beyond 16, up to 256; others let it grow on while the cell is
+    written often, and shrink it by one a write afterwards. The length is never a matter of safety: a short ring only
+    makes more outcomes unknown.
+    """
     if base is None:
         return Header(SCHEMA, 1, write_id, (), fence)
-    return Header(SCHEMA, base.seq + 1, write_id, (*base.recent, base.write_id)[-RING_SIZE:], fence)
+    contended = lost or (len(base.recent) > RING_SIZE and age_s < CONTENDED_S)
+    kept = len(base.recent) + 1 if contended else len(base.recent) - 1
+    size = min(max(kept, RING_SIZE), CONTENDED_RING_SIZE)
+    return Header(SCHEMA, base.seq + 1, write_id, (*base.recent, base.write_id)[-size:], fence)
 
 
 def judge(write: Write, found: Header | None, found_version: Version | None) -> Verdict:

@@ -71,7 +71,7 @@ class Compiled:
         schema, keys = self._manifest.schema, self._storage.keys
         for batch in _batches(parts):
             shards = [shard for part in batch for shard in part.shards]
-            blobs = self._storage.store.get_many([keys.shard(shard) for shard in shards])
+            blobs = self._storage.store.get_many([keys.shard(shard) for shard in shards], size_max=None)
             for part in batch:
                 lines: list[bytes] = []
                 read: dict[str, Blob] = {}

@@ -30,7 +30,7 @@ def write_descriptions(storage: Storage, name: str, manifest: Manifest) -> None:
 def _write(storage: Storage, key: Key, data: bytes, version: int) -> None:
     for tried in range(1, TRIES_MAX + 1):
         try:
-            blob = storage.store.get(key)
+            blob = storage.store.get(key, size_max=None)
         except Missing:
             blob = None
         if blob is not None and (blob.data == data or _version_of(blob.data) > version):

@@ -109,7 +109,7 @@ class _Purge:
         return place_of(self._storage.keys, key).shard
 
     def _read(self, batch: list[Stat]) -> list[tuple[Stat, Blob]]:
-        blobs = self._storage.store.get_many([stat.key for stat in batch])
+        blobs = self._storage.store.get_many([stat.key for stat in batch], size_max=None)
         read: list[tuple[Stat, Blob]] = []
         for stat in batch:
             blob = blobs[stat.key]

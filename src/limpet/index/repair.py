@@ -109,7 +109,7 @@ class Repairs:
         another single or pack beside it, which its listing did not show.
         """
         try:
-            data = self._storage.store.get(key).data
+            data = self._storage.store.get(key, size_max=None).data
         except Missing:
             return  # compiled meanwhile
         found = self._inspected(key, place.shard, data)
@@ -150,7 +150,7 @@ class Repairs:
     def _describe(self, key: Key) -> None:
         """Write a description anew. It is read before the manifest, so a later schema's is never replaced."""
         try:
-            when: Match | Absent = Match(self._storage.store.get(key).version)
+            when: Match | Absent = Match(self._storage.store.get(key, size_max=None).version)
         except Missing:
             when = Absent()
         data = descriptions(self._whole, load(self._whole).value)[key]

@@ -102,7 +102,7 @@ class _Move:
         """The lines of neighbouring shards, in order."""
         keys = {self._storage.keys.shard(shard): shard for shard in shards}
         lines: list[bytes] = []
-        for key, found in self._storage.store.get_many(keys).items():
+        for key, found in self._storage.store.get_many(keys, size_max=None).items():
             if isinstance(found, Missing):
                 raise self._storage.no_shard(keys[key])
             if isinstance(found, LimpetError):

@@ -56,7 +56,7 @@ class StoreSource:
 
     def read(self, names: Sequence[str]) -> Mapping[str, bytes | LimpetError]:
         """See `Source.read`.   Cost: 1 GET each."""
-        found = self._store.get_many([self._key(name) for name in names])
+        found = self._store.get_many([self._key(name) for name in names], size_max=None)
         blobs = {name: found[self._key(name)] for name in names}
         return {name: blob if isinstance(blob, LimpetError) else blob.data for name, blob in blobs.items()}
 

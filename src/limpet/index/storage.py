@@ -71,7 +71,7 @@ class Storage:
         Raises: whatever else a read met (F23: never an empty result).   Cost: 1 GET each, a bounded number at once.
         """
         found: dict[Key, bytes] = {}
-        for key, outcome in self.store.get_many(keys).items():
+        for key, outcome in self.store.get_many(keys, size_max=None).items():
             if isinstance(outcome, Missing):
                 continue
             if isinstance(outcome, LimpetError):
@@ -94,14 +94,14 @@ class Storage:
     def shard(self, shard: str) -> Blob:
         """The shard as it is now.   Raises: Corrupt if it is not there: `create` wrote every one.   Cost: 1 GET."""
         try:
-            return self.store.get(self.keys.shard(shard))
+            return self.store.get(self.keys.shard(shard), size_max=None)
         except Missing:
             raise self.no_shard(shard) from None
 
     def shards(self, shards: Sequence[str]) -> dict[str, bytes]:
         """Those shards as they are now.   Raises: as `shard`.   Cost: 1 GET each, a bounded number at once."""
         found: dict[str, bytes] = {}
-        outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards])
+        outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards], size_max=None)
         for shard in shards:
             outcome = outcomes[self.keys.shard(shard)]
             if isinstance(outcome, Missing):

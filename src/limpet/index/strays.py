@@ -64,7 +64,7 @@ class Strays:
         its records belong to more.   Crash: the stray is still there, and doing it again changes nothing.
         """
         try:
-            blob = self._storage.store.get(key)
+            blob = self._storage.store.get(key, size_max=None)
         except Missing:
             return
         if place.role == "shard" and blob.data == MOVED:

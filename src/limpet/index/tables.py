@@ -156,7 +156,7 @@ class Table:
     def _fetch(self, shards: Sequence[str]) -> Iterator[bytes]:
         """The bytes of shards, through the store."""
         keys = {self.storage.keys.shard(shard): shard for shard in shards}
-        for key, blob in self.storage.store.get_many(keys).items():
+        for key, blob in self.storage.store.get_many(keys, size_max=None).items():
             if isinstance(blob, Missing):
                 raise self.storage.no_shard(keys[key])
             if isinstance(blob, LimpetError):

@@ -94,7 +94,7 @@ class _Verifier:
     def _by_content(self, keys: Sequence[Key]) -> set[str]:
         """Read objects, and note what is wrong with them; the shards among them that are there."""
         shards: set[str] = set()
-        for key, found in self._storage.store.get_many(keys).items():
+        for key, found in self._storage.store.get_many(keys, size_max=None).items():
             place = place_of(self._keys, key)
             if isinstance(found, Missing):
                 continue  # merged since it was listed; a shard is asked for again
@@ -159,7 +159,7 @@ class _Verifier:
         """A shard that no listing showed. A list is only a hint (F22)."""
         key = self._keys.shard(shard)
         try:
-            blob = self._storage.store.get(key)
+            blob = self._storage.store.get(key, size_max=None)
         except Missing:
             self._again()
             self._add("missing_shard", key, "is missing, and an index always has all its shards")

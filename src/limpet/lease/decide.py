@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from limpet.errors import Invalid
+from limpet.records import Count, Instant, Name, Text
 
 __all__ = [
     "Create",
@@ -47,16 +48,16 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds what. `created_at`, `heartbeat_at` and `expires_at` are labels for people; nobody decides by them."""
 
     state: State
-    name: str
-    worker_id: str
-    label: str
-    token: int
-    attempt: int
-    created_at: datetime
-    heartbeat_at: datetime
-    expires_at: datetime
-    ttl_s: float
-    not_before: datetime | None = None
+    name: Text
+    worker_id: Name
+    label: Name
+    token: Count
+    attempt: Count
+    created_at: Instant
+    heartbeat_at: Instant
+    expires_at: Instant
+    ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=TTL_MAX_S)]
+    not_before: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Sightings:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._first: dict[Key, _Sighting] = {}
+        self._mutex = runtime.mutex()
 
     def knows(self, key: Key) -> bool:
         """Whether this process has seen a record there."""
@@ -55,12 +56,13 @@ class Sightings:
     def unchanged_s(self, key: Key, version: Version) -> float:
         """How long `version` has stood there, as far as this process saw; notes the first sight of it."""
         at_s = self._runtime.elapsed_s()
-        first = self._first.pop(key, None)
-        if first is None or first.version != version:
-            first = _Sighting(version, at_s)
-        self._first[key] = first
-        if len(self._first) > SIGHTINGS_MAX:
-            del self._first[next(iter(self._first))]
+        with self._mutex:
+            first = self._first.pop(key, None)
+            if first is None or first.version != version:
+                first = _Sighting(version, at_s)
+            self._first[key] = first
+            if len(self._first) > SIGHTINGS_MAX:
+                del self._first[next(iter(self._first))]
         return at_s - first.since_s
 
     def first_doubt(self, key: Key) -> bool:
@@ -74,8 +76,9 @@ class Sightings:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The lock is somebody's. `watch_s`: how long to watch it on all the same, because it seems abandoned."""
+    """Another process holds the lock. `watch_s`: how long to watch it all the same, because it seems abandoned."""
 
+    seen: Seen[LeaseRecord]
     held: Held
     watch_s: float
 
@@ -125,17 +128,24 @@ class Lock:
         """Take the lock, waiting up to `wait_s` seconds for its holder (None: for ever). The caller renews it.
 
         A lock that seems abandoned is watched for a renew interval + 2 s even when `wait_s` is shorter, so that short
-        jobs started by cron do take over from a dead one.
-        Raises: Held when the wait is over; OutcomeUnknown.   Cost: `try_acquire` every 0.2 to 5 s.
+        jobs started by cron do take over from a dead one. Whether it seems so is asked of the store's clock before
+        giving up: neither the dead holder's wall clock nor ours decides.
+        Raises: Held when the wait is over; OutcomeUnknown.
+        Cost: `try_acquire` every 0.2 to 5 s; 1 PUT + 1 HEAD more before giving up.
         """
         started_s = self._runtime.elapsed_s()
         patience_s = float("inf") if wait_s is None else wait_s
         pause_s = POLL_MIN_S
+        asked = False
         while True:
             outcome = self._try()
             if isinstance(outcome, Lease):
                 return outcome
-            left_s = max(patience_s, outcome.watch_s) - (self._runtime.elapsed_s() - started_s)
+            waited_s = self._runtime.elapsed_s() - started_s
+            if patience_s <= waited_s and outcome.watch_s == 0.0 and not asked:
+                asked = True
+                outcome = self._by_store_clock(outcome.seen)
+            left_s = max(patience_s, outcome.watch_s) - waited_s
             if left_s <= 0:
                 raise outcome.held
             self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.7, 1.0), left_s))
@@ -209,6 +219,12 @@ class Lock:
             return self._step(seen, unchanged_s, max_age_s=record.ttl_s / 4)
         return step
 
+    def _by_store_clock(self, seen: Seen[LeaseRecord]) -> _Waiting:
+        """Whether a held lock seems abandoned by a fresh reading of the store's clock.   Cost: 1 PUT + 1 HEAD."""
+        unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
+        step = self._step(seen, unchanged_s, max_age_s=-1.0)
+        return self._waiting(seen, step if isinstance(step, Wait) else None)
+
     def _step(self, seen: Seen[LeaseRecord], unchanged_s: float, *, max_age_s: float | None) -> Create | Take | Wait:
         assert seen.modified is not None
         return next_step(
@@ -260,4 +276,4 @@ class Lock:
         record = seen.value
         held = Held(self._name, by=record.label, until=step.until if step else None, token=record.token)
         confirm = step is not None and step.confirm
-        return _Waiting(held, watch_s=look_interval_s(record.ttl_s) + POLL_MAX_S if confirm else 0.0)
+        return _Waiting(seen, held, watch_s=look_interval_s(record.ttl_s) + POLL_MAX_S if confirm else 0.0)

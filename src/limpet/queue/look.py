@@ -23,7 +23,7 @@ from limpet.queue.names import (
     parts_of_entry,
 )
 from limpet.queue.push import Pusher
-from limpet.queue.records import NOTHING, Part, Receipt
+from limpet.queue.records import ENTRY_BYTES_MAX, NOTHING, Part, Receipt
 from limpet.queue.storage import Storage, read_content
 
 __all__ = ["Look"]
@@ -109,7 +109,7 @@ class Look:
             for stat in self._store.sample(self._keys.pending, 2 * n)
             if (found_ := parts_of_entry(stat.key, self._keys.pending)) and found_[1] in (TASK, BATCH)
         ]
-        for key, blob in self._store.get_many(sorted(keys)[:n]).items():
+        for key, blob in self._store.get_many(sorted(keys)[:n], size_max=ENTRY_BYTES_MAX).items():
             if isinstance(blob, LimpetError):
                 continue
             entry, kind = key.rsplit("/", 2)[1:]

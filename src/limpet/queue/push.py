@@ -175,7 +175,7 @@ class Pusher:
                 if unclear is None:
                     raise
             try:
-                found = self._store.get(key).data
+                found = self._store.get(key, size_max=ENTRY_BYTES_MAX).data
                 return found == data if write_id is None else _pushed_by(found) == write_id
             except Missing:
                 entry = key.rsplit("/", 2)[1]

@@ -59,7 +59,7 @@ def _kept(storage: Storage, entry: str, *, batch: bool) -> str:
     data = b""
     for key in (storage.keys.tasks(entry, batch=batch), storage.keys.lease(entry)):
         try:
-            data += storage.store.get(key).data + b"\n"
+            data += storage.store.get(key, size_max=None).data + b"\n"
         except Missing:
             continue
     raw = storage.keys.part(entry, storage.runtime.new_id())

@@ -117,7 +117,7 @@ class Storage:
     def content(self, entry: str, *, batch: bool) -> Content:
         """The tasks of an entry.   Raises: Missing; Corrupt; Unsupported.   Cost: 1 GET."""
         key = self.keys.tasks(entry, batch=batch)
-        return read_content(self.store.get(key), entry, batch=batch, what=key)
+        return read_content(self.store.get(key, size_max=ENTRY_BYTES_MAX), entry, batch=batch, what=key)
 
     def ended(self, entry: str) -> bool:
         """Whether a receipt ends the entry. failed/ first: receipts move only from there to completed/ (H6).

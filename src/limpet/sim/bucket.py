@@ -13,10 +13,11 @@ import msgspec
 
 from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key, check, check_prefix
+from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.nemesis import Knobs, pick_request_fault
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Flight, World
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
 from limpet.store.memory import clip
 
@@ -129,6 +130,7 @@ class SimStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         task = id(self._world.current())
@@ -140,6 +142,7 @@ class SimStore(BaseStore):
         self._clock.observe(blob.modified)
         if range is not None:
             return Blob(blob.data[clip(key, range, blob.size)], blob.version, blob.modified, blob.size)
+        check_size(key, blob.size, size_max)
         return blob
 
     def head(self, key: Key) -> Stat:

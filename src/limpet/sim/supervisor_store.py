@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from limpet.errors import LimpetError
 from limpet.keys import Key, check, check_prefix
+from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Flight, World
-from limpet.store.api import Always, Blob, Stat, Version, When
+from limpet.store.api import Always, Blob, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
 from limpet.store.memory import clip
 
@@ -44,12 +45,14 @@ class LocalStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         blob = self._call("read", check(key), "", lambda: self._bucket.get(key, if_match, if_none_match))
         self._clock.observe(blob.modified)
         if range is not None:
             return Blob(blob.data[clip(key, range, blob.size)], blob.version, blob.modified, blob.size)
+        check_size(key, blob.size, size_max)
         return blob
 
     def head(self, key: Key) -> Stat:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NewType, Protocol, runtime_checkable
 
-from limpet.errors import LimpetError
+from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key
+from limpet.records import RECORD_BYTES_MAX
 
-__all__ = ["Absent", "Always", "Blob", "Match", "Put", "Stat", "Store", "Version", "When"]
+__all__ = ["Absent", "Always", "Blob", "Match", "Put", "Stat", "Store", "Version", "When", "check_size"]
 
 Version = NewType("Version", str)
 
@@ -72,7 +73,11 @@ class Store(Protocol):
     """
 
     at_once: int
-    """How many calls of a batch verb it is worth to have under way at a time."""
+    """Recommended concurrency of the batch verbs."""
+
+    conflict_is_final: bool
+    """Whether a `Conflict` proves that no copy of the put landed. False where a request travels: a proxy may send it
+    twice, and the reply may be that of the second copy (F1)."""
 
     def get(
         self,
@@ -81,11 +86,14 @@ class Store(Protocol):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """The object, or bytes `[start, stop)` of it (a stop past the end is clipped).
 
-        Raises: Missing; Conflict (if_match); NotModified (if_none_match); Invalid (a range that starts past the end,
-        or no such bucket: a mistake in the URL must not read as an empty store).
+        An object of more than `size_max` bytes is refused before its bytes are read, so that one large object cannot
+        exhaust the memory of its readers. Readers of larger kinds name their own limit; a range is its own limit.
+        Raises: Missing; Corrupt (size_max); Conflict (if_match); NotModified (if_none_match); Invalid (a range that
+        starts past the end, or no such bucket: a mistake in the URL must not read as an empty store).
         Cost: 1 GET; a range moves only its own bytes.
         """
 
@@ -124,8 +132,13 @@ class Store(Protocol):
         It may change without need, and miss what happens at the very moment of asking.   Cost: no request.
         """
 
-    def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
-        """Each object or the error that its read met.   Cost: 1 GET each, a bounded number at once."""
+    def get_many(
+        self, keys: Iterable[Key], *, size_max: int | None = RECORD_BYTES_MAX
+    ) -> Mapping[Key, Blob | LimpetError]:
+        """Each object or the error that its read met; `size_max` as in `get`.
+
+        Cost: 1 GET each, a bounded number at once.
+        """
 
     def put_many(self, puts: Iterable[Put]) -> Mapping[Key, Version | LimpetError]:
         """Each new version or the error that its write met.   Cost: 1 PUT each, a bounded number at once."""
@@ -138,3 +151,9 @@ class Store(Protocol):
 
         Cost: 0; if nothing was seen yet, or the last reading is older than `max_age_s`, 1 PUT + 1 HEAD.
         """
+
+
+def check_size(key: Key, size: int, size_max: int | None) -> None:
+    """Refuse an object that is larger than its reader allows.   Raises: Corrupt."""
+    if size_max is not None and size > size_max:
+        raise Corrupt(f"{key} has {size} bytes, more than the {size_max} that it may have")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from limpet.errors import LimpetError
 from limpet.keys import Key, clock_key
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import FAN_OUT_MAX, Runtime
 from limpet.store.api import Always, Blob, Put, Stat, Version, When
 from limpet.store.clock import StoreClock
@@ -26,6 +27,7 @@ class BaseStore(ABC):
 
     at_once = FAN_OUT_MAX
     """See `Store.at_once`: a bucket is far away."""
+    conflict_is_final = False
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -39,6 +41,7 @@ class BaseStore(ABC):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
 
@@ -58,9 +61,11 @@ class BaseStore(ABC):
         """See `Store.hint`."""
         return None
 
-    def get_many(self, keys: Iterable[Key]) -> Mapping[Key, Blob | LimpetError]:
+    def get_many(
+        self, keys: Iterable[Key], *, size_max: int | None = RECORD_BYTES_MAX
+    ) -> Mapping[Key, Blob | LimpetError]:
         """See `Store.get_many`."""
-        return self._each(lambda key: key, self.get, keys)
+        return self._each(lambda key: key, lambda key: self.get(key, size_max=size_max), keys)
 
     def put_many(self, puts: Iterable[Put]) -> Mapping[Key, Version | LimpetError]:
         """See `Store.put_many`."""

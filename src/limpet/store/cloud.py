@@ -30,9 +30,10 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.keys import Key, check, check_prefix
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.answers import Answer, read_answer
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
 from limpet.store.credentials import Place, locate
 from limpet.store.listing import PAGE, in_key_order, place
@@ -117,6 +118,7 @@ class CloudStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`. A failed `if_match` costs a HEAD more off S3, any `if_none_match` on Google Cloud too."""
         check(key)
@@ -133,16 +135,17 @@ class CloudStore(BaseStore):
             options |= {} if if_match is None else {"if_match": if_match}
             options |= {} if if_none_match is None else {"if_none_match": if_none_match}
         try:
-            return self._read(f"get {key}", lambda: self._fetch(key, options))
+            return self._read(f"get {key}", lambda: self._fetch(key, options, None if range else size_max))
         except (Missing, Conflict):
             if if_match is None or self._place.scheme == "s3":
                 raise
             self.head(key)  # F7: raises Missing
             raise Conflict(f"get {key}: no longer that version") from None
 
-    def _fetch(self, key: Key, options: Mapping[str, Any]) -> Blob:
+    def _fetch(self, key: Key, options: Mapping[str, Any], size_max: int | None) -> Blob:
         wanted: Any = options or None  # a TypedDict that only obstore's stubs know
         result = obstore.get(self._reads, key, options=wanted)
+        check_size(key, result.meta["size"], size_max)
         data = bytes(result.bytes())
         start, stop = result.range
         if len(data) != stop - start:  # F23

@@ -9,8 +9,9 @@ from datetime import datetime
 
 from limpet.errors import Conflict, Invalid, Missing, NotModified
 from limpet.keys import Key, check, check_prefix
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
 
 __all__ = ["MemoryStore", "clip"]
@@ -27,6 +28,7 @@ class MemoryStore(BaseStore):
     """Objects in a dict. Threads may share it; it ends with the process."""
 
     at_once = 1
+    conflict_is_final = True
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         super().__init__(runtime or system())
@@ -41,6 +43,7 @@ class MemoryStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         entry = self._find(key)
@@ -48,7 +51,11 @@ class MemoryStore(BaseStore):
             raise Conflict(f"{key} is no longer version {if_match}")
         if if_none_match is not None and entry.version == if_none_match:
             raise NotModified(f"{key} is still version {if_none_match}")
-        data = entry.data if range is None else entry.data[clip(key, range, len(entry.data))]
+        if range is None:
+            check_size(key, len(entry.data), size_max)
+            data = entry.data
+        else:
+            data = entry.data[clip(key, range, len(entry.data))]
         return Blob(data, entry.version, entry.modified, len(entry.data))
 
     def head(self, key: Key) -> Stat:

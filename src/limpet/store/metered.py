@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from limpet.errors import Conflict, Denied
 from limpet.keys import Key, check, check_prefix
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store import prices
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
@@ -60,6 +61,7 @@ class MeteredStore(BaseStore):
         super().__init__(runtime or system())
         self.inner = store
         self.at_once = store.at_once
+        self.conflict_is_final = store.conflict_is_final
         self.budget = budget
         self._mutex = self._runtime.mutex()
         self._spent = Cost()
@@ -88,11 +90,12 @@ class MeteredStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         check(key)
         self._charge("get")
-        blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match)
+        blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
         self._clock.observe(blob.modified)
         with self._mutex:
             self._spent.read_bytes += len(blob.data)

@@ -13,6 +13,7 @@ from enum import Enum
 
 from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import Key
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Match, Store, Version, When
 
@@ -42,9 +43,18 @@ class Settled:
 
 
 def put_settled(
-    store: Store, runtime: Runtime, key: Key, data: bytes, when: When, judge: Callable[[Blob | None], Verdict]
+    store: Store,
+    runtime: Runtime,
+    key: Key,
+    data: bytes,
+    when: When,
+    judge: Callable[[Blob | None], Verdict],
+    *,
+    size_max: int | None = RECORD_BYTES_MAX,
 ) -> Settled:
     """Put `data` if `when` holds, and find out what became of it. `judge` reads a look at the object.
+
+    A read-back of an object larger than `size_max` tells nothing.
 
     Only the same bytes are ever sent again (F5). Raises: OutcomeUnknown when it cannot be read back or still stands at
     its base after three sends; Unavailable or Denied when nothing was sent that could have landed.
@@ -55,12 +65,16 @@ def put_settled(
         try:
             return Settled(Verdict.WON, store.put(key, data, when=when), None)
         except (Conflict, OutcomeUnknown) as error:
+            final = unclear is None and store.conflict_is_final and isinstance(error, Conflict)
             unclear = error
         except LimpetError:
+            final = False
             if unclear is None:
                 raise
-        found = _look(store, key)
+        found = _look(store, key, size_max)
         verdict = judge(found)
+        if final and found is not None and verdict is Verdict.UNKNOWN:
+            verdict = Verdict.LOST  # the one send was compared and refused, so no copy of it can have landed
         if verdict is Verdict.BASE:
             if sent < SENDS_MAX:
                 runtime.sleep(runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
@@ -85,15 +99,16 @@ def put_bytes(store: Store, runtime: Runtime, key: Key, data: bytes, when: When,
             return Verdict.BASE  # F6: S3's 409 is reported as "already exists" although nothing landed
         return Verdict.UNKNOWN
 
-    settled = put_settled(store, runtime, key, data, when, judge)
+    size_max = len(data) if isinstance(when, Absent) else None  # what is larger than ours is not ours
+    settled = put_settled(store, runtime, key, data, when, judge, size_max=size_max)
     if settled.version is None:
         raise OutcomeUnknown(f"whether the write of {key} happened cannot be told: other bytes stand there")
     return settled.version
 
 
-def _look(store: Store, key: Key) -> Blob | None:
+def _look(store: Store, key: Key, size_max: int | None) -> Blob | None:
     try:
-        return store.get(key)
+        return store.get(key, size_max=size_max)
     except Missing:
         return None
     except LimpetError as error:

@@ -12,6 +12,7 @@ import msgspec
 
 from limpet.errors import Conflict, OutcomeUnknown, Unsupported
 from limpet.keys import Key, probe_key
+from limpet.records import Name
 from limpet.runtime import Runtime, system
 from limpet.store.api import Absent, Match, Store, Version, When
 
@@ -27,8 +28,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     conditional: bool
     etag_style: EtagStyle
-    at: str
-    by: str
+    at: Name
+    by: Name
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from limpet.errors import Denied
 from limpet.keys import Key, check, check_prefix, clock_key, join
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
@@ -29,6 +30,7 @@ class ScopedStore(BaseStore):
         super().__init__(runtime or system())
         self.inner = store
         self.at_once = self.inner.at_once
+        self.conflict_is_final = self.inner.conflict_is_final
         self.prefix = check_prefix(prefix)
         self.role = None if role is None else check_role(role)
 
@@ -39,9 +41,12 @@ class ScopedStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
-        blob = self.inner.get(self._full("get", key), range=range, if_match=if_match, if_none_match=if_none_match)
+        blob = self.inner.get(
+            self._full("get", key), range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max
+        )
         self._clock.observe(blob.modified)
         return blob
 

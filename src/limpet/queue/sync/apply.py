@@ -152,7 +152,7 @@ class Applier:
 
     def _read(self, key: Key) -> bytes | None:
         try:
-            return self._store.get(key).data
+            return self._store.get(key, size_max=None).data
         except Missing:
             return None
 

@@ -164,7 +164,7 @@ class Down:
     def _fetched(self, key: Key) -> bytes | None:
         """A task that the log only names. If the bucket no longer has it, it has ended, and a receipt says so."""
         try:
-            return self._remote.get(key).data
+            return self._remote.get(key, size_max=None).data
         except Missing:
             return None
 

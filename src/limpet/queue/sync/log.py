@@ -82,7 +82,7 @@ class LogWriter:
 
     def _look(self, key: Key) -> bytes | None:
         try:
-            return self._remote.get(key).data
+            return self._remote.get(key, size_max=None).data
         except Missing:
             return None
 

@@ -19,7 +19,7 @@ def each(store: Store, wanted: Iterable[Key]) -> Iterator[tuple[Key, Blob]]:
     """The objects that are still there.   Raises: whatever else a read met.   Cost: 1 GET each, many at once."""
     names = iter(wanted)
     while some := [*islice(names, AT_ONCE)]:
-        for key, blob in store.get_many(some).items():
+        for key, blob in store.get_many(some, size_max=None).items():
             if isinstance(blob, Blob):
                 yield key, blob
             elif not isinstance(blob, Missing):

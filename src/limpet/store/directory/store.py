@@ -13,8 +13,9 @@ from typing import Literal
 
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified
 from limpet.keys import Key, check_prefix
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Always, Blob, Stat, Version, When
+from limpet.store.api import Always, Blob, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
 from limpet.store.directory import walk
 from limpet.store.directory.failure import failure
@@ -45,6 +46,8 @@ class DirectoryStore(BaseStore):
     Crash: the old object or the new one, whole; at worst a temp file more, which is swept after a day, and empty
     folders. A reader may see a write before it is durable, and so before it is acknowledged.
     """
+
+    conflict_is_final = True
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class DirectoryStore(BaseStore):
         range: tuple[int, int] | None = None,
         if_match: Version | None = None,
         if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         """See `Store.get`."""
         files = self._files
@@ -98,6 +102,7 @@ class DirectoryStore(BaseStore):
                 if if_none_match is not None and version == if_none_match:
                     raise NotModified(f"{key} is still version {if_none_match}")
                 if range is None:
+                    check_size(key, size, size_max)
                     data = self._read(fd, key, 0, size)
                 else:
                     wanted = clip(key, range, size)
