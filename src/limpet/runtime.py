@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Flag", "ProcessMutex", "Runtime", "SystemRuntime", "Worker", "system", "ulid"]
+__all__ = ["Flag", "ProcessMutex", "Runtime", "SystemRuntime", "Worker", "system", "ulid", "ulid_ms"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -217,3 +217,11 @@ def system() -> SystemRuntime:
     if _system is None:
         _system = SystemRuntime()
     return _system
+
+
+def ulid_ms(text: str) -> int | None:
+    """The milliseconds since 1970 that a ULID holds; None for another text."""
+    digits = [_ALPHABET.find(char) for char in text[:10]]
+    if len(text) != 26 or min(digits) < 0:
+        return None
+    return sum(digit << 5 * n for n, digit in enumerate(reversed(digits)))

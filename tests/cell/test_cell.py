@@ -320,13 +320,13 @@ def test_an_update_of_which_nobody_can_tell_is_not_made_again(world: World) -> N
     assert world.value() == 10 + 1 + 1700
 
 
-def test_an_update_gives_up_after_twenty_lost_swaps(world: World) -> None:
+def test_an_update_gives_up_after_forty_lost_swaps(world: World) -> None:
     world.other.write(0)
     bump = then(refused_409, lambda: world.other.update(plus(1)))
     world.store.puts.extend([bump] * TRIES_MAX)
-    with pytest.raises(Conflict, match="20 times"):
+    with pytest.raises(Conflict, match="40 times"):
         world.cell.update(plus(1000))
-    assert world.value() == TRIES_MAX == 20
+    assert world.value() == TRIES_MAX == 40
 
 
 def test_an_update_keeps_the_fence(world: World) -> None:

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_helpers import steady
-from limpet.cell.decide import CONTENDED_RING_SIZE, RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.cell.decide import MARKS_MAX, RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, mark, next_header
 from limpet.errors import Invalid, LeaseLost
+from limpet.runtime import ulid
 from limpet.store import Version
 from limpet.store.outcome import Verdict
 
@@ -19,7 +20,7 @@ A1, A2, A3, B1 = Fence("a", 1), Fence("a", 2), Fence("a", 3), Fence("b", 1)
 def header(seq: int, *, ring: int | None = None, fence: Fence | None = None) -> Header:
     """The cell after others' writes w1 .. w<seq>, with a ring of that length (by default as long as it can be)."""
     length = min(seq - 1, RING_SIZE) if ring is None else ring
-    return Header(SCHEMA, seq, f"w{seq}", tuple(f"w{n}" for n in range(seq - length, seq)), fence)
+    return Header(SCHEMA, seq, f"w{seq}", tuple(f"w{n}" for n in range(seq - length, seq)), fence=fence)
 
 
 def write(base_seq: int | None, *, deletable: bool = False) -> Write:
@@ -30,32 +31,57 @@ def write(base_seq: int | None, *, deletable: bool = False) -> Write:
 # ---- next_header ----
 
 
-def test_the_ring_grows_while_writers_contend_and_shrinks_afterwards() -> None:
-    found = next_header(None, "w0", None)
-    for n in range(1, 400):
-        found = next_header(found, f"w{n}", None, lost=True)
-        assert len(found.recent) == min(n, CONTENDED_RING_SIZE)
-        assert found.recent[-1] == f"w{n - 1}"
-    assert len(next_header(found, "soon", None, age_s=9.9).recent) == CONTENDED_RING_SIZE
-    found = next_header(found, "later", None, age_s=10.0)
-    assert len(found.recent) == CONTENDED_RING_SIZE - 1
-    assert len(next_header(header(50), "soon", None, age_s=0.0).recent) == RING_SIZE
-    for n in range(300):
-        found = next_header(found, f"c{n}", None)
+def contended(found: Header, writes: int, *, name: str = "other") -> Header:
+    """The cell after so many writes by writers that had just lost a swap."""
+    for n in range(writes):
+        found = next_header(found, f"{name}{n}", None, lost=True)
+    return found
+
+
+def test_marks_are_kept_by_writers_that_lost_and_dropped_afterwards() -> None:
+    assert header(40).marks == ""
+    found = contended(header(40), 3000)
     assert len(found.recent) == RING_SIZE
+    assert len(found.marks) == 3 * MARKS_MAX
+    assert found.marks[-3:] == mark(f"other{3000 - RING_SIZE - 2}")
+    found = next_header(found, "calm", None)
+    assert len(found.marks) == 3 * MARKS_MAX - 3
+    for n in range(MARKS_MAX):
+        found = next_header(found, f"c{n}", None)
+    assert found.marks == ""
+    assert next_header(header(16), "early", None, lost=True).marks == "", "the ring still holds them all"
 
 
-def test_a_lost_swap_under_contention_is_known_to_be_lost() -> None:
-    """B1: 100 other writes between the base and the read-back, in a crowd."""
-    base = header(50)
-    found = base
-    for n in range(100):
-        found = next_header(found, f"other{n}", None, lost=True)
-    assert judge(Write("mine", base, V1, False), found, V2) is Verdict.LOST
+@pytest.mark.parametrize(("gap_ms", "kept"), [(0, 60), (312, 60), (313, 0), (60_000, 0)])
+def test_marks_are_kept_while_the_cell_is_written_often(gap_ms: int, kept: int) -> None:
+    found = None
+    for n in range(77):
+        found = next_header(found, ulid(1_790_000_000_000 + n * gap_ms, n), None)
+    assert found is not None
+    assert len(found.marks) == 3 * kept
+
+
+@pytest.mark.parametrize(("others", "verdict"), [(17, "LOST"), (18, "LOST"), (2048, "LOST"), (2080, "UNKNOWN")])
+@pytest.mark.parametrize("base_seq", [17, 50])
+def test_a_swap_lost_to_many_is_known_to_be_lost(base_seq: int, others: int, verdict: str) -> None:
+    """B1: so many other writes between the base and the read-back, by writers that contend."""
+    found = contended(header(base_seq), others)
+    assert judge(write(base_seq), found, V2) is Verdict[verdict]
+
+
+@pytest.mark.parametrize("others", [17, 18, 500])
+def test_a_landed_write_is_never_taken_for_lost(others: int) -> None:
+    landed = next_header(header(50), "mine", None, lost=True)
+    assert judge(write(50), contended(landed, others), V2) is Verdict.UNKNOWN
+
+
+def test_marks_of_another_life_prove_nothing() -> None:
+    """Counterexample 4: the cell was deleted and created by others, and its count has passed ours."""
+    assert judge(write(50), contended(next_header(None, "new", None), 500), V2) is Verdict.UNKNOWN
 
 
 def test_the_first_write_starts_the_count() -> None:
-    assert next_header(None, "a", A1) == Header(SCHEMA, 1, "a", (), A1)
+    assert next_header(None, "a", A1) == Header(SCHEMA, 1, "a", fence=A1)
 
 
 def test_the_ring_holds_the_last_sixteen_newest_last() -> None:
@@ -148,15 +174,16 @@ def test_a_version_without_a_base_means_nothing() -> None:
 
 
 @steady
-@given(st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_a_verdict_is_never_wrong(base_seq: int, others: int, landed: bool) -> None:
+@given(st.integers(0, 40), st.lists(st.booleans(), max_size=60), st.booleans())
+def test_a_verdict_is_never_wrong(base_seq: int, losers: list[bool], landed: bool) -> None:
     """Against the whole history: WON and REPLACED only if it landed, LOST and BASE only if it did not."""
     attempt = write(base_seq or None)
+    others = len(losers)
     found = attempt.base
     if landed:
         found = next_header(found, "mine", None)
-    for n in range(others):
-        found = next_header(found, f"o{n}", None)
+    for n, lost in enumerate(losers):
+        found = next_header(found, f"o{n}", None, lost=lost)
     version = V1 if found is attempt.base and found is not None else V2
     verdict = judge(attempt, found, version if found else None)
     allowed = {Verdict.WON, Verdict.REPLACED} if landed else {Verdict.LOST, Verdict.BASE}

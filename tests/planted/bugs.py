@@ -38,6 +38,13 @@ _ALL = [
         ),
     ),
     _bug(
+        "a bucket's refusal is taken for final",
+        "F1, counterexample 2",
+        0,
+        ("store.base", "    conflict_is_final = False\n", "    conflict_is_final = True\n"),
+        ("cell.decide", "        return Verdict.REPLACED\n", "        return Verdict.UNKNOWN\n"),
+    ),
+    _bug(
         "the next seq is taken for ours",
         "F2",
         0,
@@ -63,9 +70,9 @@ _ALL = [
         145,
         (
             "cell.cell",
-            "            match self.attempt(seen, value, fence):\n",
+            "            match self.attempt(seen, value, fence, lost=tries > 1):\n",
             "            try:\n"
-            "                outcome = self.attempt(seen, value, fence)\n"
+            "                outcome = self.attempt(seen, value, fence, lost=tries > 1)\n"
             "            except OutcomeUnknown:\n"
             "                seen = self.read()\n"
             "                continue\n"
@@ -105,7 +112,7 @@ _ALL = [
         "the token is compared with an older look",
         "F12",
         5,
-        ("cell.cell", "self.attempt(seen, value, fence)", "self.attempt(self.read() if fence else seen, value, fence)"),
+        ("cell.cell", "self.attempt(seen, value, fence,", "self.attempt(self.read() if fence else seen, value, fence,"),
     ),
     _bug(
         "expiry is read from wall clocks",

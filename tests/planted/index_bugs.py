@@ -230,8 +230,8 @@ INDEX_BUGS = [
         0,
         (
             "storage",
-            "            return self.store.get(self.keys.shard(shard))\n        except Missing:\n",
-            "            return self.store.get(self.keys.shard(shard))\n        except Missing:\n"
+            "            return self.store.get(self.keys.shard(shard), size_max=None)\n        except Missing:\n",
+            "            return self.store.get(self.keys.shard(shard), size_max=None)\n        except Missing:\n"
             '            return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)\n',
         ),
     ),

@@ -13,7 +13,7 @@ from limpet.keys import Key
 from limpet.store import Absent, Blob, Match, Put, Store, Version
 
 K = Key("room/thing.json")
-OTHER = Key("room/other.json")
+ABSENT = Key("room/absent.json")
 OTHER = Version('"d41d8cd98f00b204e9800998ecf8427e"')
 
 NASTY = [
@@ -167,9 +167,9 @@ class TestReadAndWrite:
             store.get(K, size_max=8)
         assert store.get(K, size_max=9).data == b"123456789"
         assert store.get(K, size_max=2, range=(0, 4)).data == b"1234"
-        some = store.get_many([K, OTHER], size_max=8)
+        some = store.get_many([K, ABSENT], size_max=8)
         assert isinstance(some[K], Corrupt)
-        assert isinstance(some[OTHER], Missing)
+        assert isinstance(some[ABSENT], Missing)
 
 
 class TestRanges:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from limpet import records
-from limpet.cell.decide import RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.cell.decide import SCHEMA, Fence, Header, Write, admit, judge, next_header
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key
 from limpet.runtime import Runtime
@@ -22,9 +22,9 @@ __all__ = ["PLAIN", "Cell", "Codec", "Fenced", "Lost", "Outcome", "Replaced", "S
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-TRIES_MAX = 20
+TRIES_MAX = 40
 BACKOFF_S = 0.01
-BACKOFF_MAX_S = 1.0
+BACKOFF_MAX_S = 0.3
 GONE = Version("replaced")
 
 
@@ -154,7 +154,7 @@ class Cell(Generic[T]):
 
         `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
         times. With a lease, as `write`.
-        Raises: OutcomeUnknown; Conflict after 20 lost swaps; LeaseLost, Invalid.
+        Raises: OutcomeUnknown; Conflict after 40 lost swaps; LeaseLost, Invalid.
         Cost: 1 GET + 1 PUT uncontended; the first lost swap adds 1 GET + 1 PUT, later ones 2 GETs + 1 PUT.
         """
 
@@ -193,9 +193,7 @@ class Cell(Generic[T]):
         Raises: OutcomeUnknown when nothing is known at all; whatever the store refuses before anything is sent.
         """
         base = seen.header if seen else None
-        header = next_header(
-            base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost, age_s=self._age_s(seen)
-        )
+        header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost)
         write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
         data = self._encode(header, value)
 
@@ -219,12 +217,6 @@ class Cell(Generic[T]):
                 return Lost(now)
             case _:
                 return Unclear(now)
-
-    def _age_s(self, seen: Seen[T] | None) -> float:
-        """How long ago a contended cell was written, by the store's clock; for others it does not matter."""
-        if seen is None or seen.modified is None or len(seen.header.recent) <= RING_SIZE:
-            return float("inf")
-        return (self._store.now() - seen.modified).total_seconds()
 
     def _admitted(self, seen: Seen[T] | None, lease: Fenced | None) -> Fence | None:
         offered = Fence(lease.lock, lease.token) if lease is not None else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,15 +11,17 @@ import msgspec
 
 from limpet.errors import Invalid, LeaseLost
 from limpet.records import Count, Name, Positive
+from limpet.runtime import ulid_ms
 from limpet.store.api import Version
 from limpet.store.outcome import Verdict
 
-__all__ = ["CONTENDED_RING_SIZE", "RING_SIZE", "Fence", "Header", "Write", "admit", "judge", "next_header"]
+__all__ = ["MARKS_MAX", "RING_SIZE", "Fence", "Header", "Write", "admit", "judge", "mark", "next_header"]
 
 SCHEMA = 1
 RING_SIZE = 16
-CONTENDED_RING_SIZE = 256
-CONTENDED_S = 10.0
+MARKS_MAX = 2048
+MARK_CHARS = 3
+OFTEN_MS = 5_000
 
 WriteId = Annotated[str, msgspec.Meta(max_length=64)]
 
@@ -32,15 +36,22 @@ class Fence(msgspec.Struct, frozen=True):
 class Header(msgspec.Struct, frozen=True):
     """What every cell carries besides its value.
 
-    `seq` counts the writes, `write_id` names this one, `recent` names the up to 16 before it (256 while many contend),
-    newest last. Bodies therefore never repeat, so neither does an ETag that is only a digest (F15).
+    `seq` counts the writes, `write_id` names this one, `recent` names the up to 16 before it, newest last. Bodies
+    therefore never repeat, so neither does an ETag that is only a digest (F15). `older` is there while the cell is
+    written often: a short mark of each write before the recent ones, newest last.
     """
 
     schema: Positive
     seq: Positive
     write_id: WriteId
-    recent: Annotated[tuple[WriteId, ...], msgspec.Meta(max_length=4 * CONTENDED_RING_SIZE)] = ()
+    recent: Annotated[tuple[WriteId, ...], msgspec.Meta(max_length=RING_SIZE)] = ()
     fence: Fence | None = None
+    older: Annotated[str, msgspec.Meta(max_length=MARK_CHARS * MARKS_MAX)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def marks(self) -> str:
+        """`older` as a text, empty if there is none."""
+        return self.older if isinstance(self.older, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +64,34 @@ class Write:
     deletable: bool
 
 
-def next_header(
-    base: Header | None, write_id: str, fence: Fence | None, *, lost: bool = False, age_s: float = float("inf")
-) -> Header:
-    """The header of the write that follows `base`, which is `age_s` old.
+def next_header(base: Header | None, write_id: str, fence: Fence | None, *, lost: bool = False) -> Header:
+    """The header of the write that follows `base`. `lost`: its writer has just lost a swap.
 
-    A writer that is overtaken by more writes than the ring holds cannot learn whether its own write landed. So a
-    writer that has just lost a swap lets the ring grow beyond 16, up to 256; others let it grow on while the cell is
-    written often, and shrink it by one a write afterwards. The length is never a matter of safety: a short ring only
+    A writer that is overtaken by more writes than the header remembers cannot learn whether its own write landed. So
+    while the cell is written often, or by a writer that has just lost a swap, a mark is kept of each id that leaves the
+    ring; afterwards each write drops two marks. How much is kept is never a matter of safety: a short memory only
     makes more outcomes unknown.
     """
     if base is None:
-        return Header(SCHEMA, 1, write_id, (), fence)
-    contended = lost or (len(base.recent) > RING_SIZE and age_s < CONTENDED_S)
-    kept = len(base.recent) + 1 if contended else len(base.recent) - 1
-    size = min(max(kept, RING_SIZE), CONTENDED_RING_SIZE)
-    return Header(SCHEMA, base.seq + 1, write_id, (*base.recent, base.write_id)[-size:], fence)
+        return Header(SCHEMA, 1, write_id, fence=fence)
+    recent = (*base.recent, base.write_id)
+    older = base.marks
+    if len(recent) > RING_SIZE and (lost or _written_often(recent)):
+        older = (older + "".join(map(mark, recent[:-RING_SIZE])))[-MARK_CHARS * MARKS_MAX :]
+    elif len(recent) > RING_SIZE and older:
+        older = (older + mark(recent[0]))[2 * MARK_CHARS :]
+    return Header(SCHEMA, base.seq + 1, write_id, recent[-RING_SIZE:], fence, older or msgspec.UNSET)
+
+
+def _written_often(recent: tuple[str, ...]) -> bool:
+    """Whether the recent writes are a few seconds apart at most, by the clocks of their writers."""
+    first_ms, last_ms = ulid_ms(recent[0]), ulid_ms(recent[-1])
+    return first_ms is not None and last_ms is not None and abs(last_ms - first_ms) < OFTEN_MS
+
+
+def mark(write_id: str) -> str:
+    """18 bits of a write id's digest, as text. Different marks prove different ids; equal marks prove nothing."""
+    return base64.b64encode(hashlib.sha256(write_id.encode()).digest()[:3]).decode()[:MARK_CHARS]
 
 
 def judge(write: Write, found: Header | None, found_version: Version | None) -> Verdict:
@@ -87,13 +110,20 @@ def judge(write: Write, found: Header | None, found_version: Version | None) -> 
     if write.base is not None and found_version == write.base_version:
         return Verdict.BASE
     base_seq = write.base.seq if write.base else 0
-    ring_starts = found.seq - len(found.recent)
-    if write.base is not None and ring_starts <= base_seq < found.seq and write.base.write_id not in found.recent:
+    if write.base is not None and _wrote_other(found, base_seq, write.base.write_id):
         return Verdict.UNKNOWN  # deleted and created anew: this is another cell's history (counterexample 4)
-    ring_reaches_back = ring_starts <= base_seq + 1
-    if found.seq > base_seq and ring_reaches_back:
-        return Verdict.LOST
+    if _wrote_other(found, base_seq + 1, write.write_id):
+        return Verdict.LOST  # ours could only have landed as the write that followed our base
     return Verdict.UNKNOWN
+
+
+def _wrote_other(found: Header, seq: int, write_id: str) -> bool:
+    """Whether `found` remembers that write number `seq` was not `write_id`."""
+    back = found.seq - seq
+    if 0 <= back <= len(found.recent):
+        return (*found.recent, found.write_id)[-back - 1] != write_id
+    at = len(found.marks) - MARK_CHARS * (back - len(found.recent))
+    return back > 0 <= at and found.marks[at : at + MARK_CHARS] != mark(write_id)
 
 
 def admit(kept: Fence | None, offered: Fence | None, *, what: str) -> Fence | None:
