@@ -16,7 +16,7 @@ from limpet.service.errors import answer_to
 from limpet.service.metrics import Requests
 from limpet.service.routes import Route, Routes
 from limpet.service.threads import Threads
-from limpet.service.wire import Rejected, Request, Response
+from limpet.service.wire import ANYBODY, Caller, Rejected, Request, Response
 
 __all__ = ["AT_ONCE_MAX", "THREADS_MAX", "Shell"]
 
@@ -63,20 +63,23 @@ class Shell:
         try:
             route, names = self._routes.find(scope["method"], scope["raw_path"])
             path = route.path
-            self._admit(route, scope)
+            caller = self._admit(route, scope)
             body = await self._body(scope, receive)
-            request = Request(scope["method"], names, scope["query_string"], scope["headers"], body)
+            request = Request(scope["method"], names, scope["query_string"], scope["headers"], body, caller)
             if route.quick:
                 return path, _handle(route, request)
             return path, await self._threads.run(partial(_handle, route, request))
         except LimpetError as error:
             return path, answer_to(error)
 
-    def _admit(self, route: Route, scope: Scope) -> None:
+    def _admit(self, route: Route, scope: Scope) -> Caller:
+        caller = ANYBODY
         if route.tokens is not None:
-            route.tokens.demand(scope["headers"])
+            caller = route.tokens.demand(scope["headers"])
+            caller.demand(route.right)
         if self._at_once > AT_ONCE_MAX and not route.quick:
             raise Unavailable("too many requests at once")
+        return caller
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body.   Raises: Rejected for one that is too large, or does not come (`limits` ends the wait)."""
@@ -98,6 +101,7 @@ class Shell:
 
 def _handle(route: Route, request: Request) -> Response:
     try:
+        route.admit(request)
         return route.handler(request)
     except LimpetError as error:
         return answer_to(error)

@@ -12,13 +12,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from limpet.errors import Invalid
-from limpet.service.wire import Rejected
+from limpet.service.wire import ANYBODY, RIGHTS, Caller, Rejected
 
 __all__ = ["API_TOKENS", "RPC_SECRET", "Tokens", "check_bind", "secrets_of"]
 
 API_TOKENS = "LIMPET_API_TOKENS"
 RPC_SECRET = "LIMPET_RPC_SECRET"
 SECRET_MIN = 16
+DEFAULT = "default"
+"""The name of a token that was given without one."""
 
 
 class Tokens:
@@ -34,11 +36,11 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def demand(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Go on only with one of the tokens.   Raises: Rejected (401, 403)."""
+    def demand(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
+        """The caller whose token it is.   Raises: Rejected (401, 403)."""
         if not self._digests:
             _demand_local(headers)
-            return
+            return ANYBODY
         sent = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, token = sent.partition(b" ")
         digest = _digest(token.strip())
@@ -52,6 +54,7 @@ class Tokens:
                 hint="send Authorization: Bearer TOKEN",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
+        return Caller(DEFAULT, RIGHTS)
 
 
 def secrets_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -26,7 +26,7 @@ class CompactorRoutes:
 
     def routes(self) -> list[Route]:
         """The table."""
-        return [Route("POST", SYNC_COMPACT, self.sync_compact, self._secret)]
+        return [Route("POST", SYNC_COMPACT, self.sync_compact, self._secret, right="publish")]
 
     def sync_compact(self, request: Request) -> Response:
         """Publish ledger objects as one commit. The same request again gets the same answer.

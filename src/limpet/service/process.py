@@ -44,7 +44,10 @@ def run(
         for part in reversed(parts):
             part.give_up()
 
-    routes += [*health_routes(facts, ending.is_set, shared.runtime), Route("GET", "/metrics", metrics.handle, tokens)]
+    routes += [
+        *health_routes(facts, ending.is_set, shared.runtime),
+        Route("GET", "/metrics", metrics.handle, tokens, right="metrics", touched=lambda _: ()),
+    ]
     shell = Shell(Routes(routes), shared.runtime, requests, body_bytes_max=BODY_BYTES_MAX)
     for part in parts:
         part.start()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -12,12 +12,27 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid, LimpetError
 
-__all__ = ["DEPTH_MAX", "JSON", "Handler", "Rejected", "Request", "Response", "json_response"]
+__all__ = [
+    "ANYBODY",
+    "DEPTH_MAX",
+    "JSON",
+    "RIGHTS",
+    "Caller",
+    "Handler",
+    "Rejected",
+    "Request",
+    "Response",
+    "Right",
+    "json_response",
+]
 
 T = TypeVar("T")
 
 DEPTH_MAX = 64
 QUERY_FIELDS_MAX = 32
+
+Right = Literal["read", "write", "metrics", "publish"]
+RIGHTS: frozenset[Right] = frozenset(("read", "write", "metrics", "publish"))
 
 JSON = (b"content-type", b"application/json")
 
@@ -38,6 +53,53 @@ class Rejected(LimpetError):
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request: the name of the token, what it may do, and in which namespaces.
+
+    `prefixes` are namespaces; the rights hold in them and in everything below. None: in every namespace.
+    """
+
+    name: str
+    rights: frozenset[Right]
+    prefixes: tuple[tuple[str, ...], ...] | None = None
+
+    def demand(self, right: Right) -> None:
+        """Raises: Rejected (403) without the right."""
+        if right not in self.rights:
+            raise Rejected(403, "ForbiddenException", f"the token {self.name!r} does not have the right {right!r}")
+
+    def demand_in(self, namespaces: Iterable[Sequence[str]]) -> None:
+        """Raises: Rejected (403) unless the rights hold in all of these namespaces."""
+        if not all(self.acts_in(namespace) for namespace in namespaces):
+            raise self._outside()
+
+    def demand_sight(self, namespaces: Iterable[Sequence[str]]) -> None:
+        """Raises: Rejected (403) unless the caller sees all of these namespaces."""
+        if not all(self.sees(namespace) for namespace in namespaces):
+            raise self._outside()
+
+    def acts_in(self, namespace: Sequence[str]) -> bool:
+        """Whether the rights hold in a namespace."""
+        if self.prefixes is None:
+            return True
+        return any(tuple(namespace[: len(prefix)]) == prefix for prefix in self.prefixes)
+
+    def sees(self, namespace: Sequence[str]) -> bool:
+        """Whether a namespace is shown to the caller: it lies in one of the prefixes, or on the way to one."""
+        if self.prefixes is None:
+            return True
+        levels = tuple(namespace)
+        return any(levels[: len(prefix)] == prefix[: len(levels)] for prefix in self.prefixes)
+
+    def _outside(self) -> Rejected:
+        return Rejected(403, "ForbiddenException", f"the token {self.name!r} has no rights in that namespace")
+
+
+ANYBODY = Caller("", RIGHTS)
+"""The caller of a service without tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request. `names` are the variable segments of its path, each decoded by itself."""
 
@@ -46,6 +108,13 @@ class Request:
     query_string: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
     body: bytes = b""
+    caller: Caller = ANYBODY
+    _parsed: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def actor(self) -> str:
+        """The name of the caller's token, for the record of what it does; empty where the service has no tokens."""
+        return self.caller.name
 
     def header(self, name: bytes) -> str | None:
         """A header by its lower-case name; the first, if it comes twice."""
@@ -74,6 +143,8 @@ class Request:
 
     def json(self) -> Any:
         """The body as JSON.   Raises: Rejected (415); Invalid for what is not JSON, or is nested too deeply (F32)."""
+        if self._parsed:
+            return self._parsed[0]
         kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Rejected(
@@ -85,6 +156,7 @@ class Request:
             raise Invalid(f"the body is not valid JSON: {error}", hint="send a JSON object in UTF-8") from None
         if self.body.count(b"[") + self.body.count(b"{") > DEPTH_MAX and _depth_exceeds(value, DEPTH_MAX):
             raise Invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
+        self._parsed.append(value)
         return value
 
     def fields(self) -> dict[str, Any]:
