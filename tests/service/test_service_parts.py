@@ -373,8 +373,8 @@ def _echo(request: Request) -> Response:
 @pytest.fixture
 def shell() -> Iterator[Shell]:
     routes = [
-        Route("POST", "/broken", _broken, None),
-        Route("POST", "/stopped", _stopped, None),
+        Route("POST", "/broken", _broken, Tokens()),
+        Route("POST", "/stopped", _stopped, Tokens()),
         Route("POST", "/echo", _echo, Tokens()),
     ]
     made = Shell(Routes(routes), system(), Requests(system()), body_bytes_max=10)

@@ -20,6 +20,7 @@ __all__ = [
     "RIGHTS",
     "Caller",
     "Handler",
+    "Headers",
     "Rejected",
     "Request",
     "Response",
@@ -34,6 +35,8 @@ DEPTH_MAX = 64
 ITEMS_MAX = 500_000
 """Brackets and commas in a body, which bound the values in it: an empty list takes thirty times its bytes in memory."""
 QUERY_FIELDS_MAX = 32
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 Right = Literal["read", "write", "metrics", "publish"]
 RIGHTS: frozenset[Right] = frozenset(("read", "write", "metrics", "publish"))
