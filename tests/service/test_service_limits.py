@@ -130,7 +130,8 @@ def test_requests_that_come_are_answered_on_one_connection(served: Served) -> No
     assert served.bodies == [b"body"] * 3
 
 
-def test_an_address_with_too_many_strangers_loses_its_oldest(served: Served) -> None:
+def test_an_address_with_too_many_strangers_loses_its_oldest(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FIRST_S", 0.0)
     with ExitStack() as stack:
         known = stack.enter_context(served.connect())
         known.sendall(REQUEST)
@@ -162,6 +163,29 @@ def test_one_connection_too_many_ends_a_stranger_and_never_a_known_client(served
             assert each.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert _rest(stack.enter_context(served.connect())) == b"", "all are known: one more is closed"
         assert served.gate.ended == 2
+
+
+def test_of_a_crowd_from_one_address_each_gets_a_moment_to_be_heard() -> None:
+    gate, ended = Gate(connections_max=12, peer_max=3), []
+
+    def enter(peer: str, now_s: float) -> limits.Seat | None:
+        return gate.enter(peer, now_s, lambda: ended.append((peer, now_s)))
+
+    crowd = [seat for seat in (enter("a", 0.0) for _ in range(10)) if seat is not None]
+    assert len(crowd) == 10
+    assert ended == [], "all came at the same moment"
+    assert enter("b", 0.0) is not None
+    assert ended == [("a", 0.0)], "another address need not wait for that"
+    assert enter("a", limits.FIRST_S) is not None
+    assert ended == [("a", 0.0)] * 2, "now the oldest gives way"
+    gate.know(crowd[9])
+    for seat in crowd:
+        gate.leave(seat)
+        gate.leave(seat)
+    assert (gate.connections, gate.strangers) == (2, 2)
+    full = [enter("c", 1.0) for _ in range(12)]
+    assert full.count(None) == 2, "it takes no seat from an address that has fewer"
+    assert gate.connections == 12
 
 
 @pytest.mark.parametrize(

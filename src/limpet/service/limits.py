@@ -4,8 +4,9 @@ A connection is a stranger's until a request on it has come with a token that is
 
 - it gets no memory: 64 KiB of request line and headers, no body, no trailers, and few requests in a row;
 - it gets no time: 10 seconds for the headers; what is refused is answered by the protocol itself, and closed;
-- there are at most 512 of them, 128 from one address. One more ends the oldest one from the address that has most. So
-  an honest client comes in, however many there are: it is no stranger any more once it has sent its first request.
+- there are at most 512 of them, 128 from one address, but for a moment. One more ends the oldest one from the address
+  that has most. So an honest client comes in, however many there are: it is no stranger any more once it has sent its
+  first request.
 
 uvicorn bounds none of this.
 """
@@ -55,6 +56,8 @@ STRANGERS_MAX = 512
 PEER_MAX = 128
 FILES_KEPT = 256
 STRANGER_IDLE_S = 5.0
+FIRST_S = 0.25
+"""For so long a connection is not ended for another one from its own address."""
 
 
 class Doorkeeper(Protocol):
@@ -69,8 +72,10 @@ class Seat:
     """A connection, as the gate knows it."""
 
     peer: str
+    since_s: float
     end: Callable[[], None]
     is_stranger: bool = True
+    is_gone: bool = False
 
 
 class Gate:
@@ -86,20 +91,23 @@ class Gate:
         self.ended = 0
         """Connections that were ended because there were too many."""
 
-    def enter(self, peer: str, end: Callable[[], None]) -> Seat | None:
+    def enter(self, peer: str, now_s: float, end: Callable[[], None]) -> Seat | None:
         """A seat for a new connection, which `end` ends; None if there is none. Another stranger may lose its seat."""
-        if self.connections >= self._connections_max and not self._end_one():
-            self.ended += 1
-            return None
-        seat = Seat(peer, end)
-        here = self._strangers.setdefault(peer, {})
-        here[seat] = None
+        here = len(self._strangers.get(peer, ()))
+        is_full = self.connections >= self._connections_max
+        if is_full or self.strangers >= self._strangers_max or here >= self._peer_max:
+            victim = self._victim(peer, now_s)
+            if victim is not None:
+                self.leave(victim)
+                self.ended += 1
+                victim.end()
+            elif is_full:
+                self.ended += 1
+                return None
+        seat = Seat(peer, now_s, end)
+        self._strangers.setdefault(peer, {})[seat] = None
         self.connections += 1
         self.strangers += 1
-        if len(here) > self._peer_max:
-            self._end(next(iter(here)))
-        elif self.strangers > self._strangers_max:
-            self._end_one()
         return seat
 
     def know(self, seat: Seat) -> None:
@@ -108,23 +116,27 @@ class Gate:
             self._remove(seat)
 
     def leave(self, seat: Seat) -> None:
-        """The connection has ended."""
+        """The connection has ended. If it was ended for another one, it had left before."""
         if seat.is_stranger:
             self._remove(seat)
-        self.connections -= 1
+        if not seat.is_gone:
+            seat.is_gone = True
+            self.connections -= 1
 
-    def _end_one(self) -> bool:
-        """End the oldest stranger of the peer that has most of them."""
+    def _victim(self, peer: str, now_s: float) -> Seat | None:
+        """The stranger that makes room for one from `peer`; None if there is none that should.
+
+        It is the oldest one of the address that has most. Its own address gives way only to who had time to send a
+        request: of a crowd that comes at once, the honest one would else be ended before it is heard.
+        """
         if not self._strangers:
-            return False
+            return None
         most = max(self._strangers.values(), key=len)
-        self._end(next(iter(most)))
-        return True
-
-    def _end(self, seat: Seat) -> None:
-        self._remove(seat)
-        self.ended += 1
-        seat.end()
+        mine = self._strangers.get(peer, {})
+        if len(mine) >= min(self._peer_max, len(most)):
+            most = mine
+        oldest = next(iter(most))
+        return oldest if oldest.peer != peer or now_s - oldest.since_s >= FIRST_S else None
 
     def _remove(self, seat: Seat) -> None:
         here = self._strangers[seat.peer]
@@ -161,7 +173,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin to wait for the first request."""
         super().connection_made(transport)
         if self._seat is None:
-            self._seat = self._gate.enter(peer_of(transport), transport.abort)
+            self._seat = self._gate.enter(peer_of(transport), asyncio.get_running_loop().time(), transport.abort)
         else:
             self._seat.end = transport.abort
         if self._seat is None:
@@ -315,7 +327,7 @@ class TlsProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake, if there is a seat."""
         assert isinstance(transport, asyncio.Transport)
-        self._seat = self._gate.enter(peer_of(transport), transport.abort)
+        self._seat = self._gate.enter(peer_of(transport), asyncio.get_running_loop().time(), transport.abort)
         if self._seat is None:
             transport.abort()
             return
