@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
 from limpet.runtime import system
 from limpet.service.auth import Tokens
+from limpet.service.log import ServiceLog
 from limpet.service.metrics import Counter
 from limpet.service.parts import ApiPart, CompactorPart, Shared
 from limpet.store import MeteredStore
@@ -48,7 +48,7 @@ def parts_of(fleet: Fleet) -> tuple[Shared, CompactorPart, ApiPart]:
     """What `limpet serve` is made of, not started yet."""
     runtime = system()
     turns = Counter("limpet_loop_turns_total", "Turns of the loops in the background.", ("loop", "outcome"), runtime)
-    shared = Shared(fleet, runtime, turns, lambda line: print(line, file=sys.stderr, flush=True))
+    shared = Shared(fleet, runtime, turns, ServiceLog(runtime))
     compactor = CompactorPart(shared, NOBODY, exposed=False)
     return shared, compactor, ApiPart(shared, NOBODY, compactor.publish, compactor.fold, lease_s=LEASE_S)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limpet.catalog import NotLeader, Refusal
 from limpet.catalog.decide import Refused
@@ -37,7 +40,7 @@ from limpet.service.auth import Tokens, check_bind, secrets_of
 from limpet.service.errors import answer_to
 from limpet.service.metrics import Counter, Gauge, Histogram, Metrics, Requests
 from limpet.service.routes import Route, Routes
-from limpet.service.wire import DEPTH_MAX, Rejected, Request, Response, json_response
+from limpet.service.wire import DEPTH_MAX, ITEMS_MAX, Rejected, Request, Response, json_response, strict_json
 
 JSON = [(b"content-type", b"application/json; charset=utf-8")]
 
@@ -114,6 +117,18 @@ def _json(body: bytes) -> object:
         b"[" * 100_000,
         b"[" * (DEPTH_MAX + 2) + b"]" * (DEPTH_MAX + 2),
         b'{"a":' * (DEPTH_MAX + 2) + b"1" + b"}" * (DEPTH_MAX + 2),
+        b'{"a": 1} {}',
+        b'{"a": 1}\x00',
+        b'\xef\xbb\xbf{"a": 1}',
+        b'{"a": Infinity}',
+        b'{"a": -1e999}',
+        b'{"a": 1, "a": 1}',
+        b'{"a": 1, "\\u0061": 2}',
+        b'[{"b": {"c": [{"x": {}, "y": 1, "x": []}]}}]',
+        b'{"a": "\\u003a", "a": ":"}',  # the escaped colon stands for the one that is dropped
+        b'{"a": 0, "a": "\\u003A"}',
+        b'{"a": 18446744073709551617, "a": 18446744073709551617}',
+        b"[" + b"[]," * ITEMS_MAX + b"[]]",
     ],
 )
 def test_bad_json_is_invalid(body: bytes) -> None:
@@ -124,6 +139,56 @@ def test_bad_json_is_invalid(body: bytes) -> None:
 def test_json_that_is_wide_and_not_deep_is_fine() -> None:
     assert _json(b"[" + b",".join([b"{}"] * 500) + b"]") == [{}] * 500
     assert _json(b"[" * DEPTH_MAX + b"]" * DEPTH_MAX) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a:b": "s3://x/y", "c": ["\\u003a", ":", {"a:b": 1}]}',
+        '{"a": {"a": {"a": 1}}, "b": {"a": 1}}',
+        '{"a": 18446744073709551617, "b": "\\\\u003a"}',
+        '{"\\u00e4": "\\ud83d\\ude00:", "": 1.5e-7}',
+    ],
+)
+def test_strict_json_reads_what_the_standard_library_reads(text: str) -> None:
+    assert strict_json(text.encode()) == json.loads(text)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(':\\u03a"{[,é', max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(st.text(":a\\", max_size=2), inner), max_size=3),
+    max_leaves=12,
+)
+
+
+def _written(value: object, ascii_: bool) -> str:
+    """JSON of a value in which a list of pairs is an object, whose names may double."""
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        members = (f"{json.dumps(name, ensure_ascii=ascii_)} :{_written(inner, ascii_)}" for name, inner in value)
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_written(inner, ascii_) for inner in value) + "]"
+    text = json.dumps(value, ensure_ascii=ascii_)
+    return text.replace(":", "\\u003a") if ascii_ else text
+
+
+def _doubles(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    if value and isinstance(value[0], tuple):
+        names = [name for name, _ in value]
+        return len({*names}) != len(names) or any(_doubles(inner) for _, inner in value)
+    return any(map(_doubles, value))
+
+
+@given(VALUES, st.booleans())
+def test_doubled_names_are_refused_and_nothing_else(value: object, ascii_: bool) -> None:
+    data = _written(value, ascii_).encode()
+    if _doubles(value):
+        with pytest.raises(Invalid, match="twice"):
+            strict_json(data)
+    else:
+        assert strict_json(data) == json.loads(data)
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")], [(b"content-type", b"")]])
@@ -308,8 +373,8 @@ def _echo(request: Request) -> Response:
 @pytest.fixture
 def shell() -> Iterator[Shell]:
     routes = [
-        Route("POST", "/broken", _broken, None),
-        Route("POST", "/stopped", _stopped, None),
+        Route("POST", "/broken", _broken, Tokens()),
+        Route("POST", "/stopped", _stopped, Tokens()),
         Route("POST", "/echo", _echo, Tokens()),
     ]
     made = Shell(Routes(routes), system(), Requests(system()), body_bytes_max=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -103,6 +104,9 @@ def test_the_rpc(tmp_path: Path, storage: Storage) -> None:
         assert publish(last.path, fencing_token=-1).error[0] == 400
         assert publish(last.path, extra=1).error[0] == 400
         assert server.ask("POST", RPC, b"{", bearer).error[0] == 400
+        order = json.dumps({"domain": "catalog", "event_paths": [last.path], "fencing_token": head.token})
+        assert server.ask("POST", RPC, order.encode(), bearer).status == 200
+        assert server.ask("POST", RPC, order[:-1].encode() + b', "fencing_token": 1}', bearer).error[0] == 400
         for headers in ({}, {"authorization": f"Bearer {SECRET}x"}, {"authorization": SECRET}):
             assert server.ask("POST", RPC, {}, headers).error == (401, "NotAuthorizedException")
         assert server.ask("GET", "/metrics").status == 401

@@ -51,6 +51,8 @@ def test_other_routes(served: CatalogServer, method: str, path: str, error: tupl
         b'{"namespace": [""]}',
         b'{"namespace": ["a"], "properties": []}',
         b'{"namespace": ["a"], "properties": {"x": {}}}',
+        b'{"namespace": ["a"], "namespace": ["doubled"]}',
+        b'{"namespace": ["doubled"], "properties": {"x": "1", "x": "2"}}',
         b"[" * 100_000,
     ],
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
     import socket
 
     from limpet.app import Fleet
+    from limpet.service.auth import Tokens
+    from limpet.service.log import ServiceLog
     from limpet.service.parts import Part, Shared
+    from limpet.service.server import Tls
 
 __all__ = ["api", "app", "compactor", "serve"]
 
@@ -35,6 +41,9 @@ EPILOG = lines(
     "$ curl http://127.0.0.1:8181/readyz",
     "Example: in a bucket, for others, with tokens that they must send",
     "$ LIMPET_API_TOKENS=$(openssl rand -hex 32) limpet serve -u s3://acme/prod --host 0.0.0.0",
+    "Example: with named tokens that have rights, by TLS, and a log for programs",
+    "$ limpet serve -u s3://acme/prod --host 0.0.0.0 --tokens-file tokens.toml --tls-cert cert.pem --tls-key key.pem "
+    "--log json",
     *CODES,
 )
 API_EPILOG = lines(
@@ -49,6 +58,15 @@ COMPACTOR_EPILOG = lines(
     "$ limpet serve compactor -u s3://acme/prod",
     *CODES,
 )
+
+
+class LogForm(StrEnum):
+    """How a line of the service's log looks."""
+
+    text = "text"
+    json = "json"
+    none = "none"
+
 
 ServeUrlOption = Annotated[
     str,
@@ -86,15 +104,74 @@ CompactorUrlOption = Annotated[
     ),
 ]
 
+TokensFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens-file",
+        metavar="PATH",
+        envvar="LIMPET_TOKENS_FILE",
+        show_default=False,
+        help="TOML with named tokens and their rights; read again when it changes.",
+    ),
+]
+MetricsTokenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-token-file",
+        metavar="PATH",
+        envvar="LIMPET_METRICS_TOKEN_FILE",
+        show_default=False,
+        help="A file with a token that may read /metrics, and nothing else.",
+    ),
+]
+TlsCertOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-cert",
+        metavar="PATH",
+        envvar="LIMPET_TLS_CERT",
+        show_default=False,
+        help="Serve by TLS: its certificate.",
+    ),
+]
+TlsKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-key", metavar="PATH", envvar="LIMPET_TLS_KEY", show_default=False, help="The key of --tls-cert."
+    ),
+]
+CaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ca",
+        metavar="PATH",
+        envvar="LIMPET_CA",
+        show_default=False,
+        help="The authorities that vouch for an https --compactor-url, in place of the system's.",
+    ),
+]
+PeerOption = Annotated[
+    int,
+    typer.Option(
+        "--peer-connections",
+        metavar="N",
+        min=1,
+        max=512,
+        envvar="LIMPET_PEER_CONNECTIONS",
+        help="Connections without a known token from one address; behind a proxy, which is one address, up to 512.",
+    ),
+]
+LogOption = Annotated[LogForm, typer.Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]
+
 app = typer.Typer(
     name="serve",
     rich_markup_mode="markdown",
     invoke_without_command=True,
     help=lines(
         "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars, Spark and Trino.",
-        "One process does it all, on this machine, in a folder or a bucket. To let others in, set LIMPET_API_TOKENS "
-        "(or LIMPET_API_TOKENS_FILE) to the tokens that they must send. `api` and `compactor` run the two halves "
-        "apart, each with a key that can do no more than its half.",
+        "One process does it all, on this machine, in a folder or a bucket. To let others in, give named tokens with "
+        "--tokens-file, or set LIMPET_API_TOKENS (or LIMPET_API_TOKENS_FILE) to tokens that may do everything. `api` "
+        "and `compactor` run the two halves apart, each with least-privilege credentials.",
     ),
     epilog=EPILOG,
 )
@@ -107,13 +184,20 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
+    tokens_file: TokensFileOption = None,
+    metrics_token_file: MetricsTokenOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    peer_connections: PeerOption = 128,
+    log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
     """Both halves in one process, unless one of them is named. (The help text is the app's.)"""
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return
-    _run("all", url, host, port, lease_s, None, json)
+    door = _Door(host, port, tokens_file, metrics_token_file, tls_cert, tls_key, peer_connections)
+    _run("all", url, door, log, json, lease_s=lease_s)
 
 
 @app.command(epilog=API_EPILOG)
@@ -123,6 +207,13 @@ def api(
     host: HostOption = "127.0.0.1",
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
+    ca: CaOption = None,
+    tokens_file: TokensFileOption = None,
+    metrics_token_file: MetricsTokenOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    peer_connections: PeerOption = 128,
+    log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
     """Serve the REST protocol alone; what it decides is published by a compactor elsewhere.
@@ -130,7 +221,8 @@ def api(
     Any number may run: one leads and takes writes, the others answer reads, and take over when it is gone. Set
     LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to the compactor's secret.
     """
-    _run("api", url, host, port, lease_s, compactor_url, json)
+    door = _Door(host, port, tokens_file, metrics_token_file, tls_cert, tls_key, peer_connections)
+    _run("api", url, door, log, json, lease_s=lease_s, compactor_url=compactor_url, ca=ca)
 
 
 @app.command(epilog=COMPACTOR_EPILOG)
@@ -138,13 +230,19 @@ def compactor(
     url: ServeUrlOption = DEFAULT_URL,
     host: HostOption = "127.0.0.1",
     port: PortOption = COMPACTOR_PORT,
+    metrics_token_file: MetricsTokenOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    peer_connections: PeerOption = 128,
+    log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
     """Serve publication alone: the only process whose key may write what is published.
 
     Any number may run. Set LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to a secret that the API must send.
     """
-    _run("compactor", url, host, port, 0.0, None, json)
+    door = _Door(host, port, None, metrics_token_file, tls_cert, tls_key, peer_connections)
+    _run("compactor", url, door, log, json)
 
 
 def _refuse_options(context: typer.Context) -> None:
@@ -159,22 +257,56 @@ def _refuse_options(context: typer.Context) -> None:
 Kind = Literal["all", "api", "compactor"]
 
 
-def _run(kind: Kind, url: str, host: str, port: int, lease_s: float, compactor_url: str | None, json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """Where a service listens, and what it asks of callers."""
+
+    host: str
+    port: int
+    tokens_file: str | None
+    metrics_token_file: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    peer_max: int
+
+    def tls(self) -> Tls | None:
+        """Raises: Invalid for a certificate without a key, or a key without a certificate."""
+        from limpet.service.server import Tls
+
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise Invalid("--tls-cert and --tls-key go together", hint="give both, or neither")
+        return Tls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+
+
+def _run(
+    kind: Kind,
+    url: str,
+    door: _Door,
+    form: LogForm,
+    json: bool,
+    *,
+    lease_s: float = 0.0,
+    compactor_url: str | None = None,
+    ca: str | None = None,
+) -> None:
     import limpet
     from limpet.app.urls import absolute
 
     demand_extra()
     from limpet.app.catalogs import workspace_url
     from limpet.runtime import system
-    from limpet.service.auth import API_TOKENS, RPC_SECRET, Tokens, check_bind, secrets_of
+    from limpet.service.auth import API_TOKENS, RPC_SECRET, check_bind, is_loopback, secrets_of
+    from limpet.service.log import ServiceLog
     from limpet.service.metrics import Counter
     from limpet.service.parts import Shared
     from limpet.service.process import run
     from limpet.service.server import listen
 
     runtime = system()
-    tokens, secrets = secrets_of(API_TOKENS), secrets_of(RPC_SECRET)
-    check_bind(host, {RPC_SECRET: bool(secrets)} if kind == "compactor" else {API_TOKENS: bool(tokens)})
+    log = ServiceLog(runtime, form.value)
+    tls, secrets = door.tls(), secrets_of(RPC_SECRET)
+    guard, metrics = _guards(kind, door, log)
+    check_bind(door.host, {RPC_SECRET if kind == "compactor" else API_TOKENS: bool(guard)})
     where = absolute(workspace_url(url))
     if "%" in where.partition("?")[0]:
         raise Invalid(
@@ -183,21 +315,60 @@ def _run(kind: Kind, url: str, host: str, port: int, lease_s: float, compactor_u
         )
     fleet = limpet.open(where)
     turns = Counter("limpet_loop_turns_total", "Turns of the loops in the background.", ("loop", "outcome"), runtime)
-    shared = Shared(fleet, runtime, turns, _tell)
-    guard = Tokens(secrets if kind == "compactor" else tokens)
-    parts = _parts(kind, shared, guard, secrets, lease_s, compactor_url)
-    listener = listen(host, port)
-    run(parts, shared, listener, guard, lambda: _announce(kind, fleet, listener, bool(guard), json))
+    shared = Shared(fleet, runtime, turns, log)
+    parts = _parts(kind, shared, guard, secrets, lease_s, compactor_url, ca)
+    listener = listen(door.host, door.port)
+    if tls is None and not is_loopback(door.host):
+        log.tell(f"{door.host} is served without TLS: tokens can be read on the way; give --tls-cert, or use a proxy")
+
+    def started() -> None:
+        _announce(kind, fleet, listener, bool(guard), json, secure=tls is not None)
+
+    run(parts, shared, listener, metrics, started, tls=tls, peer_max=door.peer_max)
+
+
+def _guards(kind: Kind, door: _Door, log: ServiceLog) -> tuple[Tokens, Tokens]:
+    """The tokens of the service, and those of its metrics: the same, and one that may do nothing else."""
+    from limpet.runtime import system
+    from limpet.service.auth import (
+        API_TOKENS,
+        DEFAULT,
+        METRICS_TOKEN,
+        RPC_SECRET,
+        Tokens,
+        WatchedFile,
+        named_tokens,
+        source_of,
+    )
+    from limpet.service.wire import Caller
+
+    runtime = system()
+    owner = Caller(DEFAULT, frozenset(("read", "write", "metrics")))
+    rpc = Caller("rpc", frozenset(("publish", "metrics")))
+    name, caller = (RPC_SECRET, rpc) if kind == "compactor" else (API_TOKENS, owner)
+    sources = [source_of(name, caller, runtime, log.tell)]
+    if door.tokens_file is not None:
+        sources.append(WatchedFile(door.tokens_file, named_tokens, runtime, log.tell, private=True))
+    environ = {**os.environ, **({f"{METRICS_TOKEN}_FILE": door.metrics_token_file} if door.metrics_token_file else {})}
+    scraper = source_of(METRICS_TOKEN, Caller("metrics", frozenset(("metrics",))), runtime, log.tell, environ)
+    found = [source for source in sources if source is not None]
+    return Tokens((), *found), Tokens((), *found, *([scraper] if scraper is not None else []))
 
 
 def _parts(
-    kind: Kind, shared: Shared, guard: Any, secrets: list[str], lease_s: float, compactor_url: str | None
+    kind: Kind,
+    shared: Shared,
+    guard: Tokens,
+    secrets: list[str],
+    lease_s: float,
+    compactor_url: str | None,
+    ca: str | None,
 ) -> list[Part]:
     from limpet.service.parts import ApiPart, CompactorPart, RpcPart
 
     if kind == "api":
         assert compactor_url is not None
-        away = RpcPart(shared, compactor_url, secrets[0] if secrets else None)
+        away = RpcPart(shared, compactor_url, secrets[0] if secrets else None, ca)
         return [away, ApiPart(shared, guard, away.publish, away.fold, lease_s=lease_s)]
     compactor = CompactorPart(shared, guard, exposed=kind == "compactor")
     if kind == "compactor":
@@ -205,16 +376,13 @@ def _parts(
     return [compactor, ApiPart(shared, guard, compactor.publish, compactor.fold, lease_s=lease_s)]
 
 
-def _tell(line: str) -> None:
-    print(f"limpet: {line}", file=sys.stderr, flush=True)
-
-
-def _announce(kind: Kind, fleet: Fleet, listener: socket.socket, guarded: bool, json: bool) -> None:
+def _announce(kind: Kind, fleet: Fleet, listener: socket.socket, guarded: bool, json: bool, *, secure: bool) -> None:
     from limpet.app.urls import absolute
 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    here = f"http://{'127.0.0.1' if host == '0.0.0.0' else '[::1]' if host == '::' else shown}:{port}"
+    scheme = "https" if secure else "http"
+    here = f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else '[::1]' if host == '::' else shown}:{port}"
     facts = {"url": here, "serves": kind, "fleet": absolute(fleet.url), "tokens": guarded}
     if json:
         print_json(facts)

@@ -1,24 +1,69 @@
-"""Bearer tokens: who may call, and why a service without any stays on this machine (F31)."""
+"""Who may call, and what: bearer tokens with names and rights. A service without any stays on this machine (F31).
+
+Tokens come from a variable, from a file of secrets, or from a file of named tokens (`--tokens-file`). Files are read
+again when they change; one that cannot be used then is logged, and the tokens that were read last stay in force.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping, Sequence
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from limpet.errors import Invalid
-from limpet.service.wire import Rejected
+import msgspec
 
-__all__ = ["API_TOKENS", "RPC_SECRET", "Tokens", "check_bind", "secrets_of"]
+from limpet import records
+from limpet.errors import Invalid
+from limpet.runtime import Runtime
+from limpet.service.wire import ANYBODY, RIGHTS, Caller, Rejected, Right
+
+__all__ = [
+    "API_TOKENS",
+    "DEFAULT",
+    "METRICS_TOKEN",
+    "RPC_SECRET",
+    "TOKENS_FILE",
+    "Known",
+    "Tokens",
+    "WatchedFile",
+    "check_bind",
+    "digest_of",
+    "is_loopback",
+    "named_tokens",
+    "secrets_of",
+    "source_of",
+]
 
 API_TOKENS = "LIMPET_API_TOKENS"
 RPC_SECRET = "LIMPET_RPC_SECRET"
+METRICS_TOKEN = "LIMPET_METRICS_TOKEN"
+TOKENS_FILE = "LIMPET_TOKENS_FILE"
 SECRET_MIN = 16
+FILE_BYTES_MAX = 1 << 20
+TOKENS_MAX = 1000
+LOOK_EVERY_S = 1.0
+DEFAULT = "default"
+"""The name of a token that was given without one."""
+
+Known = tuple[tuple[bytes, Caller], ...]
+"""SHA-256 of each token, and whose it is."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_GRANTS: dict[str, frozenset[Right]] = {
+    "read": frozenset(("read",)),
+    "write": frozenset(("read", "write")),
+    "metrics": frozenset(("metrics",)),
+    "admin": frozenset(("read", "write", "metrics")),
+}
 
 
 class Tokens:
@@ -28,23 +73,28 @@ class Tokens:
     name point to this machine (DNS rebinding) is refused, and one that posts what is not JSON too (`Request.json`).
     """
 
-    def __init__(self, tokens: Sequence[str] = ()) -> None:
-        self._digests = [_digest(token.encode()) for token in tokens]
+    def __init__(self, tokens: Sequence[str] = (), *sources: Callable[[], Known]) -> None:
+        fixed = tuple((digest_of(token), Caller(DEFAULT, RIGHTS)) for token in tokens)
+        self._sources = [*((lambda: fixed,) if fixed else ()), *sources]
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self._sources)
 
-    def demand(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Go on only with one of the tokens.   Raises: Rejected (401, 403)."""
-        if not self._digests:
+    def demand(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
+        """The caller whose token it is.   Raises: Rejected (401, 403)."""
+        if not self._sources:
             _demand_local(headers)
-            return
-        sent = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, token = sent.partition(b" ")
-        digest = _digest(token.strip())
-        # every token is compared, in constant time: how long it takes tells nothing
-        known = sum(hmac.compare_digest(digest, each) for each in self._digests)
-        if not known or scheme.lower() != b"bearer":
+            return ANYBODY
+        sent = [value for name, value in headers if name == b"authorization"]
+        scheme, _, token = sent[0].partition(b" ") if len(sent) == 1 else (b"", b"", b"")
+        digest = hashlib.sha256(token.strip()).digest()
+        caller: Caller | None = None
+        for source in self._sources:
+            for each, owner in source():
+                # every token is compared, in constant time: how long it takes tells nothing
+                if hmac.compare_digest(digest, each):
+                    caller = owner
+        if caller is None or scheme.lower() != b"bearer":
             raise Rejected(
                 401,
                 "NotAuthorizedException",
@@ -52,6 +102,154 @@ class Tokens:
                 hint="send Authorization: Bearer TOKEN",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
+        return caller
+
+
+class WatchedFile:
+    """The tokens in a file, read again when it changes. Calling it costs nothing but a look at the file each second."""
+
+    def __init__(
+        self, path: str, parse: Callable[[str], Known], runtime: Runtime, tell: Callable[[str], None], *, private: bool
+    ) -> None:
+        """`private`: a file that every user of the machine can read is refused.   Raises: Invalid."""
+        self._path = Path(path)
+        self._parse = parse
+        self._runtime = runtime
+        self._tell = tell
+        self._private = private
+        self._mark = self._marked()
+        self._known = self._read()
+        self._looked_at_s = runtime.elapsed_s()
+
+    def __call__(self) -> Known:
+        """The tokens."""
+        if self._runtime.elapsed_s() - self._looked_at_s >= LOOK_EVERY_S:
+            self._looked_at_s = self._runtime.elapsed_s()
+            mark = self._marked()
+            if mark != self._mark:
+                self._mark = mark
+                self._reload()
+        return self._known
+
+    def _reload(self) -> None:
+        try:
+            self._known = self._read()
+        except Invalid as error:
+            self._tell(f"{error}; the tokens that were read before stay in force")
+        else:
+            self._tell(f"{self._path} has changed: {len(self._known)} tokens are in force")
+
+    def _marked(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+    def _read(self) -> Known:
+        try:
+            with self._path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = file.read(FILE_BYTES_MAX + 1)
+            text = data.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Invalid(f"{self._path} cannot be read: {error}") from None
+        if self._private and mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise Invalid(
+                f"{self._path} can be read or written by every user of this machine", hint=f"chmod 600 {self._path}"
+            )
+        if len(data) > FILE_BYTES_MAX:
+            raise Invalid(f"{self._path} has more than {FILE_BYTES_MAX} bytes")
+        try:
+            return self._parse(text)
+        except Invalid as error:
+            raise Invalid(f"{self._path}: {error}", hint=error.hint) from None
+
+
+class _NamedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    rights: list[str]
+    secret: str = ""
+    sha256: str = ""
+    namespaces: list[str | list[str]] | None = None
+
+
+def named_tokens(text: str) -> Known:
+    """The tokens in the text of a `--tokens-file`.
+
+    It is TOML: for each token a table `[[token]]` with its `name`, its `secret` or the `sha256` of it, its `rights`
+    (read, write, metrics, admin) and, if they hold only there, its `namespaces` (levels joined by dots, or lists of
+    levels). Several tokens may have one name, while one replaces the other.   Raises: Invalid, without a secret in it.
+    """
+    try:
+        fields = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Invalid(f"this is not TOML: {error}", hint="see docs/how-to/serve.md") from None
+    tables = fields.pop("token", [])
+    if fields or not isinstance(tables, list) or not tables:
+        raise Invalid("there is no [[token]], or something else", hint="see docs/how-to/serve.md")
+    if len(tables) > TOKENS_MAX:
+        raise Invalid(f"there are more than {TOKENS_MAX} tokens")
+    return tuple(_named(table, number) for number, table in enumerate(tables, 1))
+
+
+def _named(table: Any, number: int) -> tuple[bytes, Caller]:
+    try:
+        token = records.converted(table, _NamedToken)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"token {number}: {error}") from None
+    if not _NAME.fullmatch(token.name) or token.name == DEFAULT:
+        raise Invalid(f"token {number}: its name has other than 1 to 64 letters, digits, . _ @ -, or is {DEFAULT!r}")
+    unknown = [right for right in token.rights if right not in _GRANTS]
+    if unknown or not token.rights:
+        raise Invalid(f"token {token.name!r}: rights are a list of {', '.join(_GRANTS)}")
+    if token.namespaces is not None and "admin" in token.rights:
+        raise Invalid(f"token {token.name!r}: admin is for every namespace", hint="give it read or write instead")
+    rights = frozenset(right for granted in token.rights for right in _GRANTS[granted])
+    return _digest_in(token), Caller(token.name, rights, _prefixes_in(token))
+
+
+def _digest_in(token: _NamedToken) -> bytes:
+    if bool(token.secret) == bool(token.sha256):
+        raise Invalid(f"token {token.name!r}: it needs a secret or the sha256 of one")
+    if token.sha256:
+        if not re.fullmatch("[0-9a-fA-F]{64}", token.sha256):
+            raise Invalid(f"token {token.name!r}: a sha256 has 64 hexadecimal digits")
+        return bytes.fromhex(token.sha256)
+    _check_secrets([token.secret], f"token {token.name!r}")
+    return digest_of(token.secret)
+
+
+def _prefixes_in(token: _NamedToken) -> tuple[tuple[str, ...], ...] | None:
+    if token.namespaces is None:
+        return None
+    found = tuple(tuple(each.split(".")) if isinstance(each, str) else tuple(each) for each in token.namespaces)
+    if not found or not all(prefix and all(prefix) for prefix in found):
+        raise Invalid(f"token {token.name!r}: namespaces is a list of names", hint="leave it out: every namespace")
+    return found
+
+
+def source_of(
+    name: str, caller: Caller, runtime: Runtime, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ
+) -> Callable[[], Known] | None:
+    """The tokens of `caller` in the variable `name`, or in the file that `name`_FILE names; None if neither is set.
+
+    Raises: Invalid, see `secrets_of`.
+    """
+    secrets = secrets_of(name, environ)
+    if not secrets:
+        return None
+
+    def parse(text: str) -> Known:
+        return tuple((digest_of(secret), caller) for secret in _parsed(text, name))
+
+    path = environ.get(f"{name}_FILE", "")
+    if not path:
+        fixed = parse(environ[name])
+        return lambda: fixed
+    if os.stat(path).st_mode & stat.S_IROTH:
+        tell(f"{path} can be read by every user of this machine (chmod 600 {path})")
+    return WatchedFile(path, parse, runtime, tell, private=False)
 
 
 def secrets_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -67,15 +265,23 @@ def secrets_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise Invalid(f"{name}_FILE cannot be read: {error}") from None
+    return _parsed(text, name) if text or path else []
+
+
+def _parsed(text: str, name: str) -> list[str]:
     found = text.replace(",", " ").split()
-    if any(len(each) < SECRET_MIN or not each.isascii() for each in found):
-        raise Invalid(
-            f"{name} holds a secret with fewer than {SECRET_MIN} characters, or one that is not ASCII",
-            hint="make one: openssl rand -hex 32",
-        )
-    if (text or path) and not found:
+    _check_secrets(found, name)
+    if not found:
         raise Invalid(f"{name} is set and empty", hint="unset it, or put a secret there")
     return found
+
+
+def _check_secrets(secrets: Sequence[str], where: str) -> None:
+    if any(len(each) < SECRET_MIN or not each.isascii() for each in secrets):
+        raise Invalid(
+            f"{where} holds a secret with fewer than {SECRET_MIN} characters, or one that is not ASCII",
+            hint="make one: openssl rand -hex 32",
+        )
 
 
 def check_bind(host: str, needed: Mapping[str, bool]) -> None:
@@ -83,7 +289,7 @@ def check_bind(host: str, needed: Mapping[str, bool]) -> None:
 
     Raises: Invalid for an address that others can reach, without the secrets.
     """
-    if _is_loopback(host):
+    if is_loopback(host):
         return
     missing = [name for name, given in needed.items() if not given]
     if missing:
@@ -95,7 +301,7 @@ def check_bind(host: str, needed: Mapping[str, bool]) -> None:
 
 def _demand_local(headers: Sequence[tuple[bytes, bytes]]) -> None:
     sent = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
-    if sent and not _is_loopback(_host_in(sent)):
+    if sent and not is_loopback(_host_in(sent)):
         raise Rejected(
             403,
             "ForbiddenException",
@@ -114,7 +320,8 @@ def _host_in(sent: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is that of this machine, for itself alone."""
     if host == "localhost":
         return True
     try:
@@ -123,5 +330,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
+def digest_of(token: str) -> bytes:
+    """SHA-256 of a token: what is compared."""
+    return hashlib.sha256(token.encode()).digest()

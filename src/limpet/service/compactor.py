@@ -26,7 +26,14 @@ class CompactorRoutes:
 
     def routes(self) -> list[Route]:
         """The table."""
-        return [Route("POST", SYNC_COMPACT, self.sync_compact, self._secret)]
+        return [
+            Route("POST", SYNC_COMPACT, self.sync_compact, self._secret, right="publish"),
+            Route("GET", SYNC_COMPACT, self.check, self._secret, quick=True, right="publish"),
+        ]
+
+    def check(self, _: Request) -> Response:
+        """The answer to an API that asks whether its secret is known here."""
+        return json_response({"domains": [*self._publishers]})
 
     def sync_compact(self, request: Request) -> Response:
         """Publish ledger objects as one commit. The same request again gets the same answer.

@@ -1,76 +1,366 @@
-"""What one connection may take before it has sent a whole request: bytes of headers, and time (F32).
+"""What strangers can take from a service: nothing that honest clients would miss (F32).
 
-uvicorn bounds neither. A token is asked for only after the headers, so this is what stands before everybody.
+A connection is a stranger's until a request on it has come with a token that is known. Before that:
+
+- it gets no memory: 64 KiB of request line and headers, no body, no trailers, and few requests in a row;
+- it gets no time: 10 seconds for the headers; what is refused is answered by the protocol itself, and closed;
+- there are at most 512 of them, 128 from one address, but for a moment. One more ends the oldest one from the address
+  that has most. So an honest client comes in, however many there are: it is no stranger any more once it has sent its
+  first request.
+
+uvicorn bounds none of this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["CONNECTIONS_MAX", "HEAD_BYTES_MAX", "REQUEST_S", "LimitedProtocol"]
+from limpet.service.wire import Headers, Response
+
+__all__ = [
+    "CONNECTIONS_MAX",
+    "HEAD_BYTES_MAX",
+    "HEAD_S",
+    "PEER_MAX",
+    "REQUEST_S",
+    "Doorkeeper",
+    "Gate",
+    "LimitedProtocol",
+    "Seat",
+]
 
 HEAD_BYTES_MAX = 64 << 10
 """Request line and headers; give or take what one read of the socket brings."""
+HEADERS_MAX = 128
+HEAD_S = 10.0
+"""By then the headers of a request must be there, from its first byte or, for the first one, from the connection on."""
 REQUEST_S = 40.0
-"""By then a request must be there with its body, or the connection ends."""
+"""By then a request must be there with its body."""
+LINGER_S = 2.0
+DISCARD_BYTES_MAX = 256 << 10
+"""A client that is refused while it sends may go on for so long and so much, so that it hears the answer."""
+PIPELINE_MAX = 8
+HANDSHAKE_S = 10.0
 CONNECTIONS_MAX = 1024
 """After which one more is closed at once: the process needs files of its own to keep its lease."""
+STRANGERS_MAX = 512
+PEER_MAX = 128
+FILES_KEPT = 256
+STRANGER_IDLE_S = 5.0
+FIRST_S = 0.25
+"""For so long a connection is not ended for another one from its own address."""
 
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+class Doorkeeper(Protocol):
+    """Decides on requests by their headers, before anything else of them is read."""
+
+    def admit(self, method: str, raw_path: bytes, headers: Headers, peer: str) -> tuple[Any, Response | None, bool]:
+        """What the application must know of the request; the refusal, if it is refused; whether a token is known."""
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A connection, as the gate knows it."""
+
+    peer: str
+    since_s: float
+    end: Callable[[], None]
+    is_stranger: bool = True
+    is_gone: bool = False
+
+
+class Gate:
+    """Counts the connections of a process, and decides which one ends when there are too many. For one loop."""
+
+    def __init__(self, *, connections_max: int = CONNECTIONS_MAX, peer_max: int = PEER_MAX) -> None:
+        self._connections_max = connections_max
+        self._strangers_max = min(STRANGERS_MAX, max(1, connections_max // 2))
+        self._peer_max = peer_max
+        self._strangers: dict[str, dict[Seat, None]] = {}
+        self.connections = 0
+        self.strangers = 0
+        self.ended = 0
+        """Connections that were ended because there were too many."""
+
+    def enter(self, peer: str, now_s: float, end: Callable[[], None]) -> Seat | None:
+        """A seat for a new connection, which `end` ends; None if there is none. Another stranger may lose its seat."""
+        here = len(self._strangers.get(peer, ()))
+        is_full = self.connections >= self._connections_max
+        if is_full or self.strangers >= self._strangers_max or here >= self._peer_max:
+            victim = self._victim(peer, now_s)
+            if victim is not None:
+                self.leave(victim)
+                self.ended += 1
+                victim.end()
+            elif is_full:
+                self.ended += 1
+                return None
+        seat = Seat(peer, now_s, end)
+        self._strangers.setdefault(peer, {})[seat] = None
+        self.connections += 1
+        self.strangers += 1
+        return seat
+
+    def know(self, seat: Seat) -> None:
+        """Its client has sent a token that is known."""
+        if seat.is_stranger:
+            self._remove(seat)
+
+    def leave(self, seat: Seat) -> None:
+        """The connection has ended. If it was ended for another one, it had left before."""
+        if seat.is_stranger:
+            self._remove(seat)
+        if not seat.is_gone:
+            seat.is_gone = True
+            self.connections -= 1
+
+    def _victim(self, peer: str, now_s: float) -> Seat | None:
+        """The stranger that makes room for one from `peer`; None if there is none that should.
+
+        It is the oldest one of the address that has most. Its own address gives way only to who had time to send a
+        request: of a crowd that comes at once, the honest one would else be ended before it is heard.
+        """
+        if not self._strangers:
+            return None
+        most = max(self._strangers.values(), key=len)
+        mine = self._strangers.get(peer, {})
+        if len(mine) >= min(self._peer_max, len(most)):
+            most = mine
+        oldest = next(iter(most))
+        return oldest if oldest.peer != peer or now_s - oldest.since_s >= FIRST_S else None
+
+    def _remove(self, seat: Seat) -> None:
+        here = self._strangers[seat.peer]
+        del here[seat]
+        if not here:
+            del self._strangers[seat.peer]
+        seat.is_stranger = False
+        self.strangers -= 1
+
+
+class Refused(Exception):
+    """Raised in a callback of the parser: it parses no further."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits."""
+    """uvicorn's protocol, with limits. `seat` is given by whoever has met the connection before: see `TlsProtocol`."""
 
+    _seat: Seat | None = None
     _in_head = False
-    _is_whole = False
-    _head_bytes = 0
-    _timer: asyncio.TimerHandle | None = None
+    _is_whole = True
+    _has_progress = False
+    _unused_bytes = 0
+    _discarded = 0
+    _is_refused = False
+    _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, gate: Gate, doorkeeper: Doorkeeper, seat: Seat | None = None, **others: Any) -> None:
+        super().__init__(**others)
+        self._gate = gate
+        self._doorkeeper = doorkeeper
+        self._seat = seat
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP, as uvicorn says
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.close()
+        if self._seat is None:
+            self._seat = self._gate.enter(peer_of(transport), asyncio.get_running_loop().time(), transport.abort)
         else:
-            self._timer = self.loop.call_later(REQUEST_S, transport.close)
+            self._seat.end = transport.abort
+        if self._seat is None:
+            transport.abort()
+        else:
+            self._set_deadline(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is waited for any more."""
-        self._stop_timer()
+        """Nothing is waited for any more."""
+        self._clear_deadline()
+        self._unset_keepalive_if_required()
+        if self._seat is not None:
+            self._gate.leave(self._seat)
+            self._seat = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; then look whether more must come, and whether too much has."""
-        super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
-        if self._is_whole:
-            self._stop_timer()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(REQUEST_S, self.transport.close)
+        """Parse; then look whether too much has come of what nothing was made of."""
+        self._has_progress = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # we speak nothing else: it is answered as if it had not asked
+            pass
+        except httptools.HttpParserError as error:
+            self._refuse_form(isinstance(error.__context__, Refused))
+            return
+        # what the parser keeps of a header, a trailer or an extension of a chunk that has no end
+        self._unused_bytes = 0 if self._has_progress else self._unused_bytes + len(data)
+        if not self._is_whole and self._unused_bytes > HEAD_BYTES_MAX:
+            self._refuse_form(True)
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._in_head, self._is_whole, self._head_bytes = True, False, 0
+        if self._is_refused or len(self.pipeline) >= PIPELINE_MAX:
+            raise Refused
+        self._unset_keepalive_if_required()
+        self._in_head, self._is_whole, self._has_progress, self._unused_bytes = True, False, True, 0
+        if self._deadline is None:
+            self._set_deadline(HEAD_S)
         super().on_message_begin()
+        self._has_progress = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of its headers. A trailer is refused: it would count as a header, and a token in it as sent."""
+        if not self._in_head or len(self.headers) >= HEADERS_MAX:
+            raise Refused
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its headers are there."""
-        self._in_head = False
+        """Its headers are there: what is refused now is answered here, and its body never kept."""
+        self._in_head, self._has_progress = False, True
+        self._set_deadline(REQUEST_S)
+        raw_path = httptools.parse_url(self.url).path
+        if raw_path is None:
+            raise Refused
+        method = self.parser.get_method().decode("ascii")
+        peer = self._seat.peer if self._seat is not None else ""
+        admission, refusal, is_known = self._doorkeeper.admit(method, raw_path, self.headers, peer)
+        if is_known and self._seat is not None:
+            self._gate.know(self._seat)
+        if refusal is not None and not self._is_busy():
+            self._is_refused = True
+            self._set_deadline(LINGER_S)
+            self._answer(method, refusal)
+            return
         super().on_headers_complete()
+        self.scope["limpet"] = admission  # type: ignore[typeddict-unknown-key]
+
+    def on_body(self, body: bytes) -> None:
+        """A part of its body."""
+        self._has_progress = True
+        if self._is_refused:
+            self._discarded += len(body)
+            if self._discarded > DISCARD_BYTES_MAX:
+                raise Refused
+            return
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Its body is there, too."""
-        self._is_whole = True
-        super().on_message_complete()
+        self._is_whole, self._has_progress = True, True
+        self._clear_deadline()
+        if self._is_refused:
+            self.transport.close()
+        else:
+            super().on_message_complete()
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def on_response_complete(self) -> None:
+        """It is answered: the next one may come, but a stranger is not waited for long."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if not self._is_whole:  # answered before its body was there: a client that only sends must end some time
+            self._set_deadline(LINGER_S)
+        if self._seat is not None and self._seat.is_stranger and self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(STRANGER_IDLE_S, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No further request has come."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for a client that does not read
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _is_busy(self) -> bool:
+        """Whether an earlier request on this connection is not answered yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _answer(self, method: str, response: Response) -> None:
+        headers = [*self.server_state.default_headers, *response.headers, (b"connection", b"close")]
+        headers.append((b"content-length", str(len(response.body)).encode()))
+        status = f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n".encode()
+        head = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(status + head + b"\r\n" + (b"" if method == "HEAD" else response.body))
+
+    def _refuse_form(self, too_much: bool) -> None:
+        """End a connection on which something came that is not HTTP, or more of it than we take.
+
+        It is told so, unless a request is being handled: the answer would be taken for that one's.
+        """
+        if self.transport.is_closing():
+            return
+        if self._is_refused or (self._is_busy() and not self.cycle.more_body) or self.pipeline:
+            self.transport.abort()
+            return
+        status = 431 if too_much and self._in_head else 400
+        self._answer("", Response(status))
+        self.transport.close()
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class TlsProtocol(asyncio.Protocol):
+    """Counts a connection before its handshake, then has it go on as `LimitedProtocol`."""
+
+    def __init__(self, gate: Gate, inner: Callable[[Seat], LimitedProtocol], context: ssl.SSLContext) -> None:
+        self._gate = gate
+        self._inner = inner
+        self._context = context
+        self._seat: Seat | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, if there is a seat."""
+        assert isinstance(transport, asyncio.Transport)
+        self._seat = self._gate.enter(peer_of(transport), asyncio.get_running_loop().time(), transport.abort)
+        if self._seat is None:
+            transport.abort()
+            return
+        transport.pause_reading()
+        self._task = asyncio.get_running_loop().create_task(self._shake(transport, self._seat))
+
+    async def _shake(self, transport: asyncio.Transport, seat: Seat) -> None:
+        inner = self._inner(seat)
+        try:
+            secured = await asyncio.get_running_loop().start_tls(
+                transport,
+                inner,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=LINGER_S,
+            )
+        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+            secured = None
+        if secured is None:
+            self._gate.leave(seat)
+            transport.abort()
+        else:
+            inner.connection_made(secured)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The address that connections are counted by: that of a machine, or of a network of IPv6."""
+    found = transport.get_extra_info("peername")
+    try:
+        address = ip_address(str(found[0]).partition("%")[0])
+    except (TypeError, ValueError, IndexError):
+        return ""
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return f"{IPv6Address(int(address) >> 64 << 64)}/64"
+    return str(address.ipv4_mapped or address if isinstance(address, IPv6Address) else address)

@@ -16,7 +16,7 @@ from limpet.app.catalogs import (
     open_catalog,
     storage_of,
 )
-from limpet.catalog import Compactor, Publisher
+from limpet.catalog import Compactor, Leader, Publisher
 from limpet.catalog.anti_entropy import hand_over
 from limpet.catalog.gc import collect_events, collect_ledger, delete_below, raise_floor
 from limpet.catalog.parquet import ParquetSnapshots
@@ -28,6 +28,7 @@ from limpet.runtime import Runtime, Worker
 from limpet.service.auth import Tokens
 from limpet.service.background import Afterwards, Loop, Measured
 from limpet.service.compactor import CompactorRoutes
+from limpet.service.log import ServiceLog
 from limpet.service.metrics import SIZES, Counter, Gauge, Histogram
 from limpet.service.rest import Rest
 from limpet.service.routes import Route
@@ -42,6 +43,7 @@ COLLECT_EVERY_S = 3600.0
 KEEP = timedelta(days=30)
 KEEP_VERSIONS = 100
 START_S = 3.0
+WATCH_EVERY_S = 0.5
 POLL_S = 0.01
 
 Metric = Counter | Gauge | Histogram
@@ -54,8 +56,7 @@ class Shared:
     fleet: Fleet
     runtime: Runtime
     turns: Counter
-    tell: Callable[[str], None]
-    """How a person who watches the process is told of a loop that fails."""
+    log: ServiceLog
     own: Own = field(default_factory=Own)
     """What the API writes, its compactor in the same process need not read back."""
 
@@ -65,7 +66,7 @@ class Shared:
 
     def loop(self, name: str, work: Callable[[], None], every_s: float) -> Loop:
         """A loop that has not begun."""
-        return Loop(name, work, every_s, self.runtime, self.turns, self.tell)
+        return Loop(name, work, every_s, self.runtime, self.turns, self.log.tell)
 
 
 class Part(Protocol):
@@ -150,9 +151,9 @@ class CompactorPart:
 class RpcPart:
     """A compactor elsewhere, for an API that runs apart from it."""
 
-    def __init__(self, shared: Shared, url: str, secret: str | None) -> None:
-        self._rpc = RpcPublisher(url, secret, shared.runtime)
-        self._folding = RpcPublisher(url, secret, shared.runtime, domain=EXECUTIONS)
+    def __init__(self, shared: Shared, url: str, secret: str | None, ca: str | None = None) -> None:
+        self._rpc = RpcPublisher(url, secret, shared.runtime, ca=ca)
+        self._folding = RpcPublisher(url, secret, shared.runtime, domain=EXECUTIONS, ca=ca)
         self.publish = Measured(self._rpc, shared.runtime)
         self.fold: Publisher = self._folding
 
@@ -165,8 +166,12 @@ class RpcPart:
         return [self.publish.seconds]
 
     def facts(self) -> dict[str, Any]:
-        """See `Part.facts`."""
-        return {"compactor": self._rpc.url}
+        """See `Part.facts`. A compactor that is away is told and no obstacle: reads need none.
+
+        Raises: Denied if it does not know our secret.   Cost: one request to the compactor.
+        """
+        trouble = self._rpc.check()
+        return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
 
     def start(self) -> None:
         """See `Part.start`."""
@@ -196,7 +201,9 @@ class ApiPart:
         self.catalog = open_catalog(storage, url, self.leader)
         self._dead = Counter("limpet_dead_batches_total", "Batches that no head published, removed.", (), runtime)
         self._rest = Rest(self.catalog, tokens, client_config(url))
+        self._watch = _LeaderWatch(self.leader, shared)
         self._loops = [
+            shared.loop("watch", self._watch.look, WATCH_EVERY_S),
             shared.loop("hand over", self._hand_over, HAND_OVER_EVERY_S),
             shared.loop("collect ledger", self._collect, COLLECT_EVERY_S),
         ]
@@ -236,6 +243,7 @@ class ApiPart:
         # most often it leads then, and the first request need not be sent again
         while not self.leader.leader and self._runtime.elapsed_s() < until_s:
             self._runtime.sleep(POLL_S)
+        self._watch.look()
         for loop in self._loops:
             loop.start()
 
@@ -264,6 +272,30 @@ class ApiPart:
         self.leader.stop()
         if self._thread is not None:
             self._thread.join()
+        self._watch.look()
+
+
+class _LeaderWatch:
+    """Logs who leads, and what keeps this process from it, each time that changes."""
+
+    def __init__(self, leader: Leader, shared: Shared) -> None:
+        self._leader = leader
+        self._log = shared.log
+        self._leads = False
+        self._other = ""
+        self._trouble = ""
+
+    def look(self) -> None:
+        """Compare with what was logged last. It asks no store."""
+        leads, other = self._leader.leads, self._leader.leader
+        trouble = str(self._leader.trouble or "")
+        if leads != self._leads:
+            self._log.event("lead", text="this process leads" if leads else "this process leads no more")
+        elif not leads and other and other != self._other:
+            self._log.event("lead", text=f"{other} leads")
+        if trouble and trouble != self._trouble:
+            self._log.event("trouble", text=f"nobody leads: {trouble}")
+        self._leads, self._other, self._trouble = leads, other, trouble
 
 
 class _CountedStorage(Storage):

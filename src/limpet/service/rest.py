@@ -19,7 +19,7 @@ from limpet.catalog.refusals import NoSuchTable, NoSuchView
 from limpet.catalog.state import ID_LIFETIME
 from limpet.errors import Invalid, NotModified
 from limpet.service.auth import Tokens
-from limpet.service.routes import Route
+from limpet.service.routes import Route, Touched
 from limpet.service.wire import Rejected, Request, Response, json_response
 
 __all__ = ["Rest"]
@@ -78,10 +78,10 @@ class Rest:
             }
         )
         return [
-            Route("GET", "/v1/config", lambda _: answer, self._tokens, quick=True),
+            Route("GET", "/v1/config", lambda _: answer, self._tokens, quick=True, right="read", touched=lambda _: ()),
             Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
-            Route("POST", "/limpet/undrop", self.undrop, self._tokens),
-            *(Route(method, path, handler, self._tokens) for method, path, handler in table),
+            Route("POST", "/limpet/undrop", self.undrop, self._tokens, touched=_touched_by_body),
+            *(_route(method, path, handler, self._tokens) for method, path, handler in table),
         ]
 
     # ---- namespaces ----
@@ -91,7 +91,8 @@ class Rest:
         query = request.query()
         parent = tuple(query["parent"].split(SEPARATOR)) if query.get("parent") else ()
         page = self._catalog.namespaces(parent, *_page_of(query))
-        return json_response({"namespaces": [[*parent, name] for name in page.names], **_next(page)})
+        found = [[*parent, name] for name in page.names]
+        return json_response({"namespaces": [each for each in found if request.caller.sees(each)], **_next(page)})
 
     def create_namespace(self, request: Request) -> Response:
         """Create one, with properties."""
@@ -251,6 +252,52 @@ class Rest:
 def _no_oauth(_: Request) -> Response:
     said = "limpet hands out no tokens: give the client one that the service was started with, as `token`"
     return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
+
+
+# ---- who may ----
+
+
+def _route(method: str, path: str, handler: Callable[[Request], Response], tokens: Tokens) -> Route:
+    """The route, with the right that it needs and how to find the namespaces that a request touches."""
+    reads = method in ("GET", "HEAD") or path.endswith("/metrics")  # a report changes nothing
+    sight = method in ("GET", "HEAD") and path in ("/v1/namespaces", _NS)
+    touched = _TOUCHED.get((method, path), _touched_by_path if "{namespace}" in path else None)
+    if path.endswith("/register"):
+        touched = None  # the metadata file may be of a table that was dropped in any namespace
+    return Route(method, path, handler, tokens, right="read" if reads else "write", touched=touched, sight=sight)
+
+
+def _touched_by_path(request: Request) -> list[list[str]]:
+    return [_namespace_of(request)]
+
+
+def _touched_by_query(request: Request) -> list[list[str]]:
+    parent = request.query().get("parent")
+    return [parent.split(SEPARATOR) if parent else []]
+
+
+def _touched_by_body(request: Request) -> list[list[str]]:
+    return [_levels(request.fields().get("namespace"))]
+
+
+def _touched_by_rename(request: Request) -> list[list[str]]:
+    return [namespace for namespace, _ in _rename_of(request)]
+
+
+def _touched_by_transaction(request: Request) -> list[list[str]]:
+    changes = request.fields().get("table-changes")
+    if not isinstance(changes, list):
+        raise Invalid("table-changes must be a list of at least one change")
+    return [_levels(_mapping(_mapping({"change": each}, "change"), "identifier").get("namespace")) for each in changes]
+
+
+_TOUCHED: dict[tuple[str, str], Touched] = {
+    ("GET", "/v1/namespaces"): _touched_by_query,
+    ("POST", "/v1/namespaces"): _touched_by_body,
+    ("POST", "/v1/tables/rename"): _touched_by_rename,
+    ("POST", "/v1/views/rename"): _touched_by_rename,
+    ("POST", "/v1/transactions/commit"): _touched_by_transaction,
+}
 
 
 # ---- taking requests apart ----

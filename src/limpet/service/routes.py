@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from limpet.service.auth import Tokens
-from limpet.service.wire import Handler, Rejected
+from limpet.service.wire import Handler, Rejected, Request, Right
 
-__all__ = ["Route", "Routes"]
+__all__ = ["Route", "Routes", "Touched"]
 
 PATH_BYTES_MAX = 8192
+
+Touched = Callable[[Request], Iterable[Sequence[str]]]
+"""The namespaces that a request reads or changes.   Raises: Invalid if the request does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """A method and a path with `{names}` in it, and who handles it.
 
-    `tokens` are those that it asks for; None: anybody may call. `quick`: it waits for nothing, and needs no thread.
+    `tokens` are those that it asks for; None: anybody may call, and a body is not read. The caller must have `right` in
+    all namespaces that `touched` finds in the request; a route without it is only for callers with rights in every
+    namespace. `sight`: it is enough to see the namespaces. `quick`: it waits for nothing, and needs no thread.
     """
 
     method: str
@@ -26,6 +31,21 @@ class Route:
     handler: Handler
     tokens: Tokens | None
     quick: bool = False
+    right: Right = "write"
+    touched: Touched | None = None
+    sight: bool = False
+
+    def admit(self, request: Request) -> None:
+        """Raises: Rejected (403) for a caller without the right here; Invalid."""
+        caller = request.caller
+        caller.demand(self.right)
+        if caller.prefixes is None:
+            return
+        namespaces = [()] if self.touched is None else self.touched(request)
+        if self.sight:
+            caller.demand_sight(namespaces)
+        else:
+            caller.demand_in(namespaces)
 
 
 @dataclass(slots=True)

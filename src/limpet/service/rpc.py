@@ -10,10 +10,11 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -23,12 +24,14 @@ from limpet.catalog.compactor import Unreachable
 from limpet.catalog.decide import Refused
 from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
 from limpet.runtime import Runtime
+from limpet.service.log import redacted
 
 __all__ = ["SYNC_COMPACT", "Answer", "Order", "RpcPublisher"]
 
 SYNC_COMPACT = "/internal/sync-compact"
 CONNECT_S = 5.0
 ANSWER_S = 20.0
+CHECK_S = 2.0
 ANSWER_BYTES_MAX = 64 << 10
 IDLE_MAX = 4
 
@@ -63,13 +66,19 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 class RpcPublisher:
     """Publishes batches of one domain through the compactor at `url`. Threads may share it; connections are kept."""
 
-    def __init__(self, url: str, secret: str | None, runtime: Runtime, *, domain: str = "catalog") -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise Invalid(f"{url!r} is not a compactor's URL", hint="write http://HOST:PORT")
-        self.url = url.rstrip("/")
-        self._https = parts.scheme == "https"
-        self._host, self._port = parts.hostname, _port(url)
+    def __init__(
+        self, url: str, secret: str | None, runtime: Runtime, *, domain: str = "catalog", ca: str | None = None
+    ) -> None:
+        """`ca` is a file with the authorities that may vouch for the compactor; None: those of the system."""
+        parts = _parts_of(url)
+        self.url = redacted(url).rstrip("/")
+        """Where it is, without user and password: to be shown."""
+        self._tls = _context(ca) if parts.scheme == "https" else None
+        if ca is not None and self._tls is None:
+            raise Invalid(
+                f"{self.url} is not reached by TLS, so nothing vouches for it", hint="write https://HOST:PORT"
+            )
+        self._host, self._port = parts.hostname or "", parts.port
         self._path = parts.path.rstrip("/") + SYNC_COMPACT
         self._headers = {"content-type": "application/json"}
         if secret:
@@ -90,6 +99,27 @@ class RpcPublisher:
         if status != 200:
             self._refuse(status, body)
         return _published(body)
+
+    def check(self) -> str:
+        """Ask whether the compactor is there and knows our secret; what is in the way otherwise, "" if nothing is.
+
+        Raises: Denied for a secret that is not known there.   Cost: one request to the compactor, none to the store.
+        """
+        try:
+            connection = self._connect(CHECK_S, CHECK_S)
+        except Unreachable as error:
+            return str(error)
+        try:
+            connection.request("GET", self._path, headers=self._headers)
+            response = connection.getresponse()
+            response.read(ANSWER_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            return f"no answer from the compactor at {self.url}: {error or type(error).__name__}"
+        finally:
+            connection.close()
+        if response.status in (401, 403):
+            raise self._denied()
+        return ""
 
     def _exchange(self, body: bytes) -> tuple[int, bytes]:
         with self._mutex:
@@ -115,11 +145,14 @@ class RpcPublisher:
             connection.close()
             raise self._unknown(error) from error
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> http.client.HTTPConnection:
         if self._closed:
             raise Unreachable("this process is ending")
-        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=CONNECT_S)
+        connection = (
+            http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(self._host, self._port, timeout=connect_s, context=self._tls)
+        )
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # a host's name that cannot be one is a UnicodeError
@@ -127,7 +160,7 @@ class RpcPublisher:
                 f"the compactor at {self.url} cannot be reached: {error}",
                 hint="is `limpet serve compactor` running there?",
             ) from error
-        connection.sock.settimeout(ANSWER_S)
+        connection.sock.settimeout(answer_s)
         return connection
 
     def _send(self, connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bytes]:
@@ -158,13 +191,16 @@ class RpcPublisher:
             case 400, "BadRequestException":
                 raise Invalid(error.message, hint="")
             case 401, "NotAuthorizedException":
-                raise Denied(
-                    f"the compactor at {self.url} does not know our secret",
-                    hint="set LIMPET_RPC_SECRET to the same secret on both sides",
-                )
+                raise self._denied()
             case 503, "ServiceUnavailableException":
                 raise Unavailable(error.message, hint="")
         raise OutcomeUnknown(f"{self.url} answered {status}: {error.message}", hint="")
+
+    def _denied(self) -> Denied:
+        return Denied(
+            f"the compactor at {self.url} does not know our secret",
+            hint="set LIMPET_RPC_SECRET to the same secret on both sides",
+        )
 
     def _unknown(self, error: Exception) -> OutcomeUnknown:
         return OutcomeUnknown(f"no answer from the compactor at {self.url}: {error or type(error).__name__}")
@@ -193,8 +229,19 @@ def _published(body: bytes) -> Published:
     return Published(int(version[1]), answer.commit_ulid)
 
 
-def _port(url: str) -> int | None:
+def _parts_of(url: str) -> SplitResult:
     try:
-        return urlsplit(url).port
+        parts = urlsplit(url)
+        is_valid = parts.port is None or parts.port > 0
     except ValueError:
-        raise Invalid(f"{url!r} has no valid port", hint="write http://HOST:PORT") from None
+        is_valid = False
+    if not is_valid or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise Invalid(f"{redacted(url)!r} is not a compactor's URL", hint="write http://HOST:PORT")
+    return parts
+
+
+def _context(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise Invalid(f"the authorities in {ca} cannot be used: {error}", hint="a file in PEM") from None

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from limpet.catalog.parquet import arrow
 from limpet.errors import Invalid, Unsupported
 from limpet.runtime import Runtime
 
-__all__ = ["listen", "load", "serve"]
+if TYPE_CHECKING:
+    from limpet.service.asgi import Shell
+    from limpet.service.limits import Gate
+
+__all__ = ["Tls", "gate_of", "listen", "load", "serve"]
 
 BACKLOG = 1024
 DRAIN_S = 5.0
@@ -24,6 +32,7 @@ DRAIN_S = 5.0
 GRACE_S = 12.0
 KEEP_ALIVE_S = 75
 EXIT_AT_ONCE = 130
+SAFE_HEADERS = [("x-content-type-options", "nosniff"), ("cache-control", "no-store")]
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -52,13 +61,52 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The files of a certificate, with the chain to its authority, and of its key."""
+
+    cert: str
+    key: str
+
+    def context(self) -> ssl.SSLContext:
+        """What a server needs of them.   Raises: Invalid."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            made.load_cert_chain(self.cert, self.key, password="")
+        except OSError as error:  # ssl.SSLError is one
+            raise Invalid(
+                f"the certificate {self.cert} with the key {self.key} cannot be used: {error}",
+                hint="both in PEM, and the key without a password",
+            ) from None
+        return made
+
+
+def gate_of(peer_max: int | None = None) -> Gate:
+    """The gate of a process: as many connections as it has files for, and some to spare for its store."""
+    limits = import_module("limpet.service.limits")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.CONNECTIONS_MAX + limits.FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = wanted if soft == resource.RLIM_INFINITY else soft
+    most = max(16, min(limits.CONNECTIONS_MAX, files - limits.FILES_KEPT))
+    made: Gate = limits.Gate(connections_max=most, peer_max=peer_max or limits.PEER_MAX)
+    return made
+
+
 def serve(
-    app: Any,
+    app: Shell,
     listener: socket.socket,
     runtime: Runtime,
+    gate: Gate,
     *,
     ending: Callable[[], None],
     give_up: Callable[[], None],
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Answer requests until SIGTERM, SIGINT or SIGHUP; then take no more, answer those in hand, and return.
 
@@ -68,7 +116,10 @@ def serve(
     uvicorn = _uvicorn()
     config = uvicorn.Config(
         app,
-        http=import_module("limpet.service.limits").LimitedProtocol,
+        http=_protocols(app, gate, tls),
+        ws="none",
+        headers=SAFE_HEADERS,
+        log_config=None,
         lifespan="off",
         access_log=False,
         log_level="warning",
@@ -98,6 +149,18 @@ def serve(
             server.run(sockets=[listener])
         finally:
             ended.set()
+
+
+def _protocols(app: Shell, gate: Gate, tls: ssl.SSLContext | None) -> Callable[..., Any]:
+    """What makes the protocol of a new connection, as uvicorn calls it."""
+    limits = import_module("limpet.service.limits")
+    if tls is None:
+        return partial(limits.LimitedProtocol, gate, app)
+
+    def made(**others: Any) -> Any:
+        return limits.TlsProtocol(gate, lambda seat: limits.LimitedProtocol(gate, app, seat, **others), tls)
+
+    return made
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""Requests and responses as the handlers see them: plain values, JSON by msgspec."""
+"""Requests and responses as the handlers see them: plain values, and JSON that every reader reads alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -12,12 +13,33 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid, LimpetError
 
-__all__ = ["DEPTH_MAX", "JSON", "Handler", "Rejected", "Request", "Response", "json_response"]
+__all__ = [
+    "ANYBODY",
+    "DEPTH_MAX",
+    "JSON",
+    "RIGHTS",
+    "Caller",
+    "Handler",
+    "Headers",
+    "Rejected",
+    "Request",
+    "Response",
+    "Right",
+    "json_response",
+    "strict_json",
+]
 
 T = TypeVar("T")
 
 DEPTH_MAX = 64
+ITEMS_MAX = 500_000
+"""Brackets and commas in a body, which bound the values in it: an empty list takes thirty times its bytes in memory."""
 QUERY_FIELDS_MAX = 32
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+Right = Literal["read", "write", "metrics", "publish"]
+RIGHTS: frozenset[Right] = frozenset(("read", "write", "metrics", "publish"))
 
 JSON = (b"content-type", b"application/json")
 
@@ -38,6 +60,53 @@ class Rejected(LimpetError):
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request: the name of the token, what it may do, and in which namespaces.
+
+    `prefixes` are namespaces; the rights hold in them and in everything below. None: in every namespace.
+    """
+
+    name: str
+    rights: frozenset[Right]
+    prefixes: tuple[tuple[str, ...], ...] | None = None
+
+    def demand(self, right: Right) -> None:
+        """Raises: Rejected (403) without the right."""
+        if right not in self.rights:
+            raise Rejected(403, "ForbiddenException", f"the token {self.name!r} does not have the right {right!r}")
+
+    def demand_in(self, namespaces: Iterable[Sequence[str]]) -> None:
+        """Raises: Rejected (403) unless the rights hold in all of these namespaces."""
+        if not all(self.acts_in(namespace) for namespace in namespaces):
+            raise self._outside()
+
+    def demand_sight(self, namespaces: Iterable[Sequence[str]]) -> None:
+        """Raises: Rejected (403) unless the caller sees all of these namespaces."""
+        if not all(self.sees(namespace) for namespace in namespaces):
+            raise self._outside()
+
+    def acts_in(self, namespace: Sequence[str]) -> bool:
+        """Whether the rights hold in a namespace."""
+        if self.prefixes is None:
+            return True
+        return any(tuple(namespace[: len(prefix)]) == prefix for prefix in self.prefixes)
+
+    def sees(self, namespace: Sequence[str]) -> bool:
+        """Whether a namespace is shown to the caller: it lies in one of the prefixes, or on the way to one."""
+        if self.prefixes is None:
+            return True
+        levels = tuple(namespace)
+        return any(levels[: len(prefix)] == prefix[: len(levels)] for prefix in self.prefixes)
+
+    def _outside(self) -> Rejected:
+        return Rejected(403, "ForbiddenException", f"the token {self.name!r} has no rights in that namespace")
+
+
+ANYBODY = Caller("", RIGHTS)
+"""The caller of a service without tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request. `names` are the variable segments of its path, each decoded by itself."""
 
@@ -46,6 +115,13 @@ class Request:
     query_string: bytes = b""
     headers: Sequence[tuple[bytes, bytes]] = ()
     body: bytes = b""
+    caller: Caller = ANYBODY
+    _parsed: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def actor(self) -> str:
+        """The name of the caller's token, for the record of what it does; empty where the service has no tokens."""
+        return self.caller.name
 
     def header(self, name: bytes) -> str | None:
         """A header by its lower-case name; the first, if it comes twice."""
@@ -73,18 +149,16 @@ class Request:
         return fields
 
     def json(self) -> Any:
-        """The body as JSON.   Raises: Rejected (415); Invalid for what is not JSON, or is nested too deeply (F32)."""
+        """The body as JSON.   Raises: Rejected (415); Invalid, see `strict_json`."""
+        if self._parsed:
+            return self._parsed[0]
         kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Rejected(
                 415, "UnsupportedMediaTypeException", "the body must come with Content-Type: application/json"
             )
-        try:
-            value = _decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Invalid(f"the body is not valid JSON: {error}", hint="send a JSON object in UTF-8") from None
-        if self.body.count(b"[") + self.body.count(b"{") > DEPTH_MAX and _depth_exceeds(value, DEPTH_MAX):
-            raise Invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
+        value = strict_json(self.body)
+        self._parsed.append(value)
         return value
 
     def fields(self) -> dict[str, Any]:
@@ -119,17 +193,58 @@ def json_response(value: Any, status: int = 200, headers: tuple[tuple[bytes, byt
     return Response(status, _encode(value), (JSON, *headers))
 
 
+def strict_json(data: bytes) -> Any:
+    """JSON of which every reader makes the same: UTF-8, finite numbers, no name twice in an object, nothing behind it.
+
+    Raises: Invalid, also for what is nested too deeply or has too many values (F32).
+    """
+    if data.count(b"[") + data.count(b"{") + data.count(b",") > ITEMS_MAX:
+        raise Invalid(f"the body has more than {ITEMS_MAX} values", hint="send it in several requests")
+    try:
+        value = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the body is not valid JSON: {error}", hint="send a JSON object in UTF-8") from None
+    if _may_double(data, value):
+        _refuse_doubled(data)
+    if _depth_exceeds(value, DEPTH_MAX):
+        raise Invalid(f"the body is nested deeper than {DEPTH_MAX} levels")
+    return value
+
+
+def _may_double(data: bytes, value: Any) -> bool:
+    """Whether an object in `data` may have a name twice, of which `value` has kept the last.
+
+    Each member of an object has a colon, and no value has one outside of strings. So a member that was dropped is
+    missed when the colons are counted, unless some are escaped: then we cannot tell.
+    """
+    try:
+        return b"\\u003" in data or _encode(value).count(b":") != data.count(b":")
+    except (OverflowError, RecursionError):  # an integer of more than 64 bits
+        return True
+
+
+def _refuse_doubled(data: bytes) -> None:
+    """The slow way.   Raises: Invalid if an object has a name twice."""
+    try:
+        json.loads(data, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"the body is not valid JSON: {error}", hint="give each name once") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        raise ValueError("an object has the same name twice")
+
+
 def _depth_exceeds(value: Any, levels: int) -> bool:
     """Whether a decoded value is nested deeper. The decoder has bounded it, so this does not overflow."""
-    layer = [value]
-    for _ in range(levels + 1):
-        inner: list[Any] = []
-        for each in layer:
-            if isinstance(each, dict):
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        layer = [each for each in inner if isinstance(each, dict | list)]
+    kinds = (dict, list)
+    layer = [value] if type(value) in kinds else []
+    for _ in range(levels):
         if not layer:
             return False
-    return True
+        layer = [
+            inner for each in layer for inner in (each.values() if type(each) is dict else each) if type(inner) in kinds
+        ]
+    return bool(layer)
