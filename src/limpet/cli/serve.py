@@ -182,6 +182,7 @@ def _run(kind: Kind, url: str, host: str, port: int, lease_s: float, compactor_u
             hint="choose a place, tenant and workspace of letters, digits, - and _",
         )
     fleet = limpet.open(where)
+    fleet.check()
     turns = Counter("limpet_loop_turns_total", "Turns of the loops in the background.", ("loop", "outcome"), runtime)
     shared = Shared(fleet, runtime, turns, _tell)
     guard = Tokens(secrets if kind == "compactor" else tokens)
