@@ -34,6 +34,7 @@ class Work:
     died, is claimed again. `parts` are failed tasks of batches, each with a receipt of its own. `waiting` entries were
     pushed and have not ended; `waiting_named` of them have an id.
     """
+
     ended: int = 0
     tasks: int = 0
     named: int = 0

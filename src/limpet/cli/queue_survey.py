@@ -44,6 +44,7 @@ class Survey:
     `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `failed` may
     count tasks that were retried since.
     """
+
     queue: str
     pending: int
     in_flight: int
