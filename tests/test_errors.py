@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import traceback
 from datetime import UTC, datetime
 
 import pytest
@@ -64,3 +65,19 @@ def test_an_error_survives_the_way_out_of_a_worker_process(kind: type[LimpetErro
     assert type(back) is kind
     assert (str(back), back.hint) == (str(error), "as said")
     assert vars(back) == vars(error)
+
+
+def test_a_traceback_shows_the_hint_once() -> None:
+    error = errors.Invalid("it broke", hint="mend it")
+    error.add_note("at noon")
+    assert traceback.format_exception_only(error) == [
+        "limpet.errors.Invalid: it broke\n",
+        "hint: mend it\n",
+        "at noon\n",
+    ]
+    error.hint = "mend it well"
+    assert error.__notes__ == ["hint: mend it well", "at noon"]
+    error.hint = ""
+    assert error.__notes__ == ["at noon"]
+    there_and_back = pickle.loads(pickle.dumps(errors.Missing("gone", hint="look")))
+    assert (there_and_back.hint, there_and_back.__notes__) == ("look", ["hint: look"])

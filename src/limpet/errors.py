@@ -37,13 +37,25 @@ __all__ = [
 
 
 class LimpetError(Exception):
-    """Base of the tree. `str(error)` is one line; `error.hint` says what to do about it."""
+    """Base of the tree. `str(error)` is one line; `error.hint` says what to do about it, in tracebacks too."""
 
     default_hint = ""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
+        self._hint = ""
         self.hint = self.default_hint if hint is None else hint
+
+    @property
+    def hint(self) -> str:
+        """What to do about it. It is the first of the notes (PEP 678), which Python prints below a traceback."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, text: str) -> None:
+        others = [note for note in getattr(self, "__notes__", ()) if note != f"hint: {self._hint}"]
+        self._hint = text
+        self.__notes__ = [f"hint: {text}", *others] if text else others
 
 
 class Invalid(LimpetError):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -41,6 +42,13 @@ def memory_store(url: str) -> MemoryStore:
     return _named_memory[url.removeprefix("memory://")]
 
 
+def opened(url: str | Path | None = None, **options: Any) -> limpet.Fleet:
+    """Open, and connect at once."""
+    fleet = limpet.open(url, **options)
+    fleet.check()
+    return fleet
+
+
 def snapshot(root: Path) -> dict[str, str]:
     """Every file below `root`, with a digest of its bytes."""
     return {
@@ -54,7 +62,7 @@ def snapshot(root: Path) -> dict[str, str]:
 
 
 def test_a_new_place_becomes_a_fleet(memory: str) -> None:
-    fleet = limpet.open(memory)
+    fleet = opened(memory)
     assert fleet.url == memory
     assert fleet.record.format == {"queue": 1, "index": 1, "catalog": 1}
     assert fleet.record.probe.conditional
@@ -64,12 +72,12 @@ def test_a_new_place_becomes_a_fleet(memory: str) -> None:
 
 def test_the_url_may_come_from_the_environment(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIMPET_URL", memory)
-    assert limpet.open().url == memory
+    assert opened().url == memory
 
 
 def test_two_that_open_a_new_place_at_once_agree(memory: str) -> None:
     """The other one's limpet.json lands between our look and our create."""
-    limpet.open(memory)
+    opened(memory)
     store = memory_store(memory)
     theirs = store.get(keys.FLEET).data
     store.delete(keys.FLEET)
@@ -81,7 +89,7 @@ def test_two_that_open_a_new_place_at_once_agree(memory: str) -> None:
             store.put(keys.FLEET, theirs)
             return super().wall()
 
-    limpet.open(memory, runtime=Racing())
+    opened(memory, runtime=Racing())
     assert store.get(keys.FLEET).data == theirs
 
 
@@ -95,18 +103,95 @@ def test_what_open_costs(
         for name, value in bucket.env.items():
             monkeypatch.setenv(name, value)
         url = bucket.at(f"open-{uuid4().hex}")
-    new = limpet.open(url)
+    new = opened(url)
     assert new.meter.snapshot().requests == {"get": 2, "put": 5, "delete": 1}
-    existing = limpet.open(url)
+    existing = opened(url)
     assert existing.meter.snapshot().requests == {"get": 1}
-    reader = limpet.open(url, read_only=True)
+    reader = opened(url, read_only=True)
     assert reader.meter.snapshot().requests == {"get": 1}
 
 
-def test_a_budget_stops_a_runaway(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    limpet.open(memory)
-    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", "3")
+def test_opening_does_nothing_until_the_first_use(tmp_path: Path) -> None:
+    place = tmp_path / "fleet"
+    fleet = limpet.open(place)
+    queue, lock, cell = fleet.queue("q"), fleet.lock("l"), fleet.cell("c")
+    fleet.index("i")
+    fleet.task("t")(lambda: None)
+    assert (fleet.meter.snapshot().requests, place.exists()) == ({}, False)
+    queue.push({})
+    assert fleet.is_new
+    assert fleet.meter.snapshot().requests == {"get": 2, "put": 6, "delete": 1}
+    assert cell.read() is None
+    assert lock.peek() is None
+    assert not limpet.open(place).is_new
+
+
+def test_a_place_that_cannot_be_reached_is_asked_again_at_the_next_use(tmp_path: Path) -> None:
+    place = tmp_path / "fleet"
+    fleet = limpet.open(place, create=False)
+    cell = fleet.cell("c")
+    for _ in range(2):
+        with pytest.raises(Invalid, match="there is no fleet at"):
+            cell.write(1)
+    with pytest.raises(Missing, match="there is no fleet at"):
+        fleet.check()
+    assert not place.exists()
+    opened(place)
+    with fleet.meter.measure() as cost:
+        cell.write(1)
+    assert cost.requests == {"get": 2, "put": 1}, "limpet.json, the cell as it was, and the cell"
+
+
+def test_a_place_without_a_fleet_does_not_read_as_an_empty_one(tmp_path: Path) -> None:
+    """The same for a first use that would take a missing object as an answer."""
+    for fleet in (limpet.open(tmp_path / "x", read_only=True), limpet.open(tmp_path / "x", create=False)):
+        for look in (
+            lambda: fleet.cell("a").read(),  # noqa: B023
+            lambda: fleet.lock_seen("a"),  # noqa: B023
+            lambda: fleet.queue("q").result("a"),  # noqa: B023
+            lambda: [*fleet.locks()],  # noqa: B023
+            lambda: fleet.queue("q").claim(),  # noqa: B023
+        ):
+            with pytest.raises(Invalid, match="there is no fleet at"):
+                look()
+
+
+def test_threads_that_use_a_new_fleet_at_once_open_it_once(tmp_path: Path) -> None:
+    fleet = limpet.open(tmp_path / "fleet", durability="os")
+    queue = fleet.queue("q")
+    system().fan_out(lambda n: queue.push({"n": n}), range(20))
+    assert fleet.meter.snapshot().requests == {"get": 2, "put": 25, "delete": 1}
+
+
+def test_queues_and_indexes_are_listed(memory: str) -> None:
     fleet = limpet.open(memory)
+    assert (fleet.queues(), fleet.indexes()) == ([], [])
+    for name in ("mail", "enrich", "a/b"):
+        fleet.queue(name).push({})
+    fleet.index("sites", {"fields": [{"name": "id", "type": "string"}]}, key="id").put({"id": "a"})
+    assert fleet.queues() == ["a/b", "enrich", "mail"]
+    assert fleet.indexes() == ["sites"]
+
+
+def test_a_queue_that_must_exist(memory: str) -> None:
+    fleet = limpet.open(memory)
+    with pytest.raises(Missing) as caught:
+        fleet.queue("enrich", create=False)
+    assert "no queue was ever used here" in caught.value.hint
+    fleet.queue("enrich").push({})
+    assert fleet.queue("enrich", create=False).stats().pending == 1
+    with pytest.raises(Missing, match="there is no queue 'enrihc' at") as caught:
+        fleet.queue("enrihc", create=False)
+    assert caught.value.hint.startswith("did you mean 'enrich'?")
+    with fleet.meter.measure() as cost:
+        fleet.queue("enrich", create=False)
+    assert cost.requests == {"list": 1}
+
+
+def test_a_budget_stops_a_runaway(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(memory)
+    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", "3")
+    fleet = opened(memory)
     fleet.cell("a").write(1)
     with pytest.raises(Denied, match="budget of 3"):
         fleet.cell("a").read()
@@ -116,7 +201,7 @@ def test_a_budget_stops_a_runaway(memory: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_budget_that_is_no_number_is_invalid(memory: str, monkeypatch: pytest.MonkeyPatch, budget: str) -> None:
     monkeypatch.setenv("LIMPET_REQUEST_BUDGET", budget)
     with pytest.raises(Invalid, match="LIMPET_REQUEST_BUDGET"):
-        limpet.open(memory)
+        opened(memory)
 
 
 # ---- too new, or broken ----
@@ -160,28 +245,28 @@ REFUSED: list[tuple[Callable[[bytes], bytes], type[LimpetError]]] = [
 def test_a_fleet_that_cannot_be_understood_is_refused_and_untouched(
     tmp_path: Path, spoil: Callable[[bytes], bytes], kind: type[LimpetError], read_only: bool
 ) -> None:
-    limpet.open(tmp_path)
+    opened(tmp_path)
     file = tmp_path / "limpet.json"
     before = file.read_bytes()
     file.write_bytes(spoil(before))
     assert file.read_bytes() != before
     was = snapshot(tmp_path)
     with pytest.raises(kind) as caught:
-        limpet.open(tmp_path, read_only=read_only)
+        opened(tmp_path, read_only=read_only)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
     assert snapshot(tmp_path) == was
 
 
 def test_a_fleet_that_wants_newer_writers_may_still_be_read(tmp_path: Path) -> None:
-    limpet.open(tmp_path).cell("a").write(1)
+    opened(tmp_path).cell("a").write(1)
     file = tmp_path / "limpet.json"
     file.write_bytes(file.read_bytes().replace(b'"min_writer":1', b'"min_writer":2'))
     was = snapshot(tmp_path)
     with pytest.raises(Unsupported, match="writers of level 2") as caught:
-        limpet.open(tmp_path)
+        opened(tmp_path)
     assert "read_only=True" in caught.value.hint
-    seen = limpet.open(tmp_path, read_only=True).cell("a").read()
+    seen = opened(tmp_path, read_only=True).cell("a").read()
     assert seen is not None
     assert seen.value == 1
     assert snapshot(tmp_path) == was
@@ -191,12 +276,12 @@ def test_a_fleet_that_wants_newer_writers_may_still_be_read(tmp_path: Path) -> N
 
 
 def test_reading_writes_nothing(tmp_path: Path) -> None:
-    fleet = limpet.open(tmp_path)
+    fleet = opened(tmp_path)
     lease = fleet.lock("l").try_acquire()
     assert isinstance(lease, Lease)
     fleet.cell("a").write({"n": 1}, lease=lease)
     was = snapshot(tmp_path)
-    reader = limpet.open(tmp_path, read_only=True)
+    reader = opened(tmp_path, read_only=True)
     seen = reader.cell("a").read()
     assert seen is not None
     assert seen.value == {"n": 1}
@@ -219,7 +304,7 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 def test_reading_a_place_without_a_fleet_creates_none(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="no fleet at"):
-        limpet.open(tmp_path / "x", read_only=True)
+        opened(tmp_path / "x", read_only=True)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -227,30 +312,30 @@ def test_a_read_only_key_opens_reads_and_sets_nothing_up(seaweedfs: Bucket, monk
     for name, value in seaweedfs.env.items():
         monkeypatch.setenv(name, value)
     url = seaweedfs.at(f"read-only-{uuid4().hex}")
-    limpet.open(url).cell("a").write(1)
+    opened(url).cell("a").write(1)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.read_only["access_key_id"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.read_only["secret_access_key"])
-    reader = limpet.open(url)
+    reader = opened(url)
     seen = reader.cell("a").read()
     assert seen is not None
     assert seen.value == 1
     with pytest.raises(Denied):
         reader.cell("a").write(2)
     with pytest.raises(Denied, match="no fleet at"):
-        limpet.open(seaweedfs.at(f"nothing-{uuid4().hex}"))
+        opened(seaweedfs.at(f"nothing-{uuid4().hex}"))
 
 
 # ---- rooms ----
 
 
 def test_locks_and_cells_work_together(memory: str) -> None:
-    fleet = limpet.open(memory)
+    fleet = opened(memory)
     with fleet.lock("report", ttl_s=60).hold(wait_s=0) as lease:
         fleet.cell("report").write({"rows": 3}, lease=lease)
-        assert isinstance(limpet.open(memory).lock("report").try_acquire(), Held)
+        assert isinstance(opened(memory).lock("report").try_acquire(), Held)
     with fleet.lock("report").hold(wait_s=0) as newer:
         assert newer.token == lease.token + 1
-        limpet.open(memory).cell("report").write({"rows": 4}, lease=newer)
+        opened(memory).cell("report").write({"rows": 4}, lease=newer)
     with pytest.raises(LeaseLost):
         fleet.cell("report").write({"rows": 5}, lease=lease)
     seen = fleet.cell("report").read()
@@ -259,7 +344,7 @@ def test_locks_and_cells_work_together(memory: str) -> None:
 
 
 def test_every_lock_ever_used_is_listed(memory: str) -> None:
-    fleet = limpet.open(memory)
+    fleet = opened(memory)
     names = ["b", "a", "../x", "Ü", "a" * 300]
     for name in names:
         assert isinstance(fleet.lock(name).try_acquire(), Lease)
@@ -269,7 +354,7 @@ def test_every_lock_ever_used_is_listed(memory: str) -> None:
 
 
 def test_a_cell_and_a_lock_of_one_name_are_apart(memory: str) -> None:
-    fleet = limpet.open(memory)
+    fleet = opened(memory)
     fleet.cell("x").write(1)
     assert isinstance(fleet.lock("x").try_acquire(), Lease)
 
@@ -279,7 +364,7 @@ def test_a_cell_and_a_lock_of_one_name_are_apart(memory: str) -> None:
 
 def old_fleet(root: Path) -> None:
     runtime = system()
-    limpet.open(root)
+    opened(root)
     cell = Cell(DirectoryStore(root), keys.FLEET, struct_codec(FleetRecord), runtime)
     cell.update(
         lambda record: (
@@ -290,18 +375,18 @@ def old_fleet(root: Path) -> None:
 
 def test_an_old_fleet_keeps_its_format_until_it_is_upgraded(tmp_path: Path) -> None:
     old_fleet(tmp_path)
-    fleet = limpet.open(tmp_path)
+    fleet = opened(tmp_path)
     fleet.cell("a").write(1)
-    assert limpet.open(tmp_path).record.format == {"queue": 0}
+    assert opened(tmp_path).record.format == {"queue": 0}
     assert fleet.upgrade() is True
-    assert fleet.record == limpet.open(tmp_path).record
+    assert fleet.record == opened(tmp_path).record
     assert fleet.record.format == {"queue": 1, "index": 1, "catalog": 1}
     assert fleet.upgrade() is False
 
 
 def test_what_an_upgrade_costs(tmp_path: Path) -> None:
     old_fleet(tmp_path)
-    fleet = limpet.open(tmp_path)
+    fleet = opened(tmp_path)
     with fleet.meter.measure() as cost:
         fleet.upgrade()
     assert cost.requests == {"get": 1, "put": 1}
@@ -311,14 +396,14 @@ def test_what_an_upgrade_costs(tmp_path: Path) -> None:
 
 
 def test_a_fleet_that_is_gone_cannot_be_upgraded(memory: str) -> None:
-    fleet = limpet.open(memory)
+    fleet = opened(memory)
     memory_store(memory).delete(keys.FLEET)
     with pytest.raises(Missing):
         fleet.upgrade()
 
 
 def test_swapping_by_hand_needs_the_newest_version(memory: str) -> None:
-    fleet = limpet.open(memory)
+    fleet = opened(memory)
     seen = fleet.cell("a").create(1)
     fleet.cell("a").swap(seen, 2)
     with pytest.raises(Conflict):

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 import limpet
-from limpet import Fleet, Invalid, Policy
-from limpet.app.tasks import PolicyFields, TaskFunction
+from limpet import Fleet, Invalid, Policy, testing
+from limpet.app.tasks import PolicyFields, TaskFunction, TaskRun
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTypeCheckers
@@ -271,9 +271,20 @@ def test_what_cannot_be_a_task_is_refused_at_decoration(fleet: Fleet, function: 
     assert len(fleet.tasks) == 0
 
 
-def test_the_parentheses_are_not_optional(fleet: Fleet) -> None:
+def test_the_parentheses_are_optional(fleet: Fleet) -> None:
+    @fleet.task
+    def bare(n: int) -> int:
+        return n + 1
+
+    assert (bare.name, bare(1)) == ("bare", 2)
+    assert [task.name for task in fleet.tasks] == ["bare"]
+    pushed = bare.push(1)
+    assert testing.drain(fleet).done == 1
+    assert bare.queue.result(pushed.id).value == 2
+    with pytest.raises(Invalid, match="has a parameter 'id'"):
+        fleet.task(_with_id)
     with pytest.raises(Invalid) as raised:
-        fleet.task(_with_id)  # type: ignore[arg-type]
+        fleet.task(5)  # type: ignore[call-overload]
     assert raised.value.hint == "write @fleet.task(), with parentheses"
 
 
@@ -314,7 +325,7 @@ def test_a_policy_that_makes_no_sense_is_refused(fleet: Fleet) -> None:
     with pytest.raises(Invalid, match="max_attempts"):
         fleet.task(max_attempts=0)(_a)
     with pytest.raises(Invalid, match="no setting 'tries'"):
-        fleet.task(tries=3)(_a)  # type: ignore[call-arg]
+        fleet.task(tries=3)(_a)  # type: ignore[call-overload]
 
 
 def test_every_field_of_a_policy_is_a_keyword() -> None:
@@ -329,3 +340,87 @@ def test_every_field_of_a_policy_is_a_keyword() -> None:
         "retention_s",
     ]
     assert {field.name for field in fields(Policy)} == {*PolicyFields.__annotations__}
+
+
+# ---- hooks ----
+
+
+def _heard(fleet: Fleet) -> list[tuple[str, TaskRun]]:
+    heard: list[tuple[str, TaskRun]] = []
+    fleet.on_start(lambda run: heard.append(("start", run)))
+    fleet.on_done(lambda run: heard.append(("done", run)))
+    fleet.on_retry(lambda run: heard.append(("retry", run)))
+    fleet.on_fail(lambda run: heard.append(("fail", run)))
+    return heard
+
+
+def test_hooks_hear_of_every_run(fleet: Fleet) -> None:
+    heard = _heard(fleet)
+
+    @fleet.task(max_attempts=2, backoff_s=0.0)
+    def half(n: int) -> int:
+        if n % 2:
+            raise ValueError(f"{n} is odd")
+        return n // 2
+
+    pushed = [half.push(4), half.push(3)]
+    assert testing.drain(fleet).failed == 1
+    even = [(kind, run.attempt, run.result, run.error) for kind, run in heard if run.id == pushed[0].id]
+    assert even == [("start", 1, None, None), ("done", 1, 2, None)]
+    odd = [(kind, run.attempt, run.payload) for kind, run in heard if run.id == pushed[1].id]
+    assert odd == [(kind, n, {"n": 3}) for kind, n in (("start", 1), ("retry", 1), ("start", 2), ("fail", 2))]
+    last = heard[-1][1] if heard[-1][0] == "fail" else next(run for kind, run in heard if kind == "fail")
+    assert (last.queue, last.error) == ("half", "ValueError: 3 is odd")
+    assert isinstance(last.exception, ValueError)
+    assert last.exception.__traceback__ is not None
+
+
+def test_hooks_hear_of_coroutines_and_of_payloads_that_do_not_fit(fleet: Fleet) -> None:
+    heard = _heard(fleet)
+
+    @fleet.task(max_attempts=1)
+    async def wait(n: int) -> int:
+        await asyncio.sleep(0)
+        return 10 // n
+
+    wait.push(2)
+    assert testing.drain(fleet).done == 1
+    wait.push(0)
+    fleet.queue("wait").push({"m": 1})
+    assert testing.drain(fleet).failed == 2
+    assert [kind for kind, _ in heard] == ["start", "done", "start", "fail", "start", "fail"]
+    assert heard[1][1].result == 5
+    kinds = {type(run.exception) for kind, run in heard if kind == "fail"}
+    assert kinds == {ZeroDivisionError, limpet.Fail}
+
+
+def test_a_hook_that_raises_is_logged_and_changes_nothing(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    @fleet.on_start
+    @fleet.on_done
+    def angry(run: TaskRun) -> None:
+        raise SystemExit(f"no {run.id}")
+
+    @fleet.task
+    def ok() -> str:
+        return "fine"
+
+    pushed = ok.push()
+    assert testing.drain(fleet).done == 1
+    assert ok.queue.result(pushed.id).value == "fine"
+    logged = [(record.name, record.getMessage().partition(" hook")[0]) for record in caplog.records]
+    assert logged == [("limpet.hooks", "on_start"), ("limpet.hooks", "on_done")]
+    with pytest.raises(Invalid, match="a hook is a function"):
+        fleet.on_fail("angry")  # type: ignore[arg-type]
+
+
+def test_a_plain_call_and_an_eager_push_call_no_hook(fleet: Fleet) -> None:
+    heard = _heard(fleet)
+
+    @fleet.task
+    def ok() -> None:
+        return None
+
+    ok()
+    with testing.eager(fleet):
+        ok.push()
+    assert heard == []

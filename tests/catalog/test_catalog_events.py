@@ -362,10 +362,10 @@ def test_events_are_off_unless_asked_for(switch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_keeps_no_events_and_sqs_cannot(tmp_path: Path) -> None:
-    limpet.open(tmp_path)
+    limpet.open(tmp_path).check()
     assert limpet.open(tmp_path, read_only=True, events=True).events is None
     with pytest.raises(Unsupported, match="SQS"):
-        limpet.open("sqs://eu-central-1/x", events=True)
+        limpet.open("sqs://eu-central-1/x", events=True).check()
 
 
 def test_all_handles_of_a_process_share_one_sink(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_all_is_well(here: Here) -> None:
 
 
 def test_a_fleet_without_queues_is_well(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     assert here("check", "--max-age", "1h", "-u", "fleet").out == "ok: 0 queues within limits\n"
 
 
@@ -107,6 +107,7 @@ def test_retried_and_cancelled_tasks_have_not_failed(here: Here) -> None:
 def test_it_stops_reading_when_there_are_enough() -> None:
     _fail("a", 3 * AT_ONCE)
     fleet = limpet.open("fleet", read_only=True)
+    fleet.check()
     with fleet.meter.measure() as cost:
         _, [wrong] = violations(fleet, Limits(failed=5), None, system())
     assert wrong.message == f"a: at least {AT_ONCE} tasks failed, and --max-failed is 5"
@@ -148,7 +149,7 @@ def test_a_mistyped_url_is_an_error_and_creates_nothing(here: Here) -> None:
 
 
 def test_a_rule_is_needed(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     done = here("check", "-u", "fleet")
     assert (done.code, done.out) == (2, "")
     assert done.err == "limpet: no rule was given\nhint: say --max-age, --max-failed or --max-pending\n"
@@ -156,7 +157,7 @@ def test_a_rule_is_needed(here: Here) -> None:
 
 @pytest.mark.parametrize("arguments", [("--max-age", "90"), ("--max-failed", "-1"), ("--max-pending", "many")])
 def test_wrong_usage(here: Here, arguments: tuple[str, ...]) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     done = here("check", *arguments, "-u", "fleet")
     assert (done.code, done.out) == (2, "")
     assert "Usage: limpet check" in done.err

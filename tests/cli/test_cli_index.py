@@ -107,7 +107,7 @@ def test_ls(sites: Here) -> None:
 
 
 def test_ls_of_an_empty_fleet(index: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     assert index("ls").out == "there is no index at fleet; `limpet index create` makes one\n"
     assert index("ls", "--json").out == "[]\n"
 

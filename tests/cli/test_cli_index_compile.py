@@ -78,7 +78,7 @@ def test_folders_of_another_depth_are_told(here: Here, sites: Index[Any]) -> Non
 
 
 def test_without_an_index(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     assert here(*COMPILE).out == "there is no index to compile; `limpet index create` makes one\n"
 
 

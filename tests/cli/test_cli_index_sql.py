@@ -164,7 +164,7 @@ def test_a_long_table_is_cut(here: Here) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
-    limpet.open(tmp_path / "fleet")
+    limpet.open(tmp_path / "fleet").check()
     command = limpet_command(
         "index", "sql", "select range from range(200000)", "--csv", "-", "-u", str(tmp_path / "fleet")
     )

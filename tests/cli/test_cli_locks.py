@@ -54,7 +54,7 @@ def test_ls_lists_free_and_held_locks(here: Here) -> None:
 
 
 def test_ls_of_a_fleet_without_locks(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     assert here("lock", "ls", "-u", "fleet").out == "no lock was ever used at fleet\n"
     assert json.loads(here("lock", "ls", "-u", "fleet", "--json").out) == []
 
@@ -73,7 +73,7 @@ def test_show_tells_who_holds_it(here: Here) -> None:
 
 @pytest.mark.parametrize("command", [("lock", "show", "y"), ("lock", "break", "y", "--yes")])
 def test_a_lock_that_never_was(here: Here, command: tuple[str, ...]) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     done = here(*command, "-u", "fleet")
     assert (done.code, done.out) == (1, "")
     assert done.err == "limpet: there is no lock 'y'\nhint: `limpet lock ls` shows those there are\n"
@@ -97,7 +97,7 @@ def test_a_mistyped_url_creates_nothing(here: Here, command: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("command", ON_A_FLEET, ids=" ".join)
 def test_garbage_in_limpet_json_is_one_line(here: Here, command: tuple[str, ...]) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     DirectoryStore("fleet").put(Key("limpet.json"), b"{garbage")
     done = here(*command, "-u", "fleet")
     assert (done.code, done.out) == (1, "")
@@ -110,7 +110,7 @@ def test_garbage_in_limpet_json_is_one_line(here: Here, command: tuple[str, ...]
     "command", [*ON_A_FLEET, ("lock", "run", "x", "--", "true")], ids=lambda each: " ".join(each[:2])
 )
 def test_an_unknown_feature_is_refused(here: Here, command: tuple[str, ...]) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     _rewrite_fleet(lambda fields: fields["features"].append("time-machine"))
     done = here(*command[:2], "-u", "fleet", *command[2:])
     assert (done.code, done.out) == (1, "")
@@ -178,7 +178,7 @@ def test_break_asks_on_a_terminal(answer: bytes, code: int, state: str) -> None:
 
 
 def test_upgrade_has_nothing_to_do(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     before = _everything()
     done = here("upgrade", "fleet")
     assert done.out == "nothing to do: fleet has the formats of this limpet (catalog 1, index 1, queue 1)\n"
@@ -187,7 +187,7 @@ def test_upgrade_has_nothing_to_do(here: Here) -> None:
 
 
 def test_upgrade_says_what_changed(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     _rewrite_fleet(lambda fields: fields.update(format={"queue": 0, "index": 1}, min_writer=0))
     done = here("upgrade", "fleet")
     assert (done.code, done.err) == (0, "")

@@ -31,6 +31,7 @@ def test_requests_of_an_entry(work: Work, requests: dict[str, int]) -> None:
 @pytest.mark.parametrize(("batch", "entries", "named"), [(1, 20, False), (1, 20, True), (10, 20, False)])
 def test_a_real_queue_takes_no_less_and_little_more(batch: int, entries: int, named: bool) -> None:
     fleet = limpet.open("memory://")
+    fleet.check()
     queue = fleet.queue("x")
     before = fleet.meter.snapshot()
     if batch == 1:

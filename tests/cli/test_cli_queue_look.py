@@ -157,7 +157,7 @@ def test_ls_of_nothing(here: Here, flag: str, said: str) -> None:
 
 
 def test_ls_of_a_fleet_without_queues(here: Here) -> None:
-    limpet.open()
+    limpet.open().check()
     assert here("queue", "ls").out == f"no queue was ever used at {limpet.open().url}\n"
     assert _json(here, "ls") == []
 

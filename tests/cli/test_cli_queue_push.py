@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_read(here: Here, file: str, why: str) -> None:
 
 def test_a_store_that_refuses_says_how_far_it_got(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget ends after the fleet is set up and some batches are pushed."""
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     Path("in.jsonl").write_text(_lines({"n": 1}) * CHUNK_BATCHES * 3)
     monkeypatch.setenv("LIMPET_REQUEST_BUDGET", str(1 + CHUNK_BATCHES))
     done = here(*PUSH, "--file", "in.jsonl", "--batch", "1")

@@ -34,7 +34,7 @@ def test_queues_and_locks_on_one_screen(here: Here) -> None:
 
 
 def test_a_fleet_where_nothing_happens(here: Here) -> None:
-    limpet.open("fleet")
+    limpet.open("fleet").check()
     first, blank, second, *_ = here("status", "-u", "fleet").out.splitlines()
     assert (first, blank, second) == ("no queue was ever used at fleet", "", "no lock is held")
     facts = json.loads(here("status", "-u", "fleet", "--json").out)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import limpet
 from kernel_helpers import ManualRuntime
 from limpet.cli.work_crew import _error_of
 from limpet.cli.work_load import jobs_of
@@ -80,6 +81,7 @@ def test_a_fleet_a_task_and_what_lies_deeper() -> None:
 
 
 def test_a_handler_takes_its_policy_along() -> None:
+    limpet.open("./fleet").check()
     [job] = jobs_of(_order("other", handler="good:group.one", url="./fleet"))
     assert (job.queue.name, job.queue.policy.max_attempts) == ("other", 7)
     plain = jobs_of(_order("other", "more", handler="good:plain", url="./fleet"))
@@ -122,9 +124,9 @@ def test_what_is_refused_says_what_and_what_to_do(order: Order, said: str, hint:
 
 
 def test_an_import_error_names_the_line_of_the_user_not_of_the_library() -> None:
-    with pytest.raises(Invalid, match=r"JSONDecodeError: .* \(raises\.py:4\)$"):
+    with pytest.raises(Invalid, match=r"JSONDecodeError: .* \(raises\.py:4\)\n"):
         jobs_of(_order("raises:fleet"))
-    with pytest.raises(Invalid, match=r"\(typo\.py:2\)$"):
+    with pytest.raises(Invalid, match=r"\(typo\.py:2\)\n"):
         jobs_of(_order("typo:fleet"))
 
 

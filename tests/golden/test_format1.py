@@ -346,7 +346,9 @@ def test_what_is_newer_or_damaged_is_one_clear_error(
     before = files(copy)
 
     def use() -> None:
-        limpet.open(copy).cell("counter").write(21)
+        fleet = limpet.open(copy)
+        fleet.check()
+        fleet.cell("counter").write(21)
 
     with pytest.raises(kind) as caught:
         use()
@@ -362,5 +364,5 @@ def test_a_truncated_limpet_json_is_corrupt_never_a_new_fleet(copy: Path, size: 
     path.write_bytes(path.read_bytes()[:size])
     before = files(copy)
     with pytest.raises(Corrupt, match=r"limpet\.json"):
-        limpet.open(copy)
+        limpet.open(copy).check()
     assert files(copy) == before

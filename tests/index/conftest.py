@@ -48,4 +48,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.fixture
 def fleet(url: str) -> Fleet:
     """A new fleet at that place, on the real clock."""
-    return limpet.open(url)
+    fleet = limpet.open(url)
+    fleet.check()
+    return fleet

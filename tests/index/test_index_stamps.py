@@ -24,7 +24,7 @@ class Place:
     def __init__(self) -> None:
         self.time = Time()
         self.url = f"memory://stamps-{uuid4().hex}"
-        limpet.open(self.url, runtime=ManualRuntime(self.time, "store"))
+        limpet.open(self.url, runtime=ManualRuntime(self.time, "store")).check()
 
     def process(self, owner: str = "p1", *, wall_offset_s: float = 0.0) -> Index[Rec]:
         """A handle in a process of its own."""

@@ -190,7 +190,7 @@ def test_nothing_there(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         assert (code, out) == (1, "")
         assert "there is no fleet" in err
     assert not (tmp_path / "fleet").exists()
-    limpet.open(tmp_path / "fleet")
+    limpet.open(tmp_path / "fleet").check()
     assert "nothing was ever published" in run("log")[1]
     assert run("show")[0] == 1
     monkeypatch.delenv("LIMPET_STORAGE_URL")

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from difflib import get_close_matches
+from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 from limpet.app.formats import NODE, SUPERVISED, FleetRecord
-from limpet.errors import Invalid, Unsupported
-from limpet.keys import Key
+from limpet.errors import Denied, Invalid, Missing, Unsupported
+from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import Sightings
 from limpet.queue import BucketQueue, Policy, Queue
-from limpet.queue.storage import Journal
+from limpet.queue.storage import Journal, NoJournal
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
 
-__all__ = ["NoStore", "journal_of", "open_queue", "policy_of", "provider_of"]
+__all__ = [
+    "LaterJournal",
+    "NoStore",
+    "demand_queue",
+    "is_used",
+    "journal_of",
+    "open_queue",
+    "policy_of",
+    "provider_of",
+    "queue_names",
+]
 
 SQS = "sqs"
 PROVIDERS = ("filesystem", "bucket", SQS)
@@ -53,6 +64,19 @@ def journal_of(record: FleetRecord, store: Store, runtime: Runtime) -> Journal |
     return Outbox(store, runtime) if NODE in record.features else ClientLog(store, runtime)
 
 
+class LaterJournal:
+    """The journal of a fleet, found when it is first needed: only limpet.json tells which one it is."""
+
+    def __init__(self, find: Callable[[], Journal | None]) -> None:
+        self._find = find
+        self._found: Journal | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._found is None:
+            self._found = self._find() or NoJournal()
+        return getattr(self._found, name)
+
+
 def policy_of(settings: dict[str, Any]) -> Policy:
     """The policy with these settings.   Raises: Invalid for one that there is not."""
     known = [field.name for field in fields(Policy)]
@@ -71,17 +95,14 @@ def open_queue(
     *,
     policy: Policy,
     payload_type: Any,
-    journal: Journal | None,
+    journal: LaterJournal,
 ) -> Queue:
     """The queue `name` of the fleet at `url`.   Raises: Invalid; Unsupported without the extra that it needs."""
     provider = provider_of(url)
     if provider == SQS:
         from limpet.queue.sqs import SqsQueue
 
-        parts = urlsplit(url if url.startswith("sqs://") else "sqs://")
-        region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
-        prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
-        wire = _sqs_wire(runtime, region, os.environ.get("LIMPET_SQS_ENDPOINT", ""))
+        wire, prefix = _sqs_place(url, runtime)
         return SqsQueue(wire, name, runtime, policy=policy, prefix=prefix, payload_type=payload_type)
     return BucketQueue(
         store,
@@ -90,9 +111,55 @@ def open_queue(
         policy=policy,
         provider=provider,
         payload_type=payload_type,
-        journal=journal,
+        journal=cast(Journal, journal),
         sightings=sightings,
     )
+
+
+def queue_names(store: Store, url: str, runtime: Runtime) -> list[str]:
+    """The queues of the fleet at `url` that were ever used, sorted.   Cost: see `Fleet.queues`."""
+    if provider_of(url) != SQS:
+        return sorted(name_of(part) for part in store.list_dirs(QUEUES))
+    from limpet.queue.sqs import names_of
+
+    return names_of(*_sqs_place(url, runtime))
+
+
+def is_used(store: Store, queue: Queue) -> bool:
+    """Whether the queue was ever used.   Cost: 1 LIST; on SQS 1 request."""
+    if isinstance(queue, BucketQueue):
+        return next(iter(store.list(QueueKeys.of(queue.name).root)), None) is not None
+    exists: bool = cast(Any, queue).exists()
+    return exists
+
+
+def demand_queue(store: Store, url: str, queue: Queue, runtime: Runtime) -> None:
+    """Go on only if the queue was ever used, so that a typo changes nothing.
+
+    Raises: Missing, naming one with a similar name.   Cost: that of `is_used`, and of `queue_names` if it was not.
+    """
+    if is_used(store, queue):
+        return
+    try:
+        names = queue_names(store, url, runtime)
+    except Denied:
+        names = []
+    near = get_close_matches(queue.name, names, n=1)
+    if near:
+        hint = f"did you mean {near[0]!r}? `limpet queue ls` shows all"
+    elif names:
+        hint = f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+    else:
+        hint = "no queue was ever used here; `limpet queue push` makes one"
+    raise Missing(f"there is no queue {queue.name!r} at {url}", hint=hint)
+
+
+def _sqs_place(url: str, runtime: Runtime) -> tuple[Any, str]:
+    """The client and the prefix of the queues of a fleet on SQS."""
+    parts = urlsplit(url if url.startswith("sqs://") else "sqs://")
+    region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
+    prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
+    return _sqs_wire(runtime, region, os.environ.get("LIMPET_SQS_ENDPOINT", "")), prefix
 
 
 def _sqs_wire(runtime: Runtime, region: str, endpoint_url: str) -> Any:

@@ -7,8 +7,12 @@ A task's payload is the dict of its arguments by parameter name, defaults left o
 from __future__ import annotations
 
 import inspect
+import logging
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
@@ -16,15 +20,19 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.events import EventSink
+from limpet.events import Event, EventSink
 from limpet.queue.api import Pushed, Queue, need
 from limpet.queue.verdicts import Fail
-from limpet.queue.work import Cron, Job
+from limpet.queue.work import Cron, Job, current_task
+from limpet.queue.work.judge import Caught
 
-__all__ = ["Arguments", "OpenQueue", "PolicyFields", "TaskFunction", "Tasks"]
+__all__ = ["Arguments", "Hook", "Hooks", "OpenQueue", "PolicyFields", "TaskFunction", "TaskRun", "Tasks"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+HookKind = typing.Literal["start", "done", "retry", "fail"]
+
+_log = logging.getLogger("limpet.hooks")
 
 RESERVED = ("id", "delay_s")
 METHOD = ("self", "cls")
@@ -187,6 +195,111 @@ def _has_custom(part: Any, seen: set[int]) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """One run of a task, as hooks see it.
+
+    `payload` holds the arguments, `result` what the function returned, `exception` what it raised and `error` the same
+    as one line; each is None where it does not apply. `seconds` is how long the function ran.
+    """
+
+    queue: str
+    id: str
+    attempt: int
+    payload: Any
+    seconds: float = 0.0
+    result: Any = None
+    error: str | None = None
+    exception: BaseException | None = None
+
+
+Hook = Callable[[TaskRun], object]
+
+
+@dataclass(slots=True)
+class _Running:
+    """What a thread remembers of the task that it runs, until its end is told."""
+
+    id: str
+    payload: Any
+    result: Any = None
+    exception: BaseException | None = None
+
+
+_running: ContextVar[_Running | None] = ContextVar("limpet_running", default=None)
+
+
+class Hooks:
+    """The functions that a fleet's workers call around each task. As an `EventSink` it hears how each one ended."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[HookKind, list[Hook]] = {"start": [], "done": [], "retry": [], "fail": []}
+
+    def __bool__(self) -> bool:
+        return any(self._hooks.values())
+
+    def add(self, kind: HookKind, hook: Hook) -> Hook:
+        """Call `hook` from now on.   Raises: Invalid for something that cannot be called."""
+        if not callable(hook):
+            raise Invalid(f"a hook is a function, not {hook!r}", hint=f"write @fleet.on_{kind}, without parentheses")
+        self._hooks[kind].append(hook)
+        return hook
+
+    def run(self, kind: HookKind, run: TaskRun) -> None:
+        """Call the hooks of a kind. What they raise is logged."""
+        for hook in self._hooks[kind]:
+            with Caught() as caught:
+                hook(run)
+            if caught.error is not None:
+                name = getattr(hook, "__qualname__", repr(hook))
+                _log.error("on_%s hook %s raised", kind, name, exc_info=caught.error)
+
+    def ended(self, event: Event) -> None:
+        """Call the hooks for the end of a task that this thread ran."""
+        kinds: dict[str, HookKind] = {"done": "done", "retried": "retry", "failed": "fail"}
+        kind = kinds.get(event.fields.get("outcome", ""))
+        ran = _running.get()
+        if kind is None or ran is None or ran.id != event.fields["task"]:
+            return
+        self.run(
+            kind,
+            TaskRun(
+                queue=event.fields["queue"],
+                id=ran.id,
+                attempt=event.fields["attempt"],
+                payload=ran.payload,
+                seconds=event.fields["took_s"],
+                result=ran.result if kind == "done" else None,
+                error=event.fields.get("error"),
+                exception=ran.exception,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _HookedSink:
+    """Tells hooks how a task ended, and then the fleet's own sink."""
+
+    hooks: Hooks
+    inner: EventSink | None
+
+    def emit(self, event: Event) -> None:
+        """See `EventSink.emit`."""
+        if self.inner is not None:
+            self.inner.emit(event)
+        self.hooks.ended(event)
+
+    def flush(self) -> None:
+        """See `EventSink.flush`."""
+        if self.inner is not None:
+            self.inner.flush()
+
+    def close(self) -> None:
+        """See `EventSink.close`."""
+        if self.inner is not None:
+            self.inner.close()
+
+
 class TaskFunction(Generic[P, R]):
     """A function and its queue. Calling it runs it here and now, as if it were not decorated; `push` has it run."""
 
@@ -227,8 +340,15 @@ class TaskFunction(Generic[P, R]):
 
     @property
     def job(self) -> Job:
-        """What a worker needs to run it."""
-        return Job(self.queue, self.handle, self.cron, self._events)
+        """What a worker needs to run it. Hooks that are defined later are not called."""
+        if self._tasks is None or not self._tasks.hooks:
+            return Job(self.queue, self.handle, self.cron, self._events)
+        return Job(self.queue, self._handle_hooked, self.cron, _HookedSink(self._tasks.hooks, self._events))
+
+    def check(self) -> None:
+        """Connect to the fleet now, instead of at first use.   Raises, Cost: see `Fleet.check`."""
+        if self._tasks is not None:
+            self._tasks.check()
 
     def push(self, /, *args: Any, id: str | None = None, delay_s: float = 0.0, **kwargs: Any) -> Pushed:
         """Have it run with these arguments, by any worker, at least once. With an id, at most one task of it exists.
@@ -259,6 +379,18 @@ class TaskFunction(Generic[P, R]):
         named = self.arguments.unpack(payload)
         return self.function(**named)  # type: ignore[call-arg]  # `unpack` has compared them with its parameters
 
+    def _handle_hooked(self, payload: Any) -> Any:
+        """As `handle`, and hooks hear of it."""
+        task = current_task()
+        assert task is not None
+        assert self._tasks is not None
+        ran = _Running(task.id, payload)
+        _running.set(ran)
+        self._tasks.hooks.run("start", TaskRun(task.queue, task.id, task.attempt, payload))
+        with _remembered(ran):
+            ran.result = self.handle(payload)
+        return _awaited(ran) if inspect.isawaitable(ran.result) else ran.result
+
     def _packed(self, n: int, call: Any) -> dict[str, Any]:
         match call:
             case tuple():
@@ -270,10 +402,30 @@ class TaskFunction(Generic[P, R]):
         )
 
 
-class Tasks:
-    """The task functions of one fleet, in the order of their definition."""
+@contextmanager
+def _remembered(ran: _Running) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        ran.exception = error
+        raise
 
-    def __init__(self, open_queue: OpenQueue, events: EventSink | None = None) -> None:
+
+async def _awaited(ran: _Running) -> Any:
+    with _remembered(ran):
+        ran.result = await ran.result
+    return ran.result
+
+
+class Tasks:
+    """The task functions of one fleet, in the order of their definition, and its hooks."""
+
+    def __init__(
+        self, open_queue: OpenQueue, events: EventSink | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.hooks = Hooks()
+        self.check = check
+        """Connects to the fleet: `Fleet.check`."""
         self._open_queue = open_queue
         self._events = events
         self._defined: dict[str, TaskFunction[..., Any]] = {}

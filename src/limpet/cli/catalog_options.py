@@ -61,8 +61,9 @@ def opened(url: str | None, *, read_only: bool) -> Fleet:
     from limpet.app.urls import url_or_default
 
     where = workspace_url(url_or_default(url))
-    fleet = limpet.open(where, read_only=True)
-    return fleet if read_only else limpet.open(where)
+    fleet = limpet.open(where, read_only=read_only, create=False)
+    fleet.check()
+    return fleet
 
 
 def identifier(text: str, separator: str) -> tuple[list[str], str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from limpet.cli.queue_options import DELAY_HELP, demand_queue, duration_s, many, now_of
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, opened, print_json
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -80,13 +80,12 @@ def check(
 
     Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time.
     """
-    import limpet
     from limpet.runtime import system
 
     limits = Limits(max_age, max_failed, max_pending)
     if limits == Limits():
         raise Invalid("no rule was given", hint="say --max-age, --max-failed or --max-pending")
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     found, wrong = violations(fleet, limits, queue, system())
     if json:
         print_json({"ok": not wrong, "queues": found, "violations": wrong})

@@ -117,6 +117,8 @@ class _Show:
 
         self._fleet = limpet.open(self._place)
         self._indexed = limpet.open(self._place)  # the same, but its requests are counted apart
+        self._fleet.check()
+        self._indexed.check()
         self._queue = in_store(self._fleet.queue(QUEUE), "run the demo")
         self.screen.say(f"[bold]Limpet demo[/bold]: {self.board.total:,} tasks, four workers, an index, two kill -9")
         self.screen.say(

@@ -13,7 +13,7 @@ import typer
 
 from limpet.cli.index_options import FORMAT_HELP, IndexArgument, demand_index, size_text
 from limpet.cli.queue_options import many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, print_json
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def export(
     In CSV, null is an empty field and an empty string is "". Text that a spreadsheet would run as a formula gets an
     apostrophe in front.
     """
-    import limpet
     from limpet.index.exporting import export as exporting
     from limpet.index.exporting import whole_file
     from limpet.index.formats import name_of
@@ -59,7 +58,7 @@ def export(
     named = name_of(file, format)
     if file == STDOUT and json:
         raise Invalid("stdout cannot hold the records and --json", hint="write the records into a file")
-    handle = demand_index(limpet.open(url, read_only=True), index)
+    handle = demand_index(opened(url, read_only=True), index)
     done: Exported | None = None
     try:
         if file == STDOUT:

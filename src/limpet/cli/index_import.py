@@ -21,7 +21,7 @@ from limpet.cli.index_options import (
     size_text,
 )
 from limpet.cli.queue_options import many
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, opened, print_json
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -146,7 +146,6 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
 def _target(
     index: str, url: str | None, stream: IO[bytes], format: str, *, create: bool, key: str | None
 ) -> tuple[Fleet, Index[dict[str, Any]]]:
-    import limpet
     from limpet.index.formats import FORMATS
     from limpet.index.schema import with_own
 
@@ -170,7 +169,7 @@ def _target(
         raise Invalid(f"the index {index!r} is new: say which field is its key", hint=f"--key one of {names}")
     columns = [*_with_key(sample.fields, key)]
     with_own(columns, key)  # before anything is made
-    fleet = limpet.open(url)
+    fleet = opened(url)
     handle = fleet.index(index, package_of(columns), key=key)
     handle.manifest  # noqa: B018 - the first look creates it
     return fleet, handle

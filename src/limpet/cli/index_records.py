@@ -9,7 +9,7 @@ import typer
 
 from limpet.cli.index_options import IndexArgument, KeysArgument, demand_index, key_of
 from limpet.cli.queue_options import many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json
 from limpet.errors import Invalid
 
 __all__ = ["DELETE_EPILOG", "GET_EPILOG", "PUT_EPILOG", "delete", "get", "put"]
@@ -72,10 +72,9 @@ def put(
 
 def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Print records by their keys, as they are now. Changes nothing."""
-    import limpet
     from limpet import records
 
-    handle = demand_index(limpet.open(url, read_only=True), index)
+    handle = demand_index(opened(url, read_only=True), index)
     schema = handle.manifest.schema
     wanted = [key_of(schema, key) for key in keys]
     found = {wanted[0]: handle.get(wanted[0])} if len(wanted) == 1 else handle.get_many(wanted)

@@ -9,7 +9,7 @@ import typer
 
 from limpet.cli.index_options import IndexArgument, demand_index
 from limpet.cli.queue_options import DELAY_HELP, duration_s, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -67,9 +67,7 @@ def verify(
     Without --repair nothing is changed, and a key that may only read is enough. What is lost is never papered over:
     restore it from a backup. It may run while the index is used.
     """
-    import limpet
-
-    fleet = existing(url) if repair else limpet.open(url, read_only=True)
+    fleet = existing(url) if repair else opened(url, read_only=True)
     handle = demand_index(fleet, name)
     with console(stderr=True).status(f"reading {name!r}"):
         report = handle.verify(repair=repair)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index_options import IndexArgument, demand_index, field_of, index_names, package_of, size_text
-from limpet.cli.shared import JsonOption, UrlOption, console, existing, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, console, existing, lines, opened, print_json
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -68,15 +68,13 @@ def create(
 
     256 shards do for some hundred million small records; a shard is rewritten as a whole.
     """
-    import limpet
-
     if (schema is None) is (not field):
         raise Invalid("say which columns it has: --field, or --schema", hint="--field domain:string --key domain")
     if field and not key:
         raise Invalid("say which column is the key", hint=f"--key {field[0].rpartition(':')[0] or 'NAME'}")
     columns: Any = schema if schema is not None else package_of([field_of(each) for each in field or ()])
     _check(columns, key)
-    fleet = limpet.open(url)
+    fleet = opened(url)
     handle = fleet.index(index, columns, key=key, depth=depth)
     before = _manifest_before(fleet, index)
     manifest = handle.manifest
@@ -116,9 +114,7 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 
     Records are as of the last compile: what waits is not counted. It costs a LIST, and a GET for each index.
     """
-    import limpet
-
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     rows: list[dict[str, Any]] = []
     for name in index_names(fleet):
         try:
@@ -180,10 +176,8 @@ def schema(
 
     A new column is null in the records that are there. Columns are never renamed, removed or given another type.
     """
-    import limpet
-
     if not add:
-        manifest = demand_index(limpet.open(url, read_only=True), index).manifest
+        manifest = demand_index(opened(url, read_only=True), index).manifest
         added: list[str] = []
     else:
         new = [field_of(each, always_optional=True) for each in add]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.queue_options import clean, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ def sql(
 
     Changes nothing. Only the indexes that the query names are read. Needs the extra `sql`.
     """
-    import limpet
     from limpet.index.sql import sql as ask
     from limpet.runtime import system
 
     chosen = [name for name, wanted in (("--json", json), ("--csv", csv), ("--parquet", parquet)) if wanted]
     if len(chosen) > 1:
         raise Invalid(f"{chosen[0]} and {chosen[1]} are two forms of one answer", hint="ask for one of them")
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     rows = ask(fleet.store, system(), query, allow_files=allow_files, memory=memory)
     try:
         if json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from limpet.cli.index_options import IndexArgument, demand_index, size_text
 from limpet.cli.queue_options import clean, many, now_of, when
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
 
 if TYPE_CHECKING:
     from limpet.index.stats import IndexStats, Waits
@@ -27,9 +27,7 @@ def stats(index: IndexArgument, url: UrlOption = None, json: JsonOption = False)
     It lists every object of the index, at a request for each thousand; no record is read. Deleted records count until
     `limpet index purge`.
     """
-    import limpet
-
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     handle = demand_index(fleet, index)
     with fleet.meter.measure() as cost:
         found = handle.stats()

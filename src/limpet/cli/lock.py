@@ -20,6 +20,7 @@ from limpet.cli.shared import (
     console,
     existing,
     lines,
+    opened,
     print_json,
 )
 from limpet.errors import Invalid, Missing
@@ -107,14 +108,13 @@ def run(
     SIGTERM, SIGINT and SIGHUP are passed on to the command's process group. If the lease is lost, or limpet is
     stopped past its ttl or killed (by kill -9 too), the whole group gets SIGTERM, and SIGKILL 5 s later.
     """
-    import limpet
     from limpet.cli.run import run_locked
 
     if shutil.which(command[0]) is None:
         complain(Missing(f"there is no command {command[0]!r}", hint="check its spelling and PATH; nothing was locked"))
         raise typer.Exit(EXIT_NOT_FOUND)
     stall_s = None if stall == math.inf else stall
-    raise typer.Exit(run_locked(limpet.open(url), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
+    raise typer.Exit(run_locked(opened(url), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
 
 
 @app.command(
@@ -130,9 +130,7 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     The state is free, held, or overdue: held, but not renewed for longer than its ttl. The next who wants an overdue
     lock takes it over.
     """
-    import limpet
-
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     found = list(fleet.locks())
     now = _now(found)
     if json:
@@ -168,9 +166,8 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 )
 def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show one lock: who holds it, with which token, since when. Changes nothing."""
-    import limpet
 
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     seen = _found(fleet.lock_seen(name), name)
     facts = _facts(seen, _now([seen]))
     if json:

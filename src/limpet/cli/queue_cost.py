@@ -18,7 +18,7 @@ from limpet.cli.queue_bill import (
     sqs,
 )
 from limpet.cli.queue_options import QueueArgument, clean, demand_queue, in_store, many
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
 
 if TYPE_CHECKING:
     from limpet.keys import Key
@@ -50,12 +50,11 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
 
     It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
     """
-    import limpet
     from limpet.cli.queue_survey import ALL, survey
     from limpet.queue import BucketQueue
     from limpet.runtime import system
 
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     handle = fleet.queue(queue)
     if isinstance(handle, BucketQueue):
         found = survey(fleet.store, system(), [queue], limits=ALL)
@@ -82,10 +81,9 @@ def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) 
     Nobody meters a whole fleet, so this is computed from what the queue shows: each entry and receipt stands for the
     requests that it took at least. Receipts that retention has removed are not in it.
     """
-    import limpet
     from limpet.runtime import system
 
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     handle = in_store(fleet.queue(queue), "be priced")
     work, read = work_of(handle, system())
     if not work.ended and not work.waiting:

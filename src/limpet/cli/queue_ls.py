@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from limpet.cli.queue_options import clean, demand_queue, in_store, now_of
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -55,13 +55,11 @@ def ls(
     An entry is one task, or a batch of tasks that were pushed together. They come in the order of their names, which
     for ids that Limpet made is oldest first.
     """
-    import limpet
-
     flags: dict[State, bool] = {"pending": pending, "failed": failed, "completed": completed, "scheduled": scheduled}
     states = [state for state, wanted in flags.items() if wanted]
     if len(states) > 1:
         raise Invalid(f"--{states[0]} and --{states[1]} are two lists", hint="ask for one of them")
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     if queue is None:
         if states:
             raise Invalid(f"of which queue should --{states[0]} be?", hint="limpet queue ls QUEUE --" + states[0])

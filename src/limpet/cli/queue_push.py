@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.queue_options import DELAY_HELP, QueueArgument, duration_s, many
-from limpet.cli.shared import JsonOption, UrlOption, console, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, console, lines, opened, print_json
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -68,19 +68,17 @@ def push(
     and are not deduplicated. At the first bad line it stops: nothing of that line's batch is pushed, and the line is
     named.
     """
-    import limpet
-
     if (payload is None) is (file is None):
         raise Invalid("say what to push: JSON, or --file", hint=EXAMPLE if file is None else "one of the two")
     if file is not None:
         if id is not None or delay is not None:
             raise Invalid("--id and --delay are for a single task, not for --file", hint="leave them out")
         with _lines_of(file) as stream:
-            _push_file(limpet.open(url).queue(queue), stream, file, batch=batch, json=json)
+            _push_file(opened(url).queue(queue), stream, file, batch=batch, json=json)
         return
     assert payload is not None
     task = parse_payload(payload, what="the payload")
-    pushed = limpet.open(url).queue(queue).push(task, id=id, delay_s=delay or 0.0)
+    pushed = opened(url).queue(queue).push(task, id=id, delay_s=delay or 0.0)
     if json:
         print_json(pushed)
     elif pushed.created:

@@ -9,7 +9,7 @@ import typer
 
 from limpet.cli.queue_ls import lease_facts
 from limpet.cli.queue_options import IdArgument, QueueArgument, clean, demand_queue, in_store, now_of, when
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
 from limpet.errors import Missing
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def peek(
 
     With a long backlog they come from a random place of it.
     """
-    import limpet
-
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     handle = fleet.queue(queue)
     found = handle.peek(n)
     if not found:
@@ -67,9 +65,7 @@ def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Json
 
     A task that was retried is followed to its last life. The id of a batch shows the batch.
     """
-    import limpet
-
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     facts = facts_of(fleet, in_store(fleet.queue(queue), "show a task's lease"), id)
     if json:
         print_json(facts)

@@ -314,6 +314,7 @@ def _run(
             hint="choose a place, tenant and workspace of letters, digits, - and _",
         )
     fleet = limpet.open(where)
+    fleet.check()
     turns = Counter("limpet_loop_turns_total", "Turns of the loops in the background.", ("loop", "outcome"), runtime)
     shared = Shared(fleet, runtime, turns, log)
     parts = _parts(kind, shared, guard, secrets, lease_s, compactor_url, ca)

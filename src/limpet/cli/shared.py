@@ -30,6 +30,7 @@ __all__ = [
     "console",
     "existing",
     "lines",
+    "opened",
     "print_json",
 ]
 
@@ -86,12 +87,18 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=plain_width)
 
 
-def existing(url: str | None) -> Fleet:
-    """The fleet at `url`, to write to. One that is not there is `Missing`, so that a typo creates nothing."""
+def opened(url: str | None, *, read_only: bool = False, create: bool = True) -> Fleet:
+    """The fleet at `url`, connected: what is wrong with the place is said before anything else."""
     import limpet
 
-    limpet.open(url, read_only=True)
-    return limpet.open(url)
+    fleet = limpet.open(url, read_only=read_only, create=create)
+    fleet.check()
+    return fleet
+
+
+def existing(url: str | None) -> Fleet:
+    """The fleet at `url`, to write to. One that is not there is `Missing`, so that a typo creates nothing."""
+    return opened(url, create=False)
 
 
 def ago(seconds: float) -> str:

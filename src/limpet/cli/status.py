@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.queue_options import clean, now_of
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,11 +40,10 @@ def status(
     in flight: tasks in the hands of a worker that is alive. oldest: how long ago the oldest task was pushed that has
     not ended. failed: what failed or was cancelled, and was not retried.
     """
-    import limpet
     from limpet.cli.queue_survey import ALL, survey
     from limpet.runtime import system
 
-    fleet = limpet.open(url, read_only=True)
+    fleet = opened(url, read_only=True)
     queues = survey(fleet.store, system(), limits=ALL if full else None)
     locks, more = _held(fleet)
     spent = fleet.meter.snapshot()

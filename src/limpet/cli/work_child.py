@@ -1,8 +1,11 @@
 """A worker process of `limpet work`: `python -P -m limpet.cli.work_child CONTROL_FD REPORT_FD`.
 
 It obeys the pipe: its first line is an `Order`, then comes `STOP` (finish what runs, within the grace time) or `NOW`
-(hand it back). Its end means that limpet has died: then everything is handed back, and nobody is left behind. A signal
-of its own is a `STOP`; limpet puts another process in its place.
+(hand it back). The end of the pipe means that limpet has died: then everything is handed back and the process ends. A
+signal to this process is a `STOP`; limpet starts another process in its place.
+
+Before it is ready, it has claimed nothing: then either of them, or a signal, ends the process at once, even while the
+user's module is being imported.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
-from limpet import records
 from limpet.app.events import SWITCH
 from limpet.cli.shared import EXIT_FAILED
 from limpet.cli.work_load import jobs_of
 from limpet.cli.work_signals import STOPS, Bell, bell
-from limpet.cli.work_wire import NOW, Backlog, Ended, Lines, Order, Refused, encode_line
+from limpet.cli.work_wire import Backlog, ControlPipe, Ended, Order, Refused, encode_line
 from limpet.errors import LimpetError
 from limpet.queue.work import Event, Job, Tally, Worker
 from limpet.runtime import Runtime, system
@@ -38,7 +42,7 @@ class Child:
     """One worker process, from its order to its last words."""
 
     def __init__(self, control_fd: int, report_fd: int, runtime: Runtime) -> None:
-        self._control_fd = control_fd
+        self._control = ControlPipe(control_fd)
         self._report_fd = report_fd
         self._runtime = runtime
         self._mutex = runtime.mutex()
@@ -48,26 +52,49 @@ class Child:
 
     def run(self) -> int:
         """Work until told to stop, or until there is a reason to; the exit code."""
-        order = self._order()
-        if order is None:
-            return 0
         with bell(STOPS) as stops:
+            order = self._control.order()
+            if order is None or self._control.stop:
+                return 0
             if order.events:  # before the user's module opens its fleet
                 os.environ[SWITCH] = "1"
             try:
-                jobs = jobs_of(order)
+                with self._ending_at_once(stops):
+                    jobs = jobs_of(order)
             except LimpetError as error:
                 self._say(Refused(kind=type(error).__name__, message=str(error), hint=error.hint))
                 return EXIT_REFUSED
             return self._work(order, jobs, stops)
 
-    def _order(self) -> Order | None:
-        """The first line; None if limpet was gone before it came."""
-        lines = Lines()
-        while piece := os.read(self._control_fd, 65536):
-            for line in lines.feed(piece):
-                return records.decoder(Order).decode(line)
-        return None
+    @contextmanager
+    def _ending_at_once(self, stops: Bell) -> Iterator[None]:
+        """While the block runs, a stop or a signal ends the process: an import may take longer than any grace time.
+
+        The thread reads the pipes only while the block runs, so that nothing is lost which comes at its end.
+        """
+        mutex = self._runtime.mutex()
+        over = False
+
+        def watch() -> None:
+            while True:
+                ready, _, _ = select.select([self._control.fd, stops.fd], [], [])
+                with mutex:
+                    if over:
+                        return
+                    if self._control.fd in ready:
+                        self._control.read()
+                    if stops.heard() or self._control.stop:
+                        self._say(Ended(again=True))
+                        os._exit(0)
+
+        thread = self._runtime.spawn(watch, name="limpet-start")
+        try:
+            yield
+        finally:
+            with mutex:
+                over = True
+            stops.ring()
+            thread.join()
 
     def _work(self, order: Order, jobs: list[Job], stops: Bell) -> int:
         worker = Worker(
@@ -103,12 +130,13 @@ class Child:
         """Wait until the worker ends, or must; whether it was asked to."""
         until_s: float | None = None
         while not worker.ended:
-            ready, _, _ = select.select([self._control_fd, stops.fd], [], [], TICK_S)
-            told = os.read(self._control_fd, 64) if self._control_fd in ready else None
+            ready, _, _ = select.select([self._control.fd, stops.fd], [], [], TICK_S)
+            if self._control.fd in ready:
+                self._control.read()
             signals = stops.heard()
-            if told == b"" or (told and NOW in told):
+            if self._control.now:
                 return True
-            if until_s is None and (told or signals):
+            if until_s is None and (self._control.stop or signals):
                 worker.stop()
                 until_s = self._runtime.elapsed_s() + grace_s
             if until_s is not None and not worker.busy:

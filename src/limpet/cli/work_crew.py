@@ -198,7 +198,7 @@ class Crew:
     def _succeed(self, place: _Place, child: _Child) -> None:
         """Whether, and when, another process takes the place of one that has ended."""
         ended = child.ended
-        if not (self._ever_ready or self._stops):
+        if ended is None and not (self._ever_ready or self._stops):
             raise _error_of(child.refused) if child.refused else _never_ready(child)
         if ended is not None and ended.trouble and not ended.again:
             self.trouble = ended.trouble

@@ -72,7 +72,9 @@ def _of_module(order: Order) -> list[TaskFunction[..., Any]]:
         raise Invalid(
             f"{order.target} has no tasks", hint="define one with @fleet.task(), in a module that this one imports"
         )
-    return _chosen(tasks, order) if order.queues else tasks
+    chosen = _chosen(tasks, order) if order.queues else tasks
+    chosen[0].check()
+    return chosen
 
 
 def _chosen(tasks: Sequence[TaskFunction[..., Any]], order: Order) -> list[TaskFunction[..., Any]]:

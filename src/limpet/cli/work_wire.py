@@ -6,12 +6,26 @@ messages.
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from limpet import records
 from limpet.queue.work import Event, Tally
 
-__all__ = ["NOW", "STOP", "Backlog", "Ended", "Lines", "Message", "Order", "Refused", "decode_message", "encode_line"]
+__all__ = [
+    "NOW",
+    "STOP",
+    "Backlog",
+    "ControlPipe",
+    "Ended",
+    "Lines",
+    "Message",
+    "Order",
+    "Refused",
+    "decode_message",
+    "encode_line",
+]
 
 STOP = b"stop\n"
 NOW = b"now\n"
@@ -79,3 +93,34 @@ class Lines:
         """The lines that this piece completes."""
         *whole, self._rest = (self._rest + piece).split(b"\n")
         return whole
+
+
+class ControlPipe:
+    """The reading end of the first pipe. One read may bring several lines: each of them counts."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.stop = False
+        """Whether anything came after the order: `STOP`, `NOW`, or the end."""
+        self.now = False
+        """Whether that was `NOW`, or the end: limpet is gone."""
+        self._lines = Lines()
+        self._order: bytes | None = None
+
+    def order(self) -> Order | None:
+        """Wait for the order; None if limpet was gone before it came."""
+        while self._order is None and not self.now:
+            self.read()
+        return None if self._order is None else records.decoder(Order).decode(self._order)
+
+    def read(self) -> None:
+        """Take in what the pipe holds; waits if it holds nothing."""
+        piece = os.read(self.fd, 65536)
+        self.stop = self.stop or not piece
+        self.now = self.now or not piece
+        for line in self._lines.feed(piece):
+            if self._order is None:
+                self._order = line
+            else:
+                self.stop = True
+                self.now = self.now or line == NOW.rstrip()

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -32,7 +33,7 @@ from limpet.queue.sqs_messages import Burial, TaskMessage, next_life, read_faile
 from limpet.queue.sqs_wire import BATCH_MAX, POLL_MAX_S, Message, Wire, check, pack
 from limpet.runtime import Runtime, system
 
-__all__ = ["SqsQueue", "connect"]
+__all__ = ["SqsQueue", "connect", "names_of"]
 
 DELAY_MAX_S = 900
 KEPT_S = 14 * 86400
@@ -65,6 +66,17 @@ def connect(
     runtime = runtime or system()
     wire = Wire(runtime, region=region, endpoint_url=endpoint_url)
     return SqsQueue(wire, name, runtime, policy=policy, prefix=prefix, payload_type=payload_type, receive=receive)
+
+
+def names_of(wire: Wire, prefix: str = "") -> list[str]:
+    """The queues below a prefix, sorted; without one, all standard queues of the region.
+
+    Raises: Denied without sqs:ListQueues; Invalid.   Cost: 1 request for 1,000 SQS queues.
+    """
+    _check_prefix(prefix)
+    below = f"{prefix}_" if prefix else ""
+    found = [name.removeprefix(below) for name in wire.names(below)]
+    return sorted(name for name in found if _NAME.fullmatch(name) and not name.endswith(FAILED))
 
 
 class SqsQueue:
@@ -176,17 +188,28 @@ class SqsQueue:
     def hint(self) -> None:
         """See `Queue.hint`. SQS has none; a claim waits in the server."""
 
+    def exists(self) -> bool:
+        """Whether there is such a queue: the first push or claim creates it.   Cost: 1 request."""
+        try:
+            self._main()
+        except Missing:
+            return False
+        return True
+
     def stats(self) -> Stats:
         """See `Queue.stats`. SQS's own numbers: approximate, and late by up to a minute.
 
-        `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, which
-        is given as 0, and does not tell the age of a task.   Raises: Missing.   Cost: 2 requests.
+        `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, and
+        does not tell the age of a task: both are None. `failed` counts the dead-letter queue too, if SQS was told to
+        use one.   Raises: Missing.   Cost: 2 requests, 2 more for a dead-letter queue.
         """
-        waiting, hidden, delayed = self._counts(self._main())
-        try:
-            failed = sum(self._counts(self._failed()))
-        except Missing:
-            failed = 0  # nobody has claimed anything yet
+        counts = self._counts(self._main())
+        waiting, hidden, delayed = counts.numbers
+        failed = 0
+        with suppress(Missing):  # no task was claimed yet
+            failed = sum(self._counts(self._failed()).numbers)
+        if counts.dead_letters not in (None, self._sqs_name + FAILED):
+            failed += sum(self._counts(self._url(counts.dead_letters, create=False)).numbers)
         return Stats(
             pending=waiting + hidden,
             in_flight=hidden,
@@ -251,7 +274,7 @@ class SqsQueue:
 
         Raises: Missing; Unavailable: SQS does it once a minute.   Cost: 2 requests.
         """
-        count = sum(self._counts(self._main()))
+        count = sum(self._counts(self._main()).numbers)
         self._wire.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
         return count
 
@@ -296,12 +319,13 @@ class SqsQueue:
             failed_url=self._failed(create=True),
         )
 
-    def _counts(self, url: str) -> tuple[int, int, int]:
-        """How many messages wait, are hidden, are delayed.   Cost: 1 request."""
+    def _counts(self, url: str) -> _Counts:
+        """How many messages wait, are hidden, are delayed; and where SQS puts dead letters.   Cost: 1 request."""
         names = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "NotVisible", "Delayed")]
-        answer = self._wire.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=names)
-        waiting, hidden, delayed = (int(answer["Attributes"][name]) for name in names)
-        return waiting, hidden, delayed
+        wanted = [*names, "RedrivePolicy"]
+        answer = self._wire.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=wanted)["Attributes"]
+        waiting, hidden, delayed = (int(answer[name]) for name in names)
+        return _Counts((waiting, hidden, delayed), _dead_letters(answer.get("RedrivePolicy", "{}")))
 
     def _task(self, payload: Any) -> TaskMessage:
         if self._payload_type is not None:
@@ -371,6 +395,28 @@ class SqsQueue:
         return gone
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Waiting, hidden and delayed messages; the name of the dead-letter queue, if SQS was told to use one."""
+
+    numbers: tuple[int, int, int]
+    dead_letters: str | None
+
+
+def _dead_letters(policy: str) -> str | None:
+    """The queue that a redrive policy names."""
+    try:
+        target = msgspec.json.decode(policy, type=dict[str, Any]).get("deadLetterTargetArn")
+    except msgspec.DecodeError:
+        return None
+    return target.rpartition(":")[2] if isinstance(target, str) else None
+
+
+def _check_prefix(prefix: str) -> None:
+    if not _PREFIX.fullmatch(prefix):
+        raise Invalid(f"SQS queues cannot have the prefix {prefix!r}", hint="use letters, digits and -")
+
+
 def _sqs_name(prefix: str, name: str) -> str:
     """The SQS name of a queue. A prefix has no underscore, so that no two pairs give one name (F28)."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(FAILED):
@@ -378,8 +424,7 @@ def _sqs_name(prefix: str, name: str) -> str:
             f"SQS cannot have a queue {name!r}",
             hint=f"use letters, digits, - and _; a name cannot end in {FAILED}, and FIFO queues are not supported",
         )
-    if not _PREFIX.fullmatch(prefix):
-        raise Invalid(f"SQS queues cannot have the prefix {prefix!r}", hint="use letters, digits and -")
+    _check_prefix(prefix)
     whole = f"{prefix}_{name}" if prefix else name
     if len(whole) + len(FAILED) > NAME_MAX:
         raise Invalid(f"the queue name {whole!r} is too long", hint=f"SQS takes {NAME_MAX - len(FAILED)} characters")
