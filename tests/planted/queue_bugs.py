@@ -259,4 +259,23 @@ QUEUE_BUGS = [
         115,
         ("decide", "        at = modified + timedelta(seconds=record.wait_s)\n", "        at = modified\n"),
     ),
+    _bug(
+        "a batch task's own receipt counts before its batch has ended",
+        "first finisher wins in a batch",
+        91,
+        ("receipts", "    return own if ended else None\n", "    return own\n"),
+        ("receipts", "own if own is not None and n in whole.own else whole", "whole"),
+    ),
+    _bug(
+        "a later finisher's own receipt beats the batch's",
+        "first finisher wins in a batch",
+        2873,
+        (
+            "receipts",
+            "    if whole is not None and lists_done(whole, n):\n",
+            "    if own is None and whole is not None and lists_done(whole, n):\n",
+        ),
+        ("claim", "if whole is None or not lists_done(whole, n)]", "if n >= 0]"),
+        ("look", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
+    ),
 ]

@@ -26,7 +26,7 @@ from limpet.queue.decide import (
     progressed,
 )
 from limpet.queue.heart import Heart
-from limpet.queue.receipts import batch_receipt, clean_text, task_receipt
+from limpet.queue.receipts import batch_receipt, clean_text, lists_done, task_receipt
 from limpet.queue.records import DELAY_MAX_S, Ended, EntryLease, Receipt, result_bytes
 from limpet.queue.results import Results
 from limpet.queue.storage import Content, Storage, task_name
@@ -335,7 +335,8 @@ class EntryClaim:
             return
         self._write_large()
         record = self._written(self._holding.record)
-        receipt = batch_receipt(record, self.content, wall=self._runtime.wall())
+        own = self._storage.own_completions(self.entry) if record.contested else ()
+        receipt = batch_receipt(record, self.content, wall=self._runtime.wall(), own=own)
         key = self._storage.keys.completed_of(self.entry)
         stands = self._storage.write_receipt(self.entry, key, receipt, batch=True)
         self._complete_late([n for n in self._progress.done if n in stands.failed])
@@ -343,8 +344,12 @@ class EntryClaim:
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
         """Receipts of their own for tasks that finished after the entry went on without us (H4).
 
-        Cost: 1 PUT each.
+        A task that the batch's receipt lists as done has completed, and nothing is added to that.
+        Cost: 1 PUT each; for a batch 1 GET.
         """
+        if self.batch and tasks:
+            whole = self._storage.read_receipt(self._storage.keys.completed_of(self.entry))
+            tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
             data = result or self._results.all.get(n)
             name = task_name(self.entry, n, batch=self.batch)

@@ -109,6 +109,7 @@ def claimed(
             running=None,
             waits=waits or {},
             wait_s=0.0,
+            contested=record.contested or record.state is State.HELD,
         )
     return EntryLease(
         state=State.HELD,

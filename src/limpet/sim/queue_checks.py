@@ -14,7 +14,8 @@ from limpet.keys import Key, QueueKeys, is_minted
 from limpet.lease import State
 from limpet.queue import Policy, Result, Task
 from limpet.queue.claim import EntryClaim
-from limpet.queue.names import batch_of, entry_of, name_of_receipt
+from limpet.queue.names import batch_of, count_of, entry_of, is_batch, name_of_receipt
+from limpet.queue.receipts import completion
 from limpet.queue.records import EntryLease, Receipt
 from limpet.sim.bucket import Bucket
 from limpet.sim.nemesis import Knobs
@@ -66,6 +67,13 @@ class Books:
     results: dict[str, Result] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     retries: list[str] = field(default_factory=list)
+    told: dict[str, Result] = field(default_factory=dict)
+
+    def tell(self, result: Result) -> None:
+        """Somebody asked for a result. Once a task has completed, the answer stays the same."""
+        before = self.told.setdefault(result.id, result) if result.state == "completed" else self.told.get(result.id)
+        if before is not None and before != result:
+            raise Violation(f"the result of {result.id} was {before}, and is now {result}")
 
     @contextmanager
     def pushing(self, world: World, payload: Any, id_: str | None, *, delayed: bool = False) -> Iterator[Push]:
@@ -99,6 +107,7 @@ def check_queue(world: World, knobs: Knobs, bucket: Bucket, keys: QueueKeys, boo
     _one_push_creates(books)
     _deletes_are_safe(bucket, keys)
     _completions_stay(bucket, keys)
+    _results_stay(bucket, keys, books)
     _completed_means_done(bucket, keys, books)
     _one_winner_each(bucket, keys, books)
     _returned_means_completed(bucket, keys, books)
@@ -202,6 +211,35 @@ def _completions_stay(bucket: Bucket, keys: QueueKeys) -> None:
         if applied.key in first:
             raise Violation(f"{applied.who} replaced {applied.key}, which {first[applied.key]} had written")
         first[applied.key] = applied.who
+
+
+def _results_stay(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
+    """What is told of a completed task of a batch never changes, however late another worker finishes it."""
+    receipts: dict[str, Receipt] = {}
+    ended: set[str] = set()
+    told: dict[str, Receipt] = {}
+    for applied in bucket.journal:
+        if applied.data is None or not applied.key.startswith((f"{keys.completed}/", f"{keys.failed}/")):
+            continue
+        name = name_of_receipt(applied.key)
+        entry = (batch_of(name) or (name, 0))[0]
+        if not is_batch(entry):
+            continue
+        if name == entry:
+            ended.add(entry)
+        if applied.key.startswith(f"{keys.completed}/"):
+            receipts[name] = msgspec.json.decode(applied.data, type=Receipt)
+        for n in range(count_of(entry)):
+            own, id_ = receipts.get(f"{entry}.{n}"), f"{entry}.{n}"
+            now = completion(n, whole=receipts.get(entry), own=own, ended=entry in ended)
+            if id_ in told and now is not told[id_]:
+                raise Violation(f"{applied.who} changed the result of {id_} by {applied.key}")
+            if now is not None:
+                told[id_] = now
+    for id_, receipt in told.items():
+        result = books.results.get(id_)
+        if result is not None and result.finished_at != receipt.finished_at:
+            raise Violation(f"result({id_}) is that of {result.worker}, and {receipt.label} was the first to finish it")
 
 
 def _completed_means_done(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
