@@ -50,12 +50,26 @@ QUEUE_BUGS = [
         "the first claim charges the only attempt",
         "H3",
         1,
-        ("decide", "        charged=0 if policy.max_attempts == 1 else 1,\n", "        charged=1,\n"),
+        ("decide", "        charged=0,\n", "        charged=1,\n"),
         (
             "decide",
             "    return record.token > 1 or policy.max_attempts == 1\n",
             "    return record.token > 1\n",
         ),
+    ),
+    _bug(
+        "a first claim that dies charges every task of its batch",
+        "H3",
+        2,
+        ("decide", "        charged=0,\n", "        charged=0 if policy.max_attempts == 1 else 1,\n"),
+        ("claim", "attempts_of(self._holding.record, n) + 1\n", "1\n"),
+    ),
+    _bug(
+        "what a first claim has started is not charged by its end",
+        "attempts are written with the next swap",
+        0,
+        ("decide", "        attempts={**record.attempts, **started},\n", ""),
+        scenario="queue/test_attempts.py::test_every_handler_that_raises_costs_one_attempt",
     ),
     _bug(
         "finished work is dropped on a lost lease",

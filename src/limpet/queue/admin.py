@@ -12,7 +12,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
 from limpet.keys import Key, is_minted
 from limpet.lease import State
 from limpet.queue.api import Policy
-from limpet.queue.decide import cancelled, claimed
+from limpet.queue.decide import attempts_of, cancelled, claimed
 from limpet.queue.look import Look
 from limpet.queue.names import (
     BATCH,
@@ -165,6 +165,7 @@ class Admin:
             content,
             n,
             "completed",
+            attempts=max(1, attempts_of(record, n)),
             wall=self._runtime.wall(),
             result=record.results.get(n),
             parts=[] if n in record.results else record.parts,

@@ -151,23 +151,29 @@ class EntryClaim:
         return True
 
     def __iter__(self) -> Iterator[EntryTask]:
-        record, payloads = self._holding.record, self.content.payloads
+        payloads = self.content.payloads
         decode, elapsed_s = self._decoder.decode, self._runtime.elapsed_s
         for n in self._tasks:
             self._started_s = elapsed_s()
             if self._settled or self._holding.lost_at(self._started_s) or n not in self._open:
                 continue
-            if self._by_swap:
-                if not self._charge(n):
-                    return
-                record = self._holding.record
             try:
                 payload = decode(payloads[n])
             except msgspec.DecodeError as error:
                 self.fail(n, f"the payload does not fit: {error}")
                 continue
+            if self._by_swap:
+                if not self._charge(n):
+                    return
+            else:
+                with self._mutex:
+                    self._progress.attempts[n] = attempts_of(self._holding.record, n) + 1
             self._started.append(n)
-            yield EntryTask(self, n, payload, attempts_of(record, n))
+            yield EntryTask(self, n, payload, self._attempts(n))
+
+    def _attempts(self, n: int) -> int:
+        """How many attempts of task `n` there were, this claim's too."""
+        return self._progress.attempts.get(n) or attempts_of(self._holding.record, n)
 
     def __enter__(self) -> EntryClaim:
         return self
@@ -233,7 +239,7 @@ class EntryClaim:
 
     def retry(self, n: int, after_s: float | None, error: str, trace: str | None = None) -> None:
         """Verdict: another attempt, if there is one left."""
-        attempts = attempts_of(self._holding.record, n)
+        attempts = self._attempts(n)
         if attempts >= self._policy.max_attempts:
             self.fail(n, error or NO_VERDICT, trace)
             return
@@ -386,13 +392,7 @@ class EntryClaim:
             self._end()
             self._holding.free(
                 lambda record: freed(
-                    handed_back(
-                        self._written(record),
-                        returned,
-                        by_swap=self._by_swap,
-                        started=self._started,
-                        spent=self._spent,
-                    ),
+                    handed_back(self._written(record), returned, started=self._started),
                     len(self.content.ids),
                     self._runtime.wall(),
                 )
@@ -402,4 +402,5 @@ class EntryClaim:
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
-        return task_receipt(self._holding.record, self.content, n, state, wall=self._runtime.wall(), **about)
+        record, attempts = self._holding.record, self._attempts(n)
+        return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)

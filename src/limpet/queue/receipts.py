@@ -7,7 +7,6 @@ from datetime import datetime
 
 import msgspec
 
-from limpet.queue.decide import attempts_of
 from limpet.queue.records import NOTHING, Ended, EntryLease, Receipt
 from limpet.queue.storage import Content
 
@@ -32,9 +31,9 @@ def completion(n: int, *, whole: Receipt | None, own: Receipt | None, ended: boo
 
     `whole` is the batch's receipt in completed/, `own` the task's own one there, which a worker writes that finished
     the task after it had lost the batch. The batch's receipt counts if it lists the task as done, unless it names the
-    task's own one as the earlier (`whole.own`). Otherwise a task's own receipt counts once the batch has `ended`: before
-    that, the batch's present holder may still complete the task with another result. Both are created once and never
-    change, so neither does the answer.
+    task's own one as the earlier (`whole.own`). Otherwise a task's own receipt counts once the batch has `ended`:
+    before that, the batch's present holder may still complete the task with another result. Both are created once and
+    never change, so neither does the answer.
     """
     if whole is not None and lists_done(whole, n):
         return own if own is not None and n in whole.own else whole
@@ -47,6 +46,7 @@ def task_receipt(
     n: int,
     state: Ended,
     *,
+    attempts: int,
     wall: datetime,
     result: msgspec.Raw | None = None,
     parts: list[str] | None = None,
@@ -57,7 +57,7 @@ def task_receipt(
     return Receipt(
         state=state,
         id=content.ids[n],
-        attempts=attempts_of(record, n),
+        attempts=attempts,
         token=record.token,
         worker_id=record.worker_id,
         label=record.label,

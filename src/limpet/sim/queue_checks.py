@@ -14,6 +14,7 @@ from limpet.keys import Key, QueueKeys, is_minted
 from limpet.lease import State
 from limpet.queue import Policy, Result, Task
 from limpet.queue.claim import EntryClaim
+from limpet.queue.decide import attempts_of
 from limpet.queue.names import batch_of, count_of, entry_of, is_batch, name_of_receipt
 from limpet.queue.receipts import completion
 from limpet.queue.records import EntryLease, Receipt
@@ -113,6 +114,7 @@ def check_queue(world: World, knobs: Knobs, bucket: Bucket, keys: QueueKeys, boo
     _returned_means_completed(bucket, keys, books)
     _failed_means_failed(bucket, keys, books)
     _attempts_are_limited(bucket, keys, books, policy)
+    _only_starts_are_charged(bucket, keys, books)
     _ended_tasks_do_not_start(bucket, keys, books)
     if not knobs.drift:
         _only_abandoned_entries_are_taken(bucket, keys, knobs)
@@ -316,10 +318,35 @@ def _attempts_are_limited(bucket: Bucket, keys: QueueKeys, books: Books, policy:
         if run.ended in ("failed", "died") and not _ended_before(bucket, keys, run.entry, run.at_s):
             tokens.setdefault(run.id, set()).add(run.token)
     for id_, seen in tokens.items():
-        if len(seen) > policy.max_attempts:
+        counted = seen if policy.max_attempts == 1 else seen - {1}  # a first claim that dies charges nobody
+        if len(counted) > policy.max_attempts:
             raise Violation(
                 f"{id_} failed or died under {len(seen)} tokens; {policy.max_attempts} attempts are allowed"
             )
+
+
+def _only_starts_are_charged(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
+    """A task has as many attempts as it had starts, at most: neighbours of a killer are not charged (H3).
+
+    A swap that names a task running counts as a start: the process may have died just before the handler.
+    """
+    starts: dict[str, set[int]] = {}
+    for run in books.runs:
+        starts.setdefault(entry_of(run.id), set()).add(run.token)
+    for applied in bucket.journal:
+        if not applied.key.endswith("/lease.json") or applied.data is None:
+            continue
+        record = msgspec.json.decode(applied.data, type=EntryLease)
+        if record.running is not None:
+            name = f"{record.name}.{record.running}" if is_batch(record.name) else record.name
+            starts.setdefault(name, set()).add(record.token)
+        for n in range(count_of(record.name)):
+            name = f"{record.name}.{n}" if is_batch(record.name) else record.name
+            if attempts_of(record, n) > len(starts.get(name, ())):
+                raise Violation(
+                    f"{applied.who} wrote {attempts_of(record, n)} attempts of {name}, which was started "
+                    f"{len(starts.get(name, ()))} times"
+                )
 
 
 def _ended_tasks_do_not_start(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
