@@ -50,12 +50,26 @@ QUEUE_BUGS = [
         "the first claim charges the only attempt",
         "H3",
         1,
-        ("decide", "        charged=0 if policy.max_attempts == 1 else 1,\n", "        charged=1,\n"),
+        ("decide", "        charged=0,\n", "        charged=1,\n"),
         (
             "decide",
             "    return record.token > 1 or policy.max_attempts == 1\n",
             "    return record.token > 1\n",
         ),
+    ),
+    _bug(
+        "a first claim that dies charges every task of its batch",
+        "H3",
+        2,
+        ("decide", "        charged=0,\n", "        charged=0 if policy.max_attempts == 1 else 1,\n"),
+        ("claim", "attempts_of(self._holding.record, n) + 1\n", "1\n"),
+    ),
+    _bug(
+        "what a first claim has started is not charged by its end",
+        "attempts are written with the next swap",
+        0,
+        ("decide", "        attempts={**record.attempts, **started},\n", ""),
+        scenario="queue/test_attempts.py::test_every_handler_that_raises_costs_one_attempt",
     ),
     _bug(
         "finished work is dropped on a lost lease",
@@ -258,5 +272,24 @@ QUEUE_BUGS = [
         "waits restart",
         115,
         ("decide", "        at = modified + timedelta(seconds=record.wait_s)\n", "        at = modified\n"),
+    ),
+    _bug(
+        "a batch task's own receipt counts before its batch has ended",
+        "first finisher wins in a batch",
+        91,
+        ("receipts", "    return own if ended else None\n", "    return own\n"),
+        ("receipts", "own if own is not None and n in whole.own else whole", "whole"),
+    ),
+    _bug(
+        "a later finisher's own receipt beats the batch's",
+        "first finisher wins in a batch",
+        2873,
+        (
+            "receipts",
+            "    if whole is not None and lists_done(whole, n):\n",
+            "    if own is None and whole is not None and lists_done(whole, n):\n",
+        ),
+        ("claim", "if whole is None or not lists_done(whole, n)]", "if n >= 0]"),
+        ("look", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
     ),
 ]

@@ -9,7 +9,8 @@ import pytest
 from kernel_helpers import lost_reply, lost_request
 from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import State
-from limpet.queue import Retry
+from limpet.queue import Result, Retry
+from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.results import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX
 from queue_helpers import TTL_S, Crash, Process, World, crash, held, raises, rounds
 
@@ -386,6 +387,9 @@ def test_a_late_receipt_has_the_result_wherever_it_was_kept(world: World, result
     two = world.process()
     held(two.take())
     last.done(result)
+    assert states(world, ids) == ["pending"] * 3, "the batch's holder may still complete them"
+    two.runtime.frozen = True
+    assert world.process().drain(lambda task: task.done("later"), idle_s=10 * TTL_S)
     assert states(world, ids) == ["completed"] * 3
     assert values(world, ids) == [result] * 3
 
@@ -414,11 +418,55 @@ def test_the_end_of_a_block_after_the_loss_is_quiet(world: World) -> None:
     with one.take() as claim:
         next(iter(claim)).done("kept")
         one.freeze()
-        _, again = two.start()
+        taken, again = two.start()
     assert world.facts(entry_of(ids)) == (State.HELD, 2, two.runtime.owner)
-    assert states(world, ids)[0] == "completed"
+    assert states(world, ids)[0] == "pending", "its holder may still complete it, with another result"
     again.done("second")
+    claim.hand_back()
+    taken.hand_back()
+    two.drain()
     assert values(world, ids)[0] == "kept", "the first finisher wins"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_batch_tasks_result_is_not_replaced_by_a_later_finisher(world: World, large: bool) -> None:
+    """The holder sleeps past its ttl, another worker completes the batch, the sleeper wakes up and says done."""
+    one, two = world.process(), world.process()
+    ids = one.queue.push_many(rounds(2))
+    blob = "." * 2_000 if large else ""
+    tasks = iter(one.take())
+    one.freeze()
+    next(tasks).done(f"one {blob}")
+    late = next(tasks)
+    two.drain(lambda task: task.done(f"two {blob}"))
+    before = values(world, ids)
+    assert before == [f"two {blob}"] * 2
+    late.done("one")
+    assert values(world, ids) == before
+    assert world.names() == [key for key in world.names() if not key.startswith(f"completed/{ids[0]}")]
+
+
+def test_a_result_that_was_told_is_told_again_whoever_ends_the_batch(world: World) -> None:
+    """The sleeper ends its task just before, or just after, the batch's present holder ends the batch."""
+    for moment in ("list", "put"):
+        one, two = world.process(), world.process()
+        ids = one.queue.push_many(rounds(2))
+        entry = entry_of(ids)
+        task = next(iter(late := one.take()))
+        one.freeze()
+        told: list[object] = []
+
+        def wake(
+            task: EntryTask = task, late: EntryClaim = late, ids: list[str] = ids, told: list[object] = told
+        ) -> None:
+            task.done("one")
+            late.hand_back()
+            told.extend(world.process("looker").queue.result(id_) for id_ in ids)
+
+        two.store.before(moment, "completed" if moment == "list" else f"completed/{entry}.json", wake)
+        two.drain(lambda task: task.done("two"))
+        assert [result.state for result in told if isinstance(result, Result)] == ["pending", "pending"]
+        assert values(world, ids) == ["one" if moment == "list" else "two", "two"]
 
 
 def test_a_batch_cut_off_by_cancel_keeps_what_was_done(world: World) -> None:

@@ -112,10 +112,11 @@ def test_waits_left(waits: dict[int, float], now_s: float, left: dict[int, float
 # ---- taking ----
 
 
-@pytest.mark.parametrize(("max_attempts", "charge"), [(1, 0), (2, 1), (5, 1)])
-def test_the_first_claim_charges_one_unless_that_is_all(max_attempts: int, charge: int) -> None:
+@pytest.mark.parametrize("max_attempts", [1, 2, 5])
+def test_the_first_claim_charges_nobody(max_attempts: int) -> None:
     first = claim_by(None, max_attempts=max_attempts)
-    assert (first.state, first.token, first.charged, first.attempts) == (State.HELD, 1, charge, {})
+    assert (first.state, first.token, first.charged, first.attempts) == (State.HELD, 1, 0, {})
+    assert not first.contested
     assert (first.worker_id, first.label, first.name, first.ttl_s) == ("w2", "host:2", "x", 30.0)
     assert (first.created_at, first.heartbeat_at, first.expires_at) == (at(500), at(500), at(530))
 
@@ -260,31 +261,21 @@ def test_a_freed_entry_rests_until_the_first_of_its_open_tasks_is_due(
 
 
 @pytest.mark.parametrize(
-    ("before", "returned", "by_swap", "started", "attempts"),
+    ("before", "returned", "started", "attempts"),
     [
-        pytest.param({"charged": 1}, {0, 1, 2}, False, [], [0, 0, 0], id="a first claim, nothing judged"),
-        pytest.param({"charged": 1}, {0, 1, 2}, False, [0, 1], [0, 0, 0], id="a first claim, two started"),
-        pytest.param({"charged": 1, "waits": {1: 5.0}}, {0, 2}, False, [0, 1], [0, 1, 0], id="one nacked"),
-        pytest.param(
-            {"charged": 0, "attempts": {0: 1}}, {1, 2}, True, [], [1, 0, 0], id="one attempt, none of it ours"
-        ),
-        pytest.param(
-            {"charged": 0, "attempts": {0: 1, 1: 1}, "running": 1}, {1, 2}, True, [1], [1, 0, 0], id="running"
-        ),
-        pytest.param({"charged": 1, "attempts": {0: 3, 1: 2}}, {0, 1, 2}, True, [0, 1], [2, 1, 1], id="started ahead"),
-        pytest.param(
-            {"charged": 1, "attempts": {2: 2}, "running": 2}, {0, 1, 2}, True, [], [1, 1, 1], id="unheard charge"
-        ),
-        pytest.param(
-            {"charged": 1, "attempts": {2: 2}, "running": 2}, {0, 1}, True, [2], [1, 1, 2], id="running, judged"
-        ),
-        pytest.param({"charged": 0}, {0, 1, 2}, False, [], [0, 0, 0], id="never below zero"),
+        pytest.param({}, {0, 1, 2}, [], [0, 0, 0], id="a first claim, nothing started"),
+        pytest.param({"attempts": {0: 1, 1: 1}}, {0, 1, 2}, [0, 1], [0, 0, 0], id="a first claim, two started"),
+        pytest.param({"attempts": {0: 1, 1: 1}, "waits": {1: 5.0}}, {0, 2}, [0, 1], [0, 1, 0], id="one nacked"),
+        pytest.param({"attempts": {0: 1}}, {1, 2}, [], [1, 0, 0], id="one attempt, none of it ours"),
+        pytest.param({"attempts": {0: 1, 1: 1}, "running": 1}, {1, 2}, [1], [1, 0, 0], id="running"),
+        pytest.param({"charged": 1, "attempts": {0: 3, 1: 2}}, {0, 1, 2}, [0, 1], [2, 1, 1], id="started ahead"),
+        pytest.param({"charged": 1, "attempts": {2: 2}, "running": 2}, {0, 1, 2}, [], [1, 1, 1], id="unheard charge"),
+        pytest.param({"charged": 1, "attempts": {2: 2}, "running": 2}, {0, 1}, [2], [1, 1, 2], id="running, judged"),
+        pytest.param({}, {0, 1, 2}, [0], [0, 0, 0], id="never below zero"),
     ],
 )
-def test_handing_back(
-    before: dict[str, Any], returned: set[int], by_swap: bool, started: list[int], attempts: list[int]
-) -> None:
-    after = handed_back(record(**before), returned, by_swap=by_swap, started=started)
+def test_handing_back(before: dict[str, Any], returned: set[int], started: list[int], attempts: list[int]) -> None:
+    after = handed_back(record(**{"charged": 0, **before}), returned, started=started)
     assert [attempts_of(after, n) for n in range(3)] == attempts
 
 
@@ -297,11 +288,14 @@ def test_a_claim_that_is_handed_back_was_never_made(
     policy = Policy(max_attempts=maximum)
     base = record(State.FREE, token=1, charged=1, attempts={3: 2}) if later else None
     lease = claimed(base, entry="x", worker_id="w", label="", policy=policy, wall=EPOCH)
-    by_swap = must_charge(lease, policy)
-    for n in sorted(started | nacked) if by_swap else ():
-        lease = charged(lease, n)
-    lease = progressed(lease, Progress(due_s=dict.fromkeys(nacked, 10.0)), 0.0)
-    after = handed_back(lease, {*range(5)} - nacked, by_swap=by_swap, started=started)
+    progress = Progress(due_s=dict.fromkeys(nacked, 10.0))
+    for n in sorted(started | nacked):
+        if must_charge(lease, policy):
+            lease = charged(lease, n)
+        else:
+            progress.attempts[n] = attempts_of(lease, n) + 1
+    lease = progressed(lease, progress, 0.0)
+    after = handed_back(lease, {*range(5)} - nacked, started=started)
     for n in range(5):
         had = attempts_of(base, n) if base else 0
         assert attempts_of(after, n) == had + (n in nacked)

@@ -12,7 +12,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
 from limpet.keys import Key, is_minted
 from limpet.lease import State
 from limpet.queue.api import Policy
-from limpet.queue.decide import cancelled, claimed
+from limpet.queue.decide import attempts_of, cancelled, claimed
 from limpet.queue.look import Look
 from limpet.queue.names import (
     BATCH,
@@ -57,7 +57,7 @@ class Admin:
             return [*self._retry_all()]
         key = self._keys.failed_of(entry_of(id_))
         seen = self._storage.receipt(key).read()
-        if seen is None or self._look.completed(id_) is not None:
+        if seen is None or self._look.completed(id_, gone=True) is not None:
             raise Missing(f"there is no failed task {id_!r}", hint="`limpet queue ls --failed` shows them")
         if seen.value.state == "retried":
             return [seen.value.retried_as] if seen.value.retried_as else []
@@ -72,7 +72,7 @@ class Admin:
                 seen = self._storage.receipt(stat.key).read()
                 if seen is None or seen.value.state != "failed" or not _has_payload(seen.value):
                     continue
-                if self._look.completed(seen.value.id) is None:
+                if self._look.completed(seen.value.id, gone=True) is None:
                     yield self._retry(stat.key, seen)
 
     def _retry(self, key: Key, seen: Seen[Receipt]) -> str:
@@ -165,6 +165,7 @@ class Admin:
             content,
             n,
             "completed",
+            attempts=max(1, attempts_of(record, n)),
             wall=self._runtime.wall(),
             result=record.results.get(n),
             parts=[] if n in record.results else record.parts,

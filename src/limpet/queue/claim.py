@@ -26,7 +26,7 @@ from limpet.queue.decide import (
     progressed,
 )
 from limpet.queue.heart import Heart
-from limpet.queue.receipts import batch_receipt, clean_text, task_receipt
+from limpet.queue.receipts import batch_receipt, clean_text, lists_done, task_receipt
 from limpet.queue.records import DELAY_MAX_S, Ended, EntryLease, Receipt, result_bytes
 from limpet.queue.results import Results
 from limpet.queue.storage import Content, Storage, task_name
@@ -151,23 +151,29 @@ class EntryClaim:
         return True
 
     def __iter__(self) -> Iterator[EntryTask]:
-        record, payloads = self._holding.record, self.content.payloads
+        payloads = self.content.payloads
         decode, elapsed_s = self._decoder.decode, self._runtime.elapsed_s
         for n in self._tasks:
             self._started_s = elapsed_s()
             if self._settled or self._holding.lost_at(self._started_s) or n not in self._open:
                 continue
-            if self._by_swap:
-                if not self._charge(n):
-                    return
-                record = self._holding.record
             try:
                 payload = decode(payloads[n])
             except msgspec.DecodeError as error:
                 self.fail(n, f"the payload does not fit: {error}")
                 continue
+            if self._by_swap:
+                if not self._charge(n):
+                    return
+            else:
+                with self._mutex:
+                    self._progress.attempts[n] = attempts_of(self._holding.record, n) + 1
             self._started.append(n)
-            yield EntryTask(self, n, payload, attempts_of(record, n))
+            yield EntryTask(self, n, payload, self._attempts(n))
+
+    def _attempts(self, n: int) -> int:
+        """How many attempts of task `n` there were, this claim's too."""
+        return self._progress.attempts.get(n) or attempts_of(self._holding.record, n)
 
     def __enter__(self) -> EntryClaim:
         return self
@@ -233,7 +239,7 @@ class EntryClaim:
 
     def retry(self, n: int, after_s: float | None, error: str, trace: str | None = None) -> None:
         """Verdict: another attempt, if there is one left."""
-        attempts = attempts_of(self._holding.record, n)
+        attempts = self._attempts(n)
         if attempts >= self._policy.max_attempts:
             self.fail(n, error or NO_VERDICT, trace)
             return
@@ -335,7 +341,8 @@ class EntryClaim:
             return
         self._write_large()
         record = self._written(self._holding.record)
-        receipt = batch_receipt(record, self.content, wall=self._runtime.wall())
+        own = self._storage.own_completions(self.entry) if record.contested else ()
+        receipt = batch_receipt(record, self.content, wall=self._runtime.wall(), own=own)
         key = self._storage.keys.completed_of(self.entry)
         stands = self._storage.write_receipt(self.entry, key, receipt, batch=True)
         self._complete_late([n for n in self._progress.done if n in stands.failed])
@@ -343,8 +350,12 @@ class EntryClaim:
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
         """Receipts of their own for tasks that finished after the entry went on without us (H4).
 
-        Cost: 1 PUT each.
+        A task that the batch's receipt lists as done has completed, and nothing is added to that.
+        Cost: 1 PUT each; for a batch 1 GET.
         """
+        if self.batch and tasks:
+            whole = self._storage.read_receipt(self._storage.keys.completed_of(self.entry))
+            tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
             data = result or self._results.all.get(n)
             name = task_name(self.entry, n, batch=self.batch)
@@ -381,13 +392,7 @@ class EntryClaim:
             self._end()
             self._holding.free(
                 lambda record: freed(
-                    handed_back(
-                        self._written(record),
-                        returned,
-                        by_swap=self._by_swap,
-                        started=self._started,
-                        spent=self._spent,
-                    ),
+                    handed_back(self._written(record), returned, started=self._started),
                     len(self.content.ids),
                     self._runtime.wall(),
                 )
@@ -397,4 +402,5 @@ class EntryClaim:
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
-        return task_receipt(self._holding.record, self.content, n, state, wall=self._runtime.wall(), **about)
+        record, attempts = self._holding.record, self._attempts(n)
+        return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)

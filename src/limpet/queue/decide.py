@@ -50,8 +50,12 @@ class Ready:
 
 @dataclass(slots=True)
 class Progress:
-    """What a claim has decided and not yet written. Times are on this process's rising clock."""
+    """What a claim has decided and not yet written. Times are on this process's rising clock.
 
+    `attempts` counts the starts of a first claim, which are written with the next swap and not by one of their own.
+    """
+
+    attempts: dict[int, int] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     due_s: dict[int, float] = field(default_factory=dict)
@@ -89,8 +93,7 @@ def claimed(
 ) -> EntryLease:
     """The record after a contender takes the entry: one token more. `waits` are those that are left.
 
-    The first claim charges every task with an attempt, unless one attempt is all that there is: then being claimed by
-    a process that dies before the handler starts would already be the end (H3).
+    Being claimed charges nobody: only a task that was started is charged (H3), see `must_charge`.
     """
     expires_at = wall + timedelta(seconds=policy.ttl_s)
     if record is not None:
@@ -109,6 +112,7 @@ def claimed(
             running=None,
             waits=waits or {},
             wait_s=0.0,
+            contested=record.contested or record.state is State.HELD,
         )
     return EntryLease(
         state=State.HELD,
@@ -121,12 +125,17 @@ def claimed(
         heartbeat_at=wall,
         expires_at=expires_at,
         ttl_s=policy.ttl_s,
-        charged=0 if policy.max_attempts == 1 else 1,
+        charged=0,
     )
 
 
 def must_charge(record: EntryLease, policy: Policy) -> bool:
-    """Whether each task of this claim is charged by a swap of its own just before its handler starts (H3, F19)."""
+    """Whether each task of this claim is charged by a swap of its own just before its handler starts (H3, F19).
+
+    A first claim needs no such swaps: what it has started is charged with its next heartbeat or its end. If it dies
+    before that, nobody is charged, so a task that kills its process is started once more than `max_attempts` says. Not
+    so where one attempt is all that there is.
+    """
     return record.token > 1 or policy.max_attempts == 1
 
 
@@ -152,9 +161,12 @@ def exhausted(record: EntryLease, count: int, policy: Policy) -> list[int]:
 
 def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLease:
     """The record with what the claim has decided so far. `at_s` is now, on the clock of `progress.due_s`."""
+    done = _union(record.done, progress.done)
+    started = {n: attempts for n, attempts in progress.attempts.items() if n not in progress.done}
     return msgspec.structs.replace(
         record,
-        done=_union(record.done, progress.done),
+        attempts={**record.attempts, **started},
+        done=done,
         failed=_union(record.failed, progress.failed),
         waits={**record.waits, **{n: _clamped(due_s - at_s) for n, due_s in progress.due_s.items()}},
         results={**record.results, **progress.results},
@@ -179,25 +191,15 @@ def freed(record: EntryLease, count: int, wall: datetime) -> EntryLease:
     return msgspec.structs.replace(record, state=State.FREE, running=None, wait_s=wait_s, not_before=not_before)
 
 
-def handed_back(
-    record: EntryLease,
-    returned: Collection[int],
-    *,
-    by_swap: bool,
-    started: Collection[int] = (),
-    spent: Collection[int] = (),
-) -> EntryLease:
+def handed_back(record: EntryLease, returned: Collection[int], *, started: Collection[int] = ()) -> EntryLease:
     """The record with the attempts of the `returned` tasks restored, as if this claim had not started them.
 
-    `by_swap`: they were charged one by one, so only the `started` ones have anything to restore, and the one named
-    running, whose charge we may never have heard of. `spent`: their handlers failed, which could not be written down.
+    Only the `started` ones have anything to restore, and the one named running, whose charge we may never have heard
+    of.
     """
-    if by_swap:
-        charged_here = {n for n in returned if n in started or n == record.running}
-        restored = {n: attempts_of(record, n) - 1 for n in charged_here}
-        return msgspec.structs.replace(record, attempts={**record.attempts, **restored}, running=None)
-    kept = {n: attempts_of(record, n) for n in (*record.waits, *spent) if n not in returned}
-    return msgspec.structs.replace(record, charged=max(0, record.charged - 1), attempts={**record.attempts, **kept})
+    charged_here = {n for n in returned if n in started or n == record.running}
+    restored = {n: max(0, attempts_of(record, n) - 1) for n in charged_here}
+    return msgspec.structs.replace(record, attempts={**record.attempts, **restored}, running=None)
 
 
 def cancelled(record: EntryLease) -> EntryLease:

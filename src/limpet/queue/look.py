@@ -23,6 +23,7 @@ from limpet.queue.names import (
     parts_of_entry,
 )
 from limpet.queue.push import Pusher
+from limpet.queue.receipts import completion, lists_done
 from limpet.queue.records import ENTRY_BYTES_MAX, NOTHING, Part, Receipt
 from limpet.queue.storage import Storage, read_content
 
@@ -129,7 +130,8 @@ class Look:
             receipt = self.receipt(id_)
             if receipt is None:
                 where = self._whereabouts(id_)
-                receipt = self.receipt(id_) if where == "unknown" else None  # it may have ended between two looks
+                # It may have ended between two looks. A batch that is nowhere will not end any more.
+                receipt = self.receipt(id_, gone=True) if where == "unknown" else None
                 if receipt is None:
                     return Result(id_, where)
             if receipt.state == "retried" and receipt.retried_as:
@@ -137,32 +139,39 @@ class Look:
                 continue
             return _as_result(id_, receipt)
 
-    def receipt(self, id_: str) -> Receipt | None:
-        """The receipt that counts for a task: completed beats failed."""
+    def receipt(self, id_: str, *, gone: bool = False) -> Receipt | None:
+        """The receipt that counts for a task: completed beats failed. `gone`: its entry does not wait any more.
+
+        Cost: 1 GET for a completed task; 2 GETs for another one, 3 or 4 for one of a batch.
+        """
         name = entry_of(id_)
-        done = self.completed(id_)
+        done = self.completed(id_, gone=gone)
         if done is not None:
             return done
-        failed = self._storage.receipt(self._keys.failed_of(name)).read()
+        failed = self._read(self._keys.failed_of(name))
         part = batch_of(id_)
-        if failed is None and part is not None:
-            failed = self._storage.receipt(self._keys.failed_of(part[0])).read()
-        return failed.value if failed else None
+        return failed or (self._read(self._keys.failed_of(part[0])) if part else None)
 
-    def completed(self, id_: str) -> Receipt | None:
+    def completed(self, id_: str, *, gone: bool = False) -> Receipt | None:
         """The receipt that says that a task completed, with its result; None if there is none."""
         name = entry_of(id_)
-        own = self._storage.receipt(self._keys.completed_of(name)).read()
         part = batch_of(id_)
-        if own is not None:
-            return own.value if is_batch(name) else self._with_result(own.value, id_, part[1] if part else 0)
         if part is None:
-            return None
+            own = self._read(self._keys.completed_of(name))
+            return own if own is None or is_batch(name) else self._with_result(own, id_, 0)
         entry, n = part
-        whole = self._storage.receipt(self._keys.completed_of(entry)).read()
-        if whole is None or n >= whole.value.count or n in whole.value.failed:
-            return None
-        return self._with_result(whole.value, id_, n)
+        whole = self._read(self._keys.completed_of(entry))
+        own = None
+        ended = whole is not None or gone
+        if whole is None or n in whole.own or not lists_done(whole, n):
+            ended = ended or self._storage.exists(self._keys.failed_of(entry))
+            own = self._read(self._keys.completed_of(name)) if ended else None
+        receipt = completion(n, whole=whole, own=own, ended=ended)
+        return receipt and self._with_result(receipt, id_, n)
+
+    def _read(self, key: Key) -> Receipt | None:
+        seen = self._storage.receipt(key).read()
+        return seen.value if seen else None
 
     def _with_result(self, receipt: Receipt, id_: str, n: int) -> Receipt:
         """The receipt as that of task `n` alone; its result may lie in a part object."""

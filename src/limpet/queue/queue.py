@@ -18,7 +18,7 @@ from limpet.lease import Holding, Sightings, State
 from limpet.queue.admin import Admin
 from limpet.queue.api import FEATURES, Feature, Peeked, Policy, Pushed, Result, Stats
 from limpet.queue.claim import EntryClaim
-from limpet.queue.decide import Ready, claimable, claimed, exhausted, handed_back, must_charge, waits_left
+from limpet.queue.decide import Ready, claimable, claimed, exhausted, waits_left
 from limpet.queue.heart import Heart
 from limpet.queue.look import Look
 from limpet.queue.nothing import Nothing
@@ -341,9 +341,8 @@ class BucketQueue:
         return claim
 
     def _left_to_newer(self, record: EntryLease) -> EntryLease:
-        """A newer Limpet wrote the task: nobody is charged, and it rests so that we do not take it at every look."""
-        rested = handed_back(record, (0,), by_swap=must_charge(record, self.policy))
-        return msgspec.structs.replace(rested, state=State.FREE, wait_s=self.policy.ttl_s)
+        """A newer Limpet wrote the task: it rests, so that we do not take it at every look."""
+        return msgspec.structs.replace(record, state=State.FREE, wait_s=self.policy.ttl_s)
 
     def _worth_going_on(self, claim: EntryClaim, record: EntryLease, count: int) -> bool:
         """Give up the tasks whose attempts are used up, and finish an entry that has no other ones."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
 
-from limpet.queue.decide import attempts_of
 from limpet.queue.records import NOTHING, Ended, EntryLease, Receipt
 from limpet.queue.storage import Content
 
-__all__ = ["batch_receipt", "clean_text", "task_receipt"]
+__all__ = ["batch_receipt", "clean_text", "completion", "lists_done", "task_receipt"]
 
 ERROR_CHARS_MAX = 2_000
 TRACEBACK_CHARS_MAX = 8_000
@@ -21,12 +21,32 @@ def clean_text(text: str, chars_max: int = ERROR_CHARS_MAX) -> str:
     return text[:chars_max].encode("utf-8", "replace").decode()
 
 
+def lists_done(whole: Receipt, n: int) -> bool:
+    """Whether the receipt of a batch says that task `n` is done."""
+    return n < whole.count and n not in whole.failed
+
+
+def completion(n: int, *, whole: Receipt | None, own: Receipt | None, ended: bool) -> Receipt | None:
+    """The receipt by which task `n` of a batch has completed; None if it has not.
+
+    `whole` is the batch's receipt in completed/, `own` the task's own one there, which a worker writes that finished
+    the task after it had lost the batch. The batch's receipt counts if it lists the task as done, unless it names the
+    task's own one as the earlier (`whole.own`). Otherwise a task's own receipt counts once the batch has `ended`:
+    before that, the batch's present holder may still complete the task with another result. Both are created once and
+    never change, so neither does the answer.
+    """
+    if whole is not None and lists_done(whole, n):
+        return own if own is not None and n in whole.own else whole
+    return own if ended else None
+
+
 def task_receipt(
     record: EntryLease,
     content: Content,
     n: int,
     state: Ended,
     *,
+    attempts: int,
     wall: datetime,
     result: msgspec.Raw | None = None,
     parts: list[str] | None = None,
@@ -37,7 +57,7 @@ def task_receipt(
     return Receipt(
         state=state,
         id=content.ids[n],
-        attempts=attempts_of(record, n),
+        attempts=attempts,
         token=record.token,
         worker_id=record.worker_id,
         label=record.label,
@@ -52,8 +72,11 @@ def task_receipt(
     )
 
 
-def batch_receipt(record: EntryLease, content: Content, *, wall: datetime) -> Receipt:
-    """The receipt of a batch, which lists every verdict: what is not in `failed` is done."""
+def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: Collection[int] = ()) -> Receipt:
+    """The receipt of a batch, which lists every verdict: what is not in `failed` is done.
+
+    `own`: the tasks that another worker finished before, and wrote receipts of their own for.
+    """
     return Receipt(
         state="completed",
         id=record.name,
@@ -67,4 +90,5 @@ def batch_receipt(record: EntryLease, content: Content, *, wall: datetime) -> Re
         failed=record.failed,
         results=record.results,
         parts=record.parts,
+        own=sorted(n for n in own if n not in record.failed),
     )

@@ -94,6 +94,8 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     results: dict[int, msgspec.Raw] = msgspec.field(default_factory=dict)
     parts: list[str] = msgspec.field(default_factory=list)
     error: str | None = None
+    contested: bool = False
+    """Whether a claim of it was ever taken over from a holder that did not let go: it may still finish tasks."""
 
     def __post_init__(self) -> None:
         """What would break sums with times is refused on reading: it is Corrupt."""
@@ -122,6 +124,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: list[int] = msgspec.field(default_factory=list)
     results: dict[int, msgspec.Raw] = msgspec.field(default_factory=dict)
     parts: list[str] = msgspec.field(default_factory=list)
+    own: list[int] = msgspec.field(default_factory=list)
+    """Tasks of a batch whose own receipts stood before this one, and count."""
     retries: int = 0
     retried_as: str | None = None
     raw: str | None = None

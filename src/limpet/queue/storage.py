@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from typing import Protocol
 
 from limpet.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
-from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
 from limpet.keys import Key, QueueKeys, is_minted
+from limpet.queue.names import batch_of, name_of_receipt
 from limpet.queue.records import (
     ENTRY_BYTES_MAX,
     ControlRecord,
@@ -125,6 +127,20 @@ class Storage:
         Cost: 1 or 2 HEADs.
         """
         return self.exists(self.keys.failed_of(entry)) or self.exists(self.keys.completed_of(entry))
+
+    def read_receipt(self, key: Key) -> Receipt | None:
+        """A receipt; None if there is none, or none that can be read.   Cost: 1 GET."""
+        try:
+            seen = self.receipt(key).read()
+        except (Corrupt, Unsupported):
+            return None
+        return seen.value if seen else None
+
+    def own_completions(self, entry: str) -> set[int]:
+        """The tasks of a batch that have receipts of their own in completed/.   Cost: 1 LIST."""
+        after = f"{self.keys.completed}/{entry}."
+        names = takewhile(lambda stat: stat.key.startswith(after), self.store.list(self.keys.completed, after=after))
+        return {part[1] for stat in names if (part := batch_of(name_of_receipt(stat.key)))}
 
     def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
         """Put a receipt there unless one stands there already; the one that stands.

@@ -14,7 +14,9 @@ from limpet.keys import Key, QueueKeys, is_minted
 from limpet.lease import State
 from limpet.queue import Policy, Result, Task
 from limpet.queue.claim import EntryClaim
-from limpet.queue.names import batch_of, entry_of, name_of_receipt
+from limpet.queue.decide import attempts_of
+from limpet.queue.names import batch_of, count_of, entry_of, is_batch, name_of_receipt
+from limpet.queue.receipts import completion
 from limpet.queue.records import EntryLease, Receipt
 from limpet.sim.bucket import Bucket
 from limpet.sim.nemesis import Knobs
@@ -66,6 +68,13 @@ class Books:
     results: dict[str, Result] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     retries: list[str] = field(default_factory=list)
+    told: dict[str, Result] = field(default_factory=dict)
+
+    def tell(self, result: Result) -> None:
+        """Somebody asked for a result. Once a task has completed, the answer stays the same."""
+        before = self.told.setdefault(result.id, result) if result.state == "completed" else self.told.get(result.id)
+        if before is not None and before != result:
+            raise Violation(f"the result of {result.id} was {before}, and is now {result}")
 
     @contextmanager
     def pushing(self, world: World, payload: Any, id_: str | None, *, delayed: bool = False) -> Iterator[Push]:
@@ -99,11 +108,13 @@ def check_queue(world: World, knobs: Knobs, bucket: Bucket, keys: QueueKeys, boo
     _one_push_creates(books)
     _deletes_are_safe(bucket, keys)
     _completions_stay(bucket, keys)
+    _results_stay(bucket, keys, books)
     _completed_means_done(bucket, keys, books)
     _one_winner_each(bucket, keys, books)
     _returned_means_completed(bucket, keys, books)
     _failed_means_failed(bucket, keys, books)
     _attempts_are_limited(bucket, keys, books, policy)
+    _only_starts_are_charged(bucket, keys, books)
     _ended_tasks_do_not_start(bucket, keys, books)
     if not knobs.drift:
         _only_abandoned_entries_are_taken(bucket, keys, knobs)
@@ -204,6 +215,35 @@ def _completions_stay(bucket: Bucket, keys: QueueKeys) -> None:
         first[applied.key] = applied.who
 
 
+def _results_stay(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
+    """What is told of a completed task of a batch never changes, however late another worker finishes it."""
+    receipts: dict[str, Receipt] = {}
+    ended: set[str] = set()
+    told: dict[str, Receipt] = {}
+    for applied in bucket.journal:
+        if applied.data is None or not applied.key.startswith((f"{keys.completed}/", f"{keys.failed}/")):
+            continue
+        name = name_of_receipt(applied.key)
+        entry = (batch_of(name) or (name, 0))[0]
+        if not is_batch(entry):
+            continue
+        if name == entry:
+            ended.add(entry)
+        if applied.key.startswith(f"{keys.completed}/"):
+            receipts[name] = msgspec.json.decode(applied.data, type=Receipt)
+        for n in range(count_of(entry)):
+            own, id_ = receipts.get(f"{entry}.{n}"), f"{entry}.{n}"
+            now = completion(n, whole=receipts.get(entry), own=own, ended=entry in ended)
+            if id_ in told and now is not told[id_]:
+                raise Violation(f"{applied.who} changed the result of {id_} by {applied.key}")
+            if now is not None:
+                told[id_] = now
+    for id_, receipt in told.items():
+        result = books.results.get(id_)
+        if result is not None and result.finished_at != receipt.finished_at:
+            raise Violation(f"result({id_}) is that of {result.worker}, and {receipt.label} was the first to finish it")
+
+
 def _completed_means_done(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
     """Nothing is completed whose handler never returned (H2)."""
     returned = {run.id for run in books.runs if run.ended == "returned"}
@@ -278,10 +318,35 @@ def _attempts_are_limited(bucket: Bucket, keys: QueueKeys, books: Books, policy:
         if run.ended in ("failed", "died") and not _ended_before(bucket, keys, run.entry, run.at_s):
             tokens.setdefault(run.id, set()).add(run.token)
     for id_, seen in tokens.items():
-        if len(seen) > policy.max_attempts:
+        counted = seen if policy.max_attempts == 1 else seen - {1}  # a first claim that dies charges nobody
+        if len(counted) > policy.max_attempts:
             raise Violation(
                 f"{id_} failed or died under {len(seen)} tokens; {policy.max_attempts} attempts are allowed"
             )
+
+
+def _only_starts_are_charged(bucket: Bucket, keys: QueueKeys, books: Books) -> None:
+    """A task has as many attempts as it had starts, at most: neighbours of a killer are not charged (H3).
+
+    A swap that names a task running counts as a start: the process may have died just before the handler.
+    """
+    starts: dict[str, set[int]] = {}
+    for run in books.runs:
+        starts.setdefault(entry_of(run.id), set()).add(run.token)
+    for applied in bucket.journal:
+        if not applied.key.endswith("/lease.json") or applied.data is None:
+            continue
+        record = msgspec.json.decode(applied.data, type=EntryLease)
+        if record.running is not None:
+            name = f"{record.name}.{record.running}" if is_batch(record.name) else record.name
+            starts.setdefault(name, set()).add(record.token)
+        for n in range(count_of(record.name)):
+            name = f"{record.name}.{n}" if is_batch(record.name) else record.name
+            if attempts_of(record, n) > len(starts.get(name, ())):
+                raise Violation(
+                    f"{applied.who} wrote {attempts_of(record, n)} attempts of {name}, which was started "
+                    f"{len(starts.get(name, ()))} times"
+                )
 
 
 def _ended_tasks_do_not_start(bucket: Bucket, keys: QueueKeys, books: Books) -> None:

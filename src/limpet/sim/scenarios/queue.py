@@ -241,7 +241,7 @@ class _Actor(Actor):
         self.queue.peek(3)
         for push in self.books.pushes[:3]:
             for id_ in push.ids[:1]:
-                self.queue.result(id_)
+                self.books.tell(self.queue.result(id_))
 
     def finish_everything(self) -> None:
         """After the faults: work until nothing waits, then sweep."""
@@ -259,6 +259,7 @@ class _Actor(Actor):
         for push in self.books.pushes:
             for id_ in push.ids:
                 try:
-                    self.books.results[id_] = self.queue.result(id_)
+                    self.books.results[id_] = result = self.queue.result(id_)
                 except LimpetError as error:
                     raise Violation(f"the result of {id_} cannot be read: {error!r}") from error
+                self.books.tell(result)
