@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from limpet.cell import Cell, struct_codec
-from limpet.index import compiler, decide, describe, reader, seek, stamps
+from limpet.index import compiler, decide, describe, reader, seek, stamps, verify
 from limpet.index import layout as layouts
 from limpet.index.decide import digest, shard_id, shard_ids
 from limpet.index.manifest import Count, Manifest, fresh, sum_of, with_counts
@@ -145,7 +145,11 @@ def tuned(settings: Mapping[tuple[ModuleType, str], Any]) -> Iterator[None]:
 def tuning(world: World, lock_ttl_s: float) -> Mapping[tuple[ModuleType, str], Any]:
     """A compiler that folds or packs as if shards were large, and searches that take several reads, in most runs."""
     chance = world.chance
-    settings: dict[tuple[ModuleType, str], Any] = {(compiler, "LOCK_TTL_S"): lock_ttl_s, (layouts, "DEPTH"): DEPTH}
+    settings: dict[tuple[ModuleType, str], Any] = {
+        (compiler, "LOCK_TTL_S"): lock_ttl_s,
+        (layouts, "DEPTH"): DEPTH,
+        (verify, "DEPTHS"): (DEPTH, *decide.DEPTHS),
+    }
     if chance(50) < 0.75:
         settings |= {
             (decide, "FOLD_BELOW_BYTES"): 0,
