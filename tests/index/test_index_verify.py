@@ -371,8 +371,8 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
     sizes: list[int] = []
     real = MemoryStore.get_many
 
-    def get_many(self: MemoryStore, keys: Iterable[Key]) -> Any:
-        found = real(self, keys)
+    def get_many(self: MemoryStore, keys: Iterable[Key], **options: Any) -> Any:
+        found = real(self, keys, **options)
         sizes.append(len(found))
         return found
 

@@ -13,6 +13,7 @@ from hashlib import sha256
 from limpet.errors import LimpetError, Missing
 from limpet.index.decide import shard_ids
 from limpet.index.manifest import Manifest
+from limpet.index.reader import Reader
 from limpet.index.storage import Storage
 from limpet.store.api import Blob, Stat
 
@@ -45,16 +46,21 @@ class Compiled:
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._storage = storage
         self._manifest = manifest
+        self._reader = Reader(storage, manifest)
 
     def parts(self, part_bytes: int = PART_BYTES) -> list[Part]:
         """The parts that are not empty, as they are now.
 
-        Raises: Corrupt for a shard that is not there.   Cost: 1 LIST per 1,000 shards and locks.
+        Raises: Corrupt for a shard that is not there, or lost records.   Cost: 1 LIST per 1,000 shards and locks; as
+        `Reader.demand_whole`.
         """
         keys = self._storage.keys
         found = {stat.key: stat for stat in self._storage.store.list(keys.shards)}
         listed = {shard: found.get(keys.shard(shard)) for shard in shard_ids(self._manifest.depth)}
-        return parts_of({shard: stat or self._look(shard) for shard, stat in listed.items()}, part_bytes)
+        stats = {shard: stat or self._look(shard) for shard, stat in listed.items()}
+        for shard, stat in stats.items():
+            self._reader.demand_whole(shard, stat.size)
+        return parts_of(stats, part_bytes)
 
     def _look(self, shard: str) -> Stat:
         """A shard that a listing does not show, which is only a hint (F22).   Raises: Corrupt.   Cost: 1 HEAD."""
@@ -82,7 +88,9 @@ class Compiled:
                     if isinstance(blob, LimpetError):
                         raise blob
                     read[shard] = blob
-                    lines += schema.lines(blob.data, what=keys.shard(shard))
+                    some = schema.lines(blob.data, what=keys.shard(shard))
+                    self._reader.demand_records(shard, len(some))
+                    lines += some
                 yield replace(part, version=_version(read)), [line for line in lines if not schema.is_gone(line)]
 
 

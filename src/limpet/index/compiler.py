@@ -1,8 +1,8 @@
 """The stochastic compiler: many of them, anywhere, fold what waits into the shards.
 
 The swap of the shard decides; the lock only saves work. Whatever is deleted was read by this very compiler and is
-durable further on: in the shard that it just put, or in the pack that it just put. A compiler that dies, stalls for a
-day or loses its lock changes nothing that another one did.
+durable further on: in the pack that it just put, or in the shard that it just put and that the manifest records. A
+compiler that dies, stalls for a day or loses its lock changes nothing that another one did.
 """
 
 from __future__ import annotations
@@ -13,19 +13,32 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from limpet.errors import Conflict, Corrupt, Held, LimpetError, OutcomeUnknown
-from limpet.index.decide import Step, Waiting, digest, keys_of, merge, next_step, packed, shard_of, winners
-from limpet.index.manifest import Count, Manifest
+from limpet.index.decide import (
+    Step,
+    Waiting,
+    digest,
+    explains,
+    keys_of,
+    merge,
+    newest,
+    next_step,
+    packed,
+    shard_of,
+    winners,
+)
+from limpet.index.manifest import Count, Fold, Manifest, is_current, manifest_cell, sum_of
 from limpet.index.quarantine import quarantine
 from limpet.index.schema import placed
 from limpet.index.storage import Storage, Work
 from limpet.keys import Key
 from limpet.lease import Lease, Lock, Sightings
-from limpet.store.api import Match, Stat
+from limpet.store.api import Blob, Match, Stat
 
-__all__ = ["CompileReport", "Compiler"]
+__all__ = ["CompileReport", "Compiler", "is_unexplained"]
 
 LOCK_TTL_S = 300.0
 PART_BYTES_MAX = 64 << 20
+LOOKS_MAX = 3
 
 
 @dataclass(slots=True)
@@ -33,6 +46,7 @@ class CompileReport:
     """What a run did. `held` shards were another compiler's; `conflicts` were written by another one meanwhile.
 
     `strays` are folders of another depth, where a program writes that does not know the index was resharded.
+    By shard, `folds` are what was put and `merged` the objects in it: they go once the manifest records the fold.
     """
 
     folded: int = 0
@@ -45,14 +59,18 @@ class CompileReport:
     written_bytes: int = 0
     quarantined: int = 0
     strays: int = 0
-    counts: dict[str, Count] = field(default_factory=dict, repr=False)
+    folds: dict[str, Fold] = field(default_factory=dict, repr=False)
+    merged: dict[str, list[Key]] = field(default_factory=dict, repr=False)
 
     def add(self, other: CompileReport) -> None:
         """Take in what another run, or another shard's, did."""
         for each in fields(self):
-            if each.name != "counts":
+            if each.name not in ("folds", "merged"):
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.counts.update(other.counts)
+        for shard, fold in other.folds.items():
+            first = self.folds.get(shard, fold)
+            self.folds[shard] = Fold(fold.count, fold.version, first.base)
+            self.merged.setdefault(shard, []).extend(other.merged[shard])
 
 
 class Compiler:
@@ -71,8 +89,9 @@ class Compiler:
         what this compiler read is still there.
         Raises: Corrupt for a shard that must not be built upon; whatever a read met.
         Cost: 1 LIST of the singles and 1 of the packs, if `work` shows any; a fold then 1 GET an object, the lock
-        (2 or 3 requests), 1 GET and 1 PUT of the shard for each 64 MiB that wait, 1 DELETE an object; packing 1 GET
-        and 1 DELETE a single and 1 PUT.
+        (2 or 3 requests), 1 GET and 1 PUT of the shard for each 64 MiB that wait; packing 1 GET and 1 DELETE a single
+        and 1 PUT. Where another compiler has not recorded its fold yet, as `is_unexplained`. The objects of a fold are
+        still there: see `CompileReport.merged`.
         Crash: at any point, nothing is lost and nothing needs to be cleaned up but a lock that runs out.
         """
         singles = self._storage.singles(shard) if shard in work.singles else []
@@ -112,13 +131,15 @@ class Compiler:
     def _merge_all(self, shard: str, parts: Sequence[Sequence[Key]]) -> CompileReport:
         report = CompileReport()
         for part in parts:
-            report.add(self._merge(shard, part))
+            ours = report.folds.get(shard)
+            report.add(self._merge(shard, part, ours.count.sum if ours else None))
             if report.conflicts:
                 break
         report.folded = min(report.folded, 1)
         return report
 
-    def _merge(self, shard: str, keys: Sequence[Key]) -> CompileReport:
+    def _merge(self, shard: str, keys: Sequence[Key], ours: str | None) -> CompileReport:
+        """Fold one part. `ours` is the digest of the shard as this compiler has just put it, if it did."""
         read, incoming, bad = self._read(shard, keys)
         report = CompileReport(quarantined=bad)
         if not read:
@@ -130,7 +151,14 @@ class Compiler:
         if known is not None and len(base) < known.records:
             raise Corrupt(
                 f"{what} has {len(base)} records, and had {known.records} before: some are lost",
-                hint="restore it from a backup; nothing was compiled into it",
+                hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was compiled into it",
+            )
+        base_sum = sum_of(blob.data)
+        is_recorded = known is None or known.sum in ("", base_sum) or base_sum == ours
+        if not is_recorded and is_unexplained(self._storage, self._manifest, shard, blob, base):
+            raise Corrupt(
+                f"{what} has other bytes than those that were compiled: it was changed since",
+                hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was compiled into it",
             )
         shape = self._schema.shape
         for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so its ends tell for all of it
@@ -139,16 +167,17 @@ class Compiler:
         merged = merge(base, incoming, shape, what=what)
         try:
             # F25: even if nothing changes, so that what is deleted next is durable in a shard that we wrote ourselves
-            self._storage.store.put(what, merged.data, when=Match(blob.version))
+            version = self._storage.store.put(what, merged.data, when=Match(blob.version))
         except (Conflict, OutcomeUnknown):
             report.conflicts = 1
             return report
-        self._storage.remove(read)
         report.folded = 1
         report.objects = len(read)
         report.records = merged.won
         report.written_bytes = len(merged.data)
-        report.counts[shard] = Count(merged.records, len(merged.data))
+        count = Count(merged.records, len(merged.data), sum_of(merged.data))
+        report.folds[shard] = Fold(count, version, base_sum)
+        report.merged[shard] = read
         return report
 
     def _pack(self, shard: str, keys: Sequence[Key]) -> CompileReport:
@@ -189,6 +218,30 @@ class Compiler:
     def _lock(self, shard: str) -> Lock:
         key = self._storage.keys.lock(shard)
         return Lock(self._storage.store, key, key, LOCK_TTL_S, self._storage.runtime, self._sightings, look_first=True)
+
+
+def is_unexplained(storage: Storage, manifest: Manifest, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
+    """Whether a shard with other bytes than recorded was changed by something else than a compiler (F23).
+
+    A compiler that put it, and has not recorded that or died before, left the objects that it folded. So if none of
+    them waits while record and shard stay as they are, nobody folded it.
+    Cost: 2 GETs + 1 HEAD + 2 LISTs + 1 GET for each object that waits, at most three times.
+    """
+    cell, schema = manifest_cell(storage), manifest.schema
+    base = newest(lines, schema.shape)
+    for _ in range(LOOKS_MAX):
+        before = cell.read()
+        known = before.value.count(shard) if before and before.value.generation == manifest.generation else None
+        if known is None or known.sum in ("", sum_of(blob.data)) or not is_current(storage, shard, blob.version):
+            return False
+        for key, data in storage.waiting(shard).items():
+            with suppress(Corrupt):  # it is no record, so nobody folded it
+                if explains(base, schema.lines(data, what=key), schema.shape, is_pack=storage.is_pack(key)):
+                    return False
+        after = cell.read()
+        if after and after.value.generation == manifest.generation and after.value.count(shard) == known:
+            return True
+    return False
 
 
 def _parts(waiting: Sequence[Stat]) -> list[list[Key]]:

@@ -26,6 +26,7 @@ __all__ = [
     "Step",
     "Waiting",
     "digest",
+    "explains",
     "fractions",
     "key_of",
     "keys_of",
@@ -196,6 +197,19 @@ def _wide(line: bytes, width: int) -> bytes:
     """The line with a null for each column that it does not know yet."""
     missing = width - 1 - line.count(SEPARATOR)
     return line + _NULLS * missing if missing > 0 else line
+
+
+def explains(base: Mapping[bytes, bytes], waiting: Sequence[bytes], shape: Shape, *, is_pack: bool) -> bool:
+    """Whether a shard may have been folded from this object without that being recorded.
+
+    The shard then holds a line of the object. In a pack that line may have been replaced by a later one of its key, so
+    there the key is enough.   Raises: Corrupt for a line with too few fields.
+    """
+    for place, line in zip(places_of(waiting, shape), waiting, strict=True):
+        other = base.get(place)
+        if other is not None and (is_pack or rank(other, shape) == rank(line, shape)):
+            return True
+    return False
 
 
 class Step(Enum):

@@ -13,6 +13,7 @@ NOTES: frozenset[Kind] = frozenset({"behind", "quarantined"})
 """Worth knowing, and nothing is wrong: counts may lag behind after a crash, and quarantine is where bad objects go."""
 
 RESTORE = "restore the object from a backup; records that are lost cannot be made anew"
+_ACCEPT = "restore the object from a backup; `limpet index verify --accept-loss` goes on with what is left"
 _REPAIR = "`limpet index verify --repair` puts it right"
 _COMPILE = "the next compile moves it to quarantine; restore it from a backup, or put its records again"
 
@@ -20,14 +21,15 @@ HINTS: dict[Kind, str] = {
     "bad_line": RESTORE,
     "bad_value": RESTORE,
     "behind": "the next compile of that shard notes it, or `limpet index verify --repair`",
+    "changed": _ACCEPT,
     "counts": _REPAIR,
     "cut_off": RESTORE,
     "description": _REPAIR,
     "duplicate": _REPAIR,
-    "lost": RESTORE,
+    "lost": _ACCEPT,
     "misnamed": _REPAIR,
     "misplaced": _REPAIR,
-    "missing_shard": RESTORE,
+    "missing_shard": _ACCEPT,
     "order": _REPAIR,
     "quarantined": "look at it, put its records again if they matter, and remove it",
     "stray": "if no reshard is under way, `limpet index verify --repair` brings its records home",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
@@ -18,13 +19,13 @@ from limpet.index.compiler import CompileReport
 from limpet.index.described import write_descriptions
 from limpet.index.findings import VerifyReport
 from limpet.index.layout import Layout
-from limpet.index.manifest import Manifest, counted
+from limpet.index.manifest import Manifest, is_current, noted
 from limpet.index.offline import Whole
 from limpet.index.purge import PurgeReport, purge
 from limpet.index.reader import Reader
 from limpet.index.reshard import ReshardReport, reshard
 from limpet.index.rows import Rows
-from limpet.index.run import Job, Outcomes, compile_here, compile_there, never, tell
+from limpet.index.run import Job, Outcomes, compile_here, compile_there, never, rounds, tell
 from limpet.index.sources import Source
 from limpet.index.sql import Parameters, sql
 from limpet.index.stamps import Stamps
@@ -218,7 +219,8 @@ class Index(Generic[R]):
         shard is begun.
         Raises: Corrupt for a shard that must not be built upon, Unavailable for a worker that died: after all the
         others were compiled.
-        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, then 1 swap of the manifest.
+        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, and as `_record_folds` for
+        every 256 shards (with an executor, every 8).
         """
         began_s = self._runtime.elapsed_s()
         opened = self._open(again=True)
@@ -227,12 +229,14 @@ class Index(Generic[R]):
         self._runtime.rng.shuffle(shards)
         parts: Iterable[CompileReport | LimpetError]
         if executor is None:
-            storage, sightings = self._storage, self._sightings
-            parts = compile_here(storage, opened.manifest, sightings, shards, work, full, stop or never)
+            parts = self._compiled(opened.manifest, shards, work, full, stop or never)
         else:
             parts = compile_there(
                 self._job or self._part, executor, shards, full, self._runtime.new_id(), stop or never
             )
+        if not shards:
+            with suppress(Conflict, OutcomeUnknown, Unavailable):
+                self._record_folds(opened.manifest, CompileReport())
         report = CompileReport()
         failed: LimpetError | None = None
         for part in parts:
@@ -240,8 +244,6 @@ class Index(Generic[R]):
                 failed = failed or part
             else:
                 report.add(part)
-        with suppress(Conflict, OutcomeUnknown, Unavailable):  # advisory: the next run notes it
-            self._note(opened.manifest, report)
         if self._events is not None:
             tell(self._events, self._runtime, self.name, report, failed, began_s)
         if failed is not None:
@@ -249,10 +251,24 @@ class Index(Generic[R]):
         return report
 
     def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> Outcomes:
-        """Compile those shards, and do not note it in the manifest: a part of a run that is spread out."""
+        """Compile those shards: a part of a run that is spread out."""
         manifest, everywhere = self._open(again=True).manifest, frozenset(shards)
-        work = Work(everywhere, everywhere)
-        return compile_here(self._storage, manifest, self._sightings, shards, work, full, never)
+        return [*self._compiled(manifest, shards, Work(everywhere, everywhere), full, never)]
+
+    def _compiled(
+        self, manifest: Manifest, shards: Sequence[str], work: Work, full: bool, stop: Callable[[], bool]
+    ) -> Iterator[CompileReport | LimpetError]:
+        """What became of each shard, in rounds; after each, what was folded is recorded."""
+        for some in rounds(shards, manifest):
+            outcomes = compile_here(self._storage, manifest, self._sightings, some, work, full, stop)
+            done = CompileReport()
+            for outcome in outcomes:
+                if isinstance(outcome, CompileReport):
+                    done.add(outcome)
+                    outcome.folds, outcome.merged = {}, {}
+            with suppress(Conflict, OutcomeUnknown, Unavailable):  # what was folded waits, and the next run records it
+                self._record_folds(manifest, done)
+            yield from outcomes
 
     def _part(self, shards: Sequence[str], full: bool, run_id: str) -> Outcomes:
         """A part of a run, in a thread of this process."""
@@ -261,21 +277,29 @@ class Index(Generic[R]):
     def __reduce__(self) -> NoReturn:
         raise Invalid("a handle of an index cannot go to another process", hint="open the fleet there, by its URL")
 
-    def _note(self, manifest: Manifest, report: CompileReport) -> None:
-        """Write down what a run counted, and describe a schema that is not described yet."""
+    def _record_folds(self, manifest: Manifest, report: CompileReport) -> None:
+        """Record what was folded, then delete what is in it; describe a schema that is not described yet.
+
+        Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler put in between; 1 DELETE an object.
+        Crash: what was folded is still there, and is folded again; that changes nothing.
+        """
         if manifest.described != manifest.schema_version:
             write_descriptions(self._storage, self.name, manifest)
-        elif not report.counts:
+        elif not report.folds:
             return
+        recorded: frozenset[str] = frozenset()
 
         def change(now: Manifest | None) -> Manifest | None:
+            nonlocal recorded
+            recorded = frozenset()
             if now is None or now.generation != manifest.generation:
                 return None
-            described = max(now.described, manifest.schema_version)
-            noted = msgspec.structs.replace(counted(now, report.counts), described=described)
-            return noted if noted != now else None
+            found, recorded = noted(now, report.folds, partial(is_current, self._storage))
+            found = msgspec.structs.replace(found, described=max(now.described, manifest.schema_version))
+            return found if found != now else None
 
         self._cell.update(change)
+        self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
 
     def _record(self, opened: _Opened[R], key: str, line: bytes | None) -> R | None:
         if line is None:

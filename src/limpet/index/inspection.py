@@ -18,6 +18,7 @@ Kind = Literal[
     "bad_line",
     "bad_value",
     "behind",
+    "changed",
     "counts",
     "cut_off",
     "description",

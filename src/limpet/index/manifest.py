@@ -1,26 +1,52 @@
-"""`manifest.json`: the columns of an index, how many shards it has, and about how much lies in them."""
+"""`manifest.json`: the columns of an index, how many shards it has, and what a compiler recorded of each.
+
+What is recorded of a shard is what readers and `verify` compare it with (F23): the records and bytes that it has, and a
+digest of the bytes. It only moves forward along the versions that the shard really had, and objects that were folded
+are deleted only once the fold is recorded. docs/design/0005-index.md proves that a healthy shard is never refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import msgspec
 
-from limpet.index.decide import shard_ids
+from limpet.cell import Cell, struct_codec
+from limpet.errors import Missing
 from limpet.index.schema import Field, Schema
+from limpet.index.storage import Storage
+from limpet.store.api import Version
 
-__all__ = ["COUNTED_DEPTH_MAX", "Count", "Manifest", "counted", "fresh"]
+__all__ = [
+    "COUNTED_DEPTH_MAX",
+    "Count",
+    "Fold",
+    "Manifest",
+    "fresh",
+    "is_current",
+    "manifest_cell",
+    "noted",
+    "sum_of",
+    "with_counts",
+]
 
 COUNTED_DEPTH_MAX = 3
-"""A deeper index has too many shards to count each in one small object."""
+"""A deeper index has too many shards to record each in one small object."""
+
+SUM_BYTES = 16
+UNKNOWN_SUM = ""
+EMPTY_SUM = "-"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fields of `manifest.json` beside the cell's header.
 
     `generation` rises when shards are laid out anew; `described` is the schema version that datapackage.json shows.
-    `records` and `sizes` (bytes) are by shard, as of the last compile run that told: never more than there is.
+    `records`, `sizes` (bytes) and `sums` (see `sum_of`) are by shard, as of the last fold that was recorded.
     """
 
     fields: tuple[Field, ...]
@@ -31,6 +57,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     described: int = 0
     records: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+    sums: tuple[str, ...] = ()
 
     @cached_property
     def schema(self) -> Schema:
@@ -38,31 +65,89 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Schema(self.fields, self.key)
 
     def count(self, shard: str) -> Count | None:
-        """What the manifest says of a shard; None if it does not."""
+        """What the manifest records of a shard; None if it records nothing."""
         at = int(shard, 16)
-        known = at < len(self.records) and at < len(self.sizes)
-        return Count(self.records[at], self.sizes[at]) if known else None
+        if at >= len(self.records) or at >= len(self.sizes):
+            return None
+        return Count(self.records[at], self.sizes[at], self.sums[at] if at < len(self.sums) else UNKNOWN_SUM)
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many records and bytes a shard has."""
+    """How many records and bytes a shard has, and the digest of its bytes; "" if nobody recorded one."""
 
     records: int
     size: int
+    sum: str = UNKNOWN_SUM
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A shard that was put: what it has now, its version, and the digest of the bytes that it replaced."""
+
+    count: Count
+    version: Version
+    base: str = UNKNOWN_SUM
+
+
+def sum_of(data: bytes) -> str:
+    """The digest of a shard's bytes: 128 bits of their SHA-256 in base 64, "-" for an empty shard."""
+    return urlsafe_b64encode(sha256(data).digest()[:SUM_BYTES]).decode().rstrip("=") if data else EMPTY_SUM
 
 
 def fresh(schema: Schema, depth: int) -> Manifest:
     """The manifest of a new index."""
-    zeros = (0,) * 16**depth if depth <= COUNTED_DEPTH_MAX else ()
-    return Manifest(fields=schema.fields, key=schema.key, depth=depth, records=zeros, sizes=zeros)
+    length = 16**depth if depth <= COUNTED_DEPTH_MAX else 0
+    zeros = (0,) * length
+    return Manifest(
+        fields=schema.fields, key=schema.key, depth=depth, records=zeros, sizes=zeros, sums=(EMPTY_SUM,) * length
+    )
 
 
-def counted(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
-    """The manifest with newer counts. A shard never loses a record, so the greater count is the newer one."""
+def with_counts(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
+    """The manifest with these counts, whatever it said before; of shards that it never counted it says 0."""
     if manifest.depth > COUNTED_DEPTH_MAX:
-        return manifest
-    records, sizes = [*manifest.records], [*manifest.sizes]
-    for at, shard in enumerate(shard_ids(manifest.depth)):
-        if shard in counts and counts[shard].records >= records[at]:
-            records[at], sizes[at] = counts[shard].records, counts[shard].size
-    return msgspec.structs.replace(manifest, records=tuple(records), sizes=tuple(sizes))
+        return msgspec.structs.replace(manifest, records=(), sizes=(), sums=())
+    length = 16**manifest.depth
+    records = [max(0, number) for number in (*manifest.records, *[0] * length)][:length]
+    sizes = [max(0, number) for number in (*manifest.sizes, *[0] * length)][:length]
+    sums = [*manifest.sums, *[UNKNOWN_SUM] * length][:length]
+    for shard, count in counts.items():
+        at = int(shard, 16)
+        records[at], sizes[at], sums[at] = count.records, count.size, count.sum
+    return msgspec.structs.replace(manifest, records=tuple(records), sizes=tuple(sizes), sums=tuple(sums))
+
+
+def noted(
+    manifest: Manifest, folds: Mapping[str, Fold], is_current: Callable[[str, Version], bool]
+) -> tuple[Manifest, frozenset[str]]:
+    """The manifest with the folds that are provably newer than what it records, and the shards recorded so.
+
+    A fold is newer if it replaced exactly the bytes that are recorded. Otherwise (another compiler has not recorded its
+    own fold yet, or never will) it is recorded only if the shard is still of the fold's version: `is_current`, which
+    must look after the manifest was read. What is not recorded is left to whoever folded after it.
+    """
+    if manifest.depth > COUNTED_DEPTH_MAX:
+        return manifest, frozenset(folds)
+    newer: dict[str, Count] = {}
+    recorded: set[str] = set()
+    for shard, fold in folds.items():
+        known = manifest.count(shard) or Count(0, 0)
+        if known == fold.count:
+            recorded.add(shard)
+        elif (known.sum and known.sum == fold.base) or is_current(shard, fold.version):
+            newer[shard] = fold.count
+            recorded.add(shard)
+    return with_counts(manifest, newer) if newer else manifest, frozenset(recorded)
+
+
+def is_current(storage: Storage, shard: str, version: Version) -> bool:
+    """Whether the shard is of that version now.   Cost: 1 HEAD."""
+    try:
+        return storage.store.head(storage.keys.shard(shard)).version == version
+    except Missing:
+        return False
+
+
+def manifest_cell(storage: Storage) -> Cell[Manifest]:
+    """The cell of an index's manifest."""
+    return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 
@@ -13,7 +14,7 @@ from limpet.cell import Cell, Seen, struct_codec
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, Missing
 from limpet.index.compiler import LOCK_TTL_S, CompileReport
 from limpet.index.decide import merge, newest, packed, shard_of
-from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
+from limpet.index.manifest import Count, Fold, Manifest, is_current, noted, sum_of, with_counts
 from limpet.index.schema import checked
 from limpet.index.stamps import READ_NOW_S
 from limpet.index.storage import Storage
@@ -30,11 +31,11 @@ __all__ = [
     "load",
     "lower",
     "put_packs",
+    "record",
     "refuse_running",
     "refuse_waiting",
     "sole",
     "sound",
-    "with_counts",
 ]
 
 ALL = "all"
@@ -137,8 +138,10 @@ def refuse_waiting(whole: Whole) -> None:
             )
 
 
-def sound(manifest: Manifest, shard: str, data: bytes, *, what: str) -> list[bytes]:
-    """The lines of a shard that may be built upon.   Raises: Corrupt for one that may not (F23)."""
+def sound(manifest: Manifest, shard: str, data: bytes, *, what: str, at_rest: bool = False) -> list[bytes]:
+    """The lines of a shard that may be built upon. `at_rest`: all is folded and nobody compiles, so the recorded bytes
+    are those of the shard.   Raises: Corrupt for one that may not (F23).
+    """
     schema = manifest.schema
     lines = checked(schema, manifest.depth, shard, data, what=what)
     merge(lines, {}, schema.shape, what=what)
@@ -146,9 +149,29 @@ def sound(manifest: Manifest, shard: str, data: bytes, *, what: str) -> list[byt
     if known is not None and len(lines) < known.records:
         raise Corrupt(
             f"{what} has {len(lines)} records, and had {known.records} before: some are lost",
-            hint="restore it from a backup; nothing was changed in it",
+            hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was changed in it",
+        )
+    if at_rest and known is not None and known.sum not in ("", sum_of(data)):
+        raise Corrupt(
+            f"{what} has other bytes than those that were compiled: it was changed since",
+            hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was changed in it",
         )
     return lines
+
+
+def record(whole: Whole, generation: int, folds: Mapping[str, Fold]) -> None:
+    """Record shards that were put or read, unless somebody else has put them since.
+
+    Cost: 1 GET + at most 1 PUT, 1 HEAD for each shard that is not recorded so.
+    """
+
+    def change(now: Manifest | None) -> Manifest | None:
+        if now is None or now.generation != generation:
+            return None
+        found = with_counts(noted(now, folds, partial(is_current, whole.storage))[0], {})
+        return found if found != now else None
+
+    whole.cell.update(change)
 
 
 def put_packs(storage: Storage, manifest: Manifest, lines: Sequence[bytes]) -> int:
@@ -170,38 +193,30 @@ def put_packs(storage: Storage, manifest: Manifest, lines: Sequence[bytes]) -> i
     return len(by_shard)
 
 
-def with_counts(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
-    """The manifest with these counts, whatever it said before; of shards that it never counted it says 0."""
-    if manifest.depth > COUNTED_DEPTH_MAX:
-        return msgspec.structs.replace(manifest, records=(), sizes=())
-    length = 16**manifest.depth
-    records = [max(0, number) for number in (*manifest.records, *[0] * length)][:length]
-    sizes = [max(0, number) for number in (*manifest.sizes, *[0] * length)][:length]
-    for shard, count in counts.items():
-        records[int(shard, 16)], sizes[int(shard, 16)] = count.records, count.size
-    return msgspec.structs.replace(manifest, records=tuple(records), sizes=tuple(sizes))
-
-
 def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count], *, for_good: bool = False) -> None:
-    """Have the manifest promise no more than these counts, before records are taken out of their shards.
+    """Have the manifest promise no more than these counts, and no digest, before their shards are put.
 
-    A compiler refuses a shard that has fewer records than the manifest says. `for_good`: one that has counted before,
-    and is slow to say so, cannot put its counts back.
+    A compiler refuses a shard that has fewer records than the manifest says, or other bytes. `for_good`: one that has
+    folded before, and is slow to say so, cannot record its fold.
     Raises: Conflict if the index was laid out anew.   Cost: 1 GET + at most 1 PUT.
     """
 
     def change(now: Manifest | None) -> Manifest | None:
         if now is None or now.generation != manifest.generation:
             raise anew(whole)
-        known = {shard: now.count(shard) for shard in counts}
-        fewer = {
-            shard: count for shard, count in counts.items() if (had := known[shard]) and had.records > count.records
-        }
+        fewer = {shard: _fewer(now.count(shard), count) for shard, count in counts.items()}
+        lowered = with_counts(now, {shard: count for shard, count in fewer.items() if count is not None})
         if for_good and counts:
-            return msgspec.structs.replace(with_counts(now, fewer), generation=now.generation + 1)
-        return with_counts(now, fewer) if fewer else None
+            return msgspec.structs.replace(lowered, generation=now.generation + 1)
+        return lowered if lowered != now else None
 
     whole.cell.update(change)
+
+
+def _fewer(known: Count | None, count: Count) -> Count | None:
+    if known is None:
+        return None
+    return Count(count.records, count.size) if known.records > count.records else Count(known.records, known.size)
 
 
 def anew(whole: Whole) -> Conflict:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from limpet.errors import Conflict, Invalid, LimpetError, Missing
 from limpet.index.decide import shard_ids
-from limpet.index.manifest import Count, Manifest
+from limpet.index.manifest import Count, Fold, Manifest, sum_of
 from limpet.index.offline import (
     Whole,
     batches,
@@ -16,6 +16,7 @@ from limpet.index.offline import (
     demand_quiesced,
     load,
     lower,
+    record,
     refuse_running,
     refuse_waiting,
     sole,
@@ -49,8 +50,8 @@ def purge(whole: Whole, *, quiesced: bool = False, older_than_s: float | None = 
     key must be gone for good: with its tombstone goes the only thing that keeps such a record hidden.
     Raises: Invalid without `quiesced`; Held if a compiler, repair, reshard or other purge is at work; Conflict if
     something waits or somebody wrote all the same; Corrupt for a shard that must not be built upon.
-    Cost: a full compile, 1 GET a shard, 1 swap of the manifest, 1 GET + 1 PUT more for each shard with something to
-    drop. Memory is bounded by 32 MiB of shards or the largest one, whichever is more.
+    Cost: a full compile, 1 GET a shard, 2 swaps of the manifest, 1 GET + 1 PUT + 1 HEAD more for each shard with
+    something to drop. Memory is bounded by 32 MiB of shards or the largest one, whichever is more.
     Crash: some shards have been purged and others not; the manifest promises no more than there is. Run it again.
     """
     if older_than_s is not None and older_than_s < 0:
@@ -90,9 +91,12 @@ class _Purge:
                     found[Stat(stat.key, blob.size, blob.version, blob.modified)] = count
         counts = {self._id(stat.key): count for stat, count in found.items()}
         lower(self._whole, self._manifest, counts, for_good=True)
+        folds: dict[str, Fold] = {}
         for batch in batches(found):
             for stat, blob in self._read(batch):
-                self._rewrite(stat.key, stat.version, blob)
+                folds[self._id(stat.key)] = self._rewrite(stat.key, stat.version, blob)
+        if folds:
+            record(self._whole, load(self._whole).value.generation, folds)
         return self._report
 
     def _shards(self) -> Iterator[Stat]:
@@ -122,7 +126,7 @@ class _Purge:
 
     def _look(self, key: Key, blob: Blob) -> Count | None:
         """How much of a shard stays; None if all of it does."""
-        lines = sound(self._manifest, self._id(key), blob.data, what=key)
+        lines = sound(self._manifest, self._id(key), blob.data, what=key, at_rest=True)
         kept = self._kept(lines)
         gone = sum(self._schema.is_gone(line) for line in lines)
         self._report.kept += gone - (len(lines) - len(kept))
@@ -134,7 +138,7 @@ class _Purge:
     def _is_old(self, line: bytes) -> bool:
         return self._before is None or self._schema.stamp_of(line) < self._before
 
-    def _rewrite(self, key: Key, version: Version, blob: Blob) -> None:
+    def _rewrite(self, key: Key, version: Version, blob: Blob) -> Fold:
         if blob.version != version:
             raise Conflict(
                 f"{key} was written while the index was purged", hint="stop whoever does that, and purge again"
@@ -142,7 +146,8 @@ class _Purge:
         lines = sound(self._manifest, self._id(key), blob.data, what=key)
         kept = self._kept(lines)
         data = b"".join([line + END for line in kept])
-        put_bytes(self._storage.store, self._storage.runtime, key, data, Match(version))
+        put = put_bytes(self._storage.store, self._storage.runtime, key, data, Match(version))
         self._report.dropped += len(lines) - len(kept)
         self._report.shards += 1
         self._report.written_bytes += len(data)
+        return Fold(Count(len(kept), len(data), sum_of(data)), put)

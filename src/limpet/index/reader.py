@@ -7,7 +7,7 @@ from functools import partial
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
 from limpet.index.decide import digest, keys_of, merge, newest, shard_ids, shard_of
-from limpet.index.manifest import Manifest
+from limpet.index.manifest import Count, Manifest, manifest_cell
 from limpet.index.schema import Schema, checked
 from limpet.index.seek import LINE_GUESS, Absent, Search
 from limpet.index.storage import NO_WORK, Storage, Work
@@ -24,19 +24,24 @@ GROUP_BYTES = 32 << 20
 
 
 class Reader:
-    """Finds lines. Remembers how large shards are, nothing else."""
+    """Finds lines. Remembers how large shards are, nothing else.
+
+    A shard never loses a record, so one with fewer than the manifest records is damaged (F23). A lookup that does not
+    read all of a shard notices that it is smaller than recorded, and only then counts.
+    """
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._storage = storage
         self._manifest = manifest
         self._schema: Schema = manifest.schema
         self._sizes: dict[str, int] = {}
+        self._counts: dict[str, Count | None] = {}
 
     def find(self, key: str) -> bytes | None:
         """The winning line of a key, a tombstone too; None if it was never put.
 
         Raises: Corrupt; Unavailable.   Cost: 2 LISTs; 1 GET if singles of the key wait; 1 to 3 range GETs of each
-        pack of its shard, and of the shard; 1 HEAD if the shard was empty when last seen.
+        pack of its shard, and of the shard; 1 HEAD if the shard was empty when last seen; as `demand_whole`.
         """
         place = digest(key.encode())
         shard = shard_of(place, self._manifest.depth)
@@ -109,7 +114,49 @@ class Reader:
         ]
 
     def _shard_lines(self, shard: str) -> list[bytes]:
-        return self._schema.lines(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
+        lines = self._schema.lines(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
+        self.demand_records(shard, len(lines))
+        return lines
+
+    def demand_records(self, shard: str, number: int) -> None:
+        """Go on only if a shard that was read has as many records as it must.
+
+        Raises: Corrupt.   Cost: 0; 1 GET of the manifest for a shard that has fewer than the one at hand records.
+        """
+        known = self._count(shard)
+        if known is not None and number < known.records:
+            known = self._recount(shard)
+        if known is not None and number < known.records:
+            what = self._storage.keys.shard(shard)
+            raise Corrupt(
+                f"{what} has {number} records, and had {known.records} before: some are lost",
+                hint="restore it from a backup, or `limpet index verify --accept-loss` to go on with what is left",
+            )
+
+    def demand_whole(self, shard: str, size: int) -> None:
+        """Go on only if a shard of which that size was seen has as many records as it must.
+
+        Raises: Corrupt.   Cost: 0; for a shard that is smaller than recorded 1 GET of the manifest, and once 1 GET of
+        the shard if the manifest still says so: its records may have become shorter.
+        """
+        known = self._count(shard)
+        if known is not None and size < known.size:
+            known = self._recount(shard)
+        if known is not None and size < known.size:
+            blob = self._storage.shard(shard)
+            records = blob.data.count(END)
+            self.demand_records(shard, records)
+            self._counts[shard] = Count(known.records, min(size, blob.size))
+
+    def _count(self, shard: str) -> Count | None:
+        return self._counts[shard] if shard in self._counts else self._manifest.count(shard)
+
+    def _recount(self, shard: str) -> Count | None:
+        """What is recorded of a shard now: after a purge or an accepted loss it is less.   Cost: 1 GET."""
+        seen = manifest_cell(self._storage).read()
+        if seen is not None:
+            self._counts[shard] = seen.value.count(shard) if seen.value.depth == self._manifest.depth else None
+        return self._count(shard)
 
     def scan(self) -> Iterator[list[bytes]]:
         """The live lines of each shard, in the order of their digests.
@@ -123,6 +170,7 @@ class Reader:
             for shard, data in self._storage.shards(shards).items():
                 what = self._storage.keys.shard(shard)
                 lines = self._schema.lines(data, what=what)
+                self.demand_records(shard, len(lines))
                 if waiting.get(shard):
                     lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
                 yield [line for line in lines if not self._schema.is_gone(line)]
@@ -185,6 +233,7 @@ class Reader:
     def _in_shard(self, key: str, shard: str) -> list[bytes]:
         size = self._size(shard)
         if size == 0:
+            self.demand_whole(shard, size)
             return []
         at = self._storage.keys.shard(shard)
         try:
@@ -196,7 +245,7 @@ class Reader:
         """About how large a shard is: as last seen, as the manifest says, or as the store says."""
         size = self._sizes.get(shard)
         if size is None:
-            count = self._manifest.count(shard)
+            count = self._count(shard)
             size = count.size if count else 0
         return size or self._ask_size(shard)
 
@@ -219,6 +268,7 @@ class Reader:
                     raise
                 size = self._sizes[shard]
                 if size == 0:
+                    self.demand_whole(shard, size)
                     return []
         raise Unavailable(f"{at} was written {TRIES_MAX} times while it was read")
 
@@ -228,6 +278,8 @@ class Reader:
         while True:
             start, stop = search.window()
             blob = self._storage.store.get(at, range=(start, stop), if_match=version)
+            if version is None and shard is not None:
+                self.demand_whole(shard, blob.size)
             if version is None and blob.size != size:
                 size = blob.size
                 search = self._search(key, size, shard)

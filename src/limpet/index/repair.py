@@ -12,8 +12,8 @@ from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknow
 from limpet.index import describe
 from limpet.index.decide import merge, newest, packed
 from limpet.index.inspection import Inspected, Kind, inspect
-from limpet.index.manifest import Count, Manifest
-from limpet.index.offline import Whole, load, lower, put_packs, sound, with_counts
+from limpet.index.manifest import Count, Fold, Manifest, sum_of
+from limpet.index.offline import Whole, load, lower, put_packs, record, sound
 from limpet.index.places import Place, place_of
 from limpet.index.strays import Strays
 from limpet.keys import Key
@@ -42,17 +42,18 @@ def descriptions(whole: Whole, manifest: Manifest) -> dict[Key, bytes]:
 class Repairs:
     """Repairs objects of one index, each on what a fresh read shows of it.
 
-    Cost: a shard 1 GET + 1 PUT, and 1 PUT for each shard that gets records back; a single 1 GET + 1 PUT + 1 DELETE;
-    a pack 2 GETs + 1 PUT + 1 DELETE; a stray see `Strays`; a description 2 GETs + 1 PUT; counts 1 swap.
+    Cost: a shard 1 GET + 1 PUT and a swap of the manifest, and 1 PUT for each shard that gets records back; a single
+    1 GET + 1 PUT + 1 DELETE; a pack 2 GETs + 1 PUT + 1 DELETE and a swap; a stray see `Strays`; a description 2 GETs +
+    1 PUT; counts 1 swap and 1 HEAD for each shard that is not recorded so.
     """
 
-    def __init__(self, whole: Whole, manifest: Manifest, counts: Mapping[str, Count]) -> None:
+    def __init__(self, whole: Whole, manifest: Manifest, folds: Mapping[str, Fold]) -> None:
         self._whole = whole
         self._storage = whole.storage
         self._manifest = manifest
         self._schema = manifest.schema
         self._strays = Strays(whole, manifest)
-        self._counts = {**counts}
+        self._folds = {**folds}
         self._written = False
 
     def run(self, keys: Iterable[Key]) -> dict[Key, LimpetError | None]:
@@ -98,9 +99,7 @@ class Repairs:
         put_packs(self._storage, self._manifest, found.others)
         kept = newest(found.own, self._schema.shape)
         data = packed(kept, self._schema.shape)
-        count = Count(len(kept), len(data))
-        lower(self._whole, self._manifest, {shard: count})
-        self._swap(shard, data, blob.version, count)
+        self._swap(shard, data, blob.version, len(kept))
 
     def _waiting(self, key: Key, place: Place) -> None:
         """Forward only: a single becomes a pack, a pack goes into its shard.
@@ -127,25 +126,11 @@ class Repairs:
         shape = self._schema.shape
         merged = merge(base, newest(lines, shape), shape, what=at)
         # F25: even if nothing changes, so that the pack is deleted only after a write of our own is durable
-        self._swap(shard, merged.data, blob.version, Count(merged.records, len(merged.data)))
+        self._swap(shard, merged.data, blob.version, merged.records)
 
     def _count(self) -> None:
-        """Note how many records there are, unless somebody else has noted it since."""
-        before = self._manifest
-
-        def change(now: Manifest | None) -> Manifest | None:
-            if now is None or now.generation != before.generation:
-                return None
-            lengths = len(now.records), len(now.sizes)
-            whole = lengths[0] == lengths[1] == len(with_counts(now, {}).records)
-            new = {
-                shard: count
-                for shard, count in self._counts.items()
-                if not whole or now.records[int(shard, 16)] <= count.records
-            }
-            return with_counts(now, new)
-
-        self._whole.cell.update(change)
+        """Record what there is, unless somebody else has put it since."""
+        record(self._whole, self._manifest.generation, self._folds)
 
     def _describe(self, key: Key) -> None:
         """Write a description anew. It is read before the manifest, so a later schema's is never replaced."""
@@ -162,8 +147,11 @@ class Repairs:
             raise Corrupt(f"{key} {found.flaws[0].what}")
         return found
 
-    def _swap(self, shard: str, data: bytes, version: Version, count: Count) -> None:
+    def _swap(self, shard: str, data: bytes, version: Version, records: int) -> None:
+        """Put a shard, of which the manifest promises neither more nor a digest until it is recorded."""
         key = self._storage.keys.shard(shard)
-        put_bytes(self._storage.store, self._storage.runtime, key, data, Match(version))
-        self._counts[shard] = count
+        count = Count(records, len(data), sum_of(data))
+        lower(self._whole, self._manifest, {shard: count})
+        put = put_bytes(self._storage.store, self._storage.runtime, key, data, Match(version))
+        self._folds[shard] = Fold(count, put)
         self._written = True

@@ -11,7 +11,7 @@ import msgspec
 from limpet.errors import Conflict, Invalid, LimpetError, Missing
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.described import write_descriptions
-from limpet.index.manifest import Count, Manifest
+from limpet.index.manifest import Count, Manifest, sum_of, with_counts
 from limpet.index.offline import (
     Whole,
     compile_all,
@@ -21,7 +21,6 @@ from limpet.index.offline import (
     refuse_waiting,
     sole,
     sound,
-    with_counts,
 )
 from limpet.index.strays import Strays, retire, strays_of
 from limpet.index.text import END
@@ -107,7 +106,7 @@ class _Move:
                 raise self._storage.no_shard(keys[key])
             if isinstance(found, LimpetError):
                 raise found
-            lines += sound(self._old, keys[key], found.data, what=key)
+            lines += sound(self._old, keys[key], found.data, what=key, at_rest=True)
             self._read[key] = found.version
         return lines
 
@@ -116,10 +115,11 @@ class _Move:
         parts: dict[str, list[bytes]] = {shard: [] for shard in shards}
         for key, line in zip(keys_of(lines, self._old.schema.shape), lines, strict=True):
             parts[shard_of(digest(key), self._report.depth)].append(line + END)
-        for shard, some in parts.items():
-            self._counts[shard] = Count(len(some), sum(map(len, some)))
         self._report.records += len(lines)
-        return {shard: b"".join(some) for shard, some in parts.items()}
+        joined = {shard: b"".join(some) for shard, some in parts.items()}
+        for shard, data in joined.items():
+            self._counts[shard] = Count(len(parts[shard]), len(data), sum_of(data))
+        return joined
 
     def _write(self, parts: Mapping[str, bytes], there: Mapping[Key, Version]) -> None:
         def one(shard: str) -> tuple[Key, Version] | LimpetError:
@@ -153,6 +153,7 @@ class _Move:
             described=0,
             records=(),
             sizes=(),
+            sums=(),
         )
         self._whole.cell.swap(self._seen, with_counts(empty, self._counts))
 

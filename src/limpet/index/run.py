@@ -14,12 +14,16 @@ from limpet.index.storage import Storage, Work
 from limpet.lease import Sightings
 from limpet.runtime import Runtime
 
-__all__ = ["Job", "Outcomes", "compile_here", "compile_there", "never", "tell"]
+__all__ = ["Job", "Outcomes", "compile_here", "compile_there", "never", "rounds", "tell"]
 
 PART = 8
 AT_ONCE = 8
 AT_ONCE_BYTES = 64 << 20
 """So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
+
+ROUND_SHARDS = 256
+ROUND_BYTES = 1 << 30
+"""After so many shards, or bytes of them, a run records what it has folded: a run that dies repeats no more."""
 
 Outcomes = Sequence[CompileReport | LimpetError]
 Stop = Callable[[], bool]
@@ -34,6 +38,22 @@ The last argument is different each time: some executors (Dask's) answer a call 
 def never() -> bool:
     """Do not stop."""
     return False
+
+
+def rounds(shards: Sequence[str], manifest: Manifest) -> Iterator[list[str]]:
+    """The shards in runs that are recorded together."""
+    sizes = dict(zip(shard_ids(manifest.depth), manifest.sizes, strict=False))
+    some: list[str] = []
+    size = 0
+    for shard in shards:
+        more = sizes.get(shard, 0)
+        if some and (len(some) == ROUND_SHARDS or size + more > ROUND_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(shard)
+        size += more
+    if some:
+        yield some
 
 
 def compile_here(

@@ -65,6 +65,10 @@ class Storage:
         """The packs of a shard.   Cost: 1 LIST per 1,000."""
         return [*self.store.list(self.keys.packs_of(shard))]
 
+    def is_pack(self, key: Key) -> bool:
+        """Whether an object that waits is a pack, and no single."""
+        return key.startswith(f"{self.keys.packs}/")
+
     def read(self, keys: Iterable[Key]) -> dict[Key, bytes]:
         """The objects that are still there: a missing one was merged, and its data lies further on.
 

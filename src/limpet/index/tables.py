@@ -71,12 +71,12 @@ class Table:
         """
         folder.mkdir()
         waiting = folder / "waiting"
-        count = self._write_waiting(waiting)
-        return Gathered(str(waiting) if count else None, self._shards(folder))
-
-    def _write_waiting(self, path: Path) -> int:
-        """Write down the newest of the lines that wait, tombstones too; how many there are."""
         reader = Reader(self.storage, self.manifest)
+        count = self._write_waiting(waiting, reader)
+        return Gathered(str(waiting) if count else None, self._shards(folder, reader))
+
+    def _write_waiting(self, path: Path, reader: Reader) -> int:
+        """Write down the newest of the lines that wait, tombstones too; how many there are."""
         work = self.storage.work()
         shards = [shard for shard in shard_ids(self.manifest.depth) if shard in work.shards]
         shape = self.manifest.schema.shape
@@ -99,7 +99,7 @@ class Table:
                     count += len(found)
         return count
 
-    def _shards(self, folder: Path) -> list[str]:
+    def _shards(self, folder: Path, reader: Reader) -> list[str]:
         """The shards that are not empty, as files: large ones of a directory where they are, all others in one."""
         paths: list[str] = []
         elsewhere: list[str] = []
@@ -110,15 +110,15 @@ class Table:
                 path = _path_of(self.storage.store, self.storage.keys.shard(shard))
                 if path is None:
                     elsewhere.append(shard)
-                elif (data := self._look(shard, path)) is None:
+                elif (data := self._look(shard, path, reader)) is None:
                     paths.append(path)
                 else:
                     file.write(data)
             for some in self._batches(elsewhere):
-                file.writelines(self._fetch(some))
+                file.writelines(self._fetch(some, reader))
             return [str(copies), *paths] if file.tell() > len(_BOM) else paths
 
-    def _look(self, shard: str, path: str) -> bytes | None:
+    def _look(self, shard: str, path: str, reader: Reader) -> bytes | None:
         """The bytes of a shard in a directory; None for one that DuckDB can just as well read by itself.
 
         A small one is read faster here. From one that begins with a byte order mark DuckDB would drop it.
@@ -130,9 +130,10 @@ class Table:
                 if size > SMALL_BYTES and file.read(len(_BOM)) != _BOM:
                     file.seek(size - 1)
                     self._demand_end(shard, file.read())
+                    reader.demand_whole(shard, size)
                     return None
                 file.seek(0)
-                return self._demand_end(shard, file.read())
+                return self._whole(shard, file.read(), reader)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP):
                 raise self.storage.no_shard(shard) from None
@@ -153,7 +154,7 @@ class Table:
         if batch:
             yield batch
 
-    def _fetch(self, shards: Sequence[str]) -> Iterator[bytes]:
+    def _fetch(self, shards: Sequence[str], reader: Reader) -> Iterator[bytes]:
         """The bytes of shards, through the store."""
         keys = {self.storage.keys.shard(shard): shard for shard in shards}
         for key, blob in self.storage.store.get_many(keys, size_max=None).items():
@@ -161,7 +162,12 @@ class Table:
                 raise self.storage.no_shard(keys[key])
             if isinstance(blob, LimpetError):
                 raise blob
-            yield self._demand_end(keys[key], blob.data)
+            yield self._whole(keys[key], blob.data, reader)
+
+    def _whole(self, shard: str, data: bytes, reader: Reader) -> bytes:
+        """`data`, if it is all of the shard.   Raises: Corrupt."""
+        reader.demand_records(shard, self._demand_end(shard, data).count(END))
+        return data
 
     def _demand_end(self, shard: str, data: bytes) -> bytes:
         """`data`, if it is nothing or ends a line (F23).   Raises: Corrupt."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.index.compiler import is_unexplained
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.findings import RESTORE, Finding, VerifyReport
 from limpet.index.inspection import Flaw, Kind, inspect, misnamed
-from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Manifest
+from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Fold, Manifest, sum_of
 from limpet.index.offline import Whole, anew, batches, load, sole
 from limpet.index.places import Place, place_of
 from limpet.index.quarantine import read_quarantined
@@ -49,7 +50,7 @@ class _Verifier:
         _demand_sense(self._manifest, self._keys.manifest)
         self._schema = self._manifest.schema
         self._report = VerifyReport()
-        self._counts: dict[str, Count] = {}
+        self._folds: dict[str, Fold] = {}
         self._counts_make_sense = _wrong_counts(self._manifest) is None
 
     def run(self) -> VerifyReport:
@@ -68,7 +69,7 @@ class _Verifier:
         findings = self._report.findings
         hopeless = {finding.key for finding in findings if finding.kind not in FIXABLE}
         wanted = [finding.key for finding in findings if finding.key not in hopeless]
-        outcomes = Repairs(self._whole, self._manifest, self._counts).run(wanted)
+        outcomes = Repairs(self._whole, self._manifest, self._folds).run(wanted)
         for at, finding in enumerate(findings):
             if finding.key in outcomes:
                 error = outcomes[finding.key]
@@ -146,7 +147,14 @@ class _Verifier:
             missing = known.records - found.keys
             self._add("lost", key, f"has {found.keys} records, and had {known.records} before: {missing} are lost")
         elif not found.flaws:
-            self._counts[shard] = Count(found.keys, len(blob.data))
+            count = Count(found.keys, len(blob.data), sum_of(blob.data))
+            if known is not None and known.sum not in ("", count.sum) and self._is_changed(shard, blob, found.own):
+                self._add("changed", key, "has other bytes than those that were compiled: it was changed since")
+            else:
+                self._folds[shard] = Fold(count, blob.version)
+
+    def _is_changed(self, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
+        return is_unexplained(self._storage, self._manifest, shard, blob, lines)
 
     def _again(self) -> Manifest:
         """The manifest as it is now, for a second look at what seems wrong.   Raises: Conflict if it was resharded."""
@@ -185,21 +193,21 @@ class _Verifier:
             now = self._again()
             behind = self._behind(now)
             if behind:
-                told, there = now.count(behind[0]), self._counts[behind[0]]
+                told, there = now.count(behind[0]), self._folds[behind[0]].count
                 more = f"; and {len(behind) - 1} shards more" if len(behind) > 1 else ""
                 assert told is not None
                 self._add(
                     "behind",
                     key,
                     f"says {told.records} records and {told.size} bytes of shard {behind[0]}, which has "
-                    f"{there.records} and {there.size}{more}",
+                    f"{there.records} and {there.size}{'' if told.sum else ' (no digest is recorded)'}{more}",
                 )
 
     def _behind(self, manifest: Manifest) -> list[str]:
         """The shards that the manifest does not count as they were read."""
         if manifest.depth > COUNTED_DEPTH_MAX or _wrong_counts(manifest):
             return []
-        return [shard for shard, count in self._counts.items() if manifest.count(shard) != count]
+        return [shard for shard, fold in self._folds.items() if manifest.count(shard) != fold.count]
 
 
 def _demand_sense(manifest: Manifest, key: Key) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class _Manifest(msgspec.Struct):
     described: int
     records: list[int]
     sizes: list[int]
+    sums: list[str]
 
 
 class _Lock(msgspec.Struct):
@@ -53,6 +55,10 @@ class Model:
     tokens: dict[Key, int] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     counted: list[int] = field(default_factory=list)
+    history: dict[Key, list[tuple[str, dict[str, Rank]]]] = field(default_factory=dict)
+    """By shard, what it was at any time: the digest of its bytes, and what it held."""
+    recorded: dict[Key, int] = field(default_factory=dict)
+    """By shard, which of these the manifest records."""
 
     def winners(self) -> dict[str, Line]:
         """By key, the greatest of all that landed."""
@@ -96,6 +102,18 @@ class Model:
             there = len(self.shards.get(self.keys.shard(f"{at:0{DEPTH}x}"), ()))
             if count > there:
                 raise Violation(f"{applied.who} counted {count} records in shard {at:x}, and there are {there}")
+        for at, digest in enumerate(manifest.sums):
+            self._recorded(applied, self.keys.shard(f"{at:0{DEPTH}x}"), digest)
+
+    def _recorded(self, applied: Applied, shard: Key, digest: str) -> None:
+        """The digest of a shard is one that it had, and never an older one than before."""
+        if not digest:
+            return
+        before = self.recorded.get(shard, 0)
+        found = [at for at, (each, _) in enumerate(self.history.get(shard, ())) if each == digest]
+        if not found or found[-1] < before:
+            raise Violation(f"{applied.who} recorded a digest of {shard} that it does not have any more, or never had")
+        self.recorded[shard] = found[-1]
 
     def _arrives(self, applied: Applied, data: bytes) -> None:
         """A user's write, or a pack of some: nothing in it is new but what a user sent."""
@@ -109,11 +127,15 @@ class Model:
         self.waiting[applied.key] = lines
 
     def _forward(self, applied: Applied) -> None:
-        """What is deleted lies further on: a single's lines in a pack or the shard, a pack's in the shard (F18)."""
+        """What is deleted lies further on: a single's lines in a pack or the shard, a pack's in the shard (F18).
+
+        In the shard means: in one that the manifest records, so that a fold that is not recorded can be told (F23).
+        """
         lines = self.waiting.pop(applied.key, [])
         single = applied.key.startswith(f"{self.keys.inbox}/")
         for line in lines:
-            shard = self.shards[self.keys.shard(_place(line.key)[:DEPTH])].get(line.key)
+            key = self.keys.shard(_place(line.key)[:DEPTH])
+            shard = self.history[key][self.recorded.get(key, 0)][1].get(line.key)
             if shard is not None and shard >= line.rank:
                 continue
             packs = (other for key, held in self.waiting.items() if "/packs/" in key for other in held)
@@ -137,6 +159,7 @@ class Model:
             if line.rank not in self.landed.get(line.key, {}):
                 raise Violation(f"{applied.who} put {line} into {applied.key}, and it had not landed")
         self.shards[applied.key] = now
+        self.history.setdefault(applied.key, []).append((_digest(applied.data), now))
 
     def _ordered(self, applied: Applied, lines: Sequence[Line]) -> None:
         places = [_place(line.key) for line in lines]
@@ -159,6 +182,7 @@ def check_index(
     for applied in journal:
         model.apply(applied)
     _nothing_waits(objects, keys)
+    _all_is_recorded(objects, keys)
     _the_winners_stand(objects, keys, model)
     _the_bad_is_kept(objects, keys, books)
     _described(objects, keys)
@@ -171,6 +195,11 @@ def _place(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def _digest(data: bytes) -> str:
+    digest = hashlib.sha256(data).digest()[:16]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=") if data else "-"
+
+
 def _below(objects: Mapping[Key, Blob], prefix: str) -> list[Key]:
     return sorted(key for key in objects if key.startswith(f"{prefix}/"))
 
@@ -179,6 +208,15 @@ def _nothing_waits(objects: Mapping[Key, Blob], keys: IndexKeys) -> None:
     left = [*_below(objects, keys.inbox), *_below(objects, keys.packs)]
     if left:
         raise Violation(f"after everything was folded there is still {left[0]}")
+
+
+def _all_is_recorded(objects: Mapping[Key, Blob], keys: IndexKeys) -> None:
+    """When nothing waits, the manifest has the digest of every shard."""
+    manifest = msgspec.json.decode(objects[keys.manifest].data, type=_Manifest)
+    for at, digest in enumerate(manifest.sums):
+        shard = keys.shard(f"{at:0{DEPTH}x}")
+        if digest != _digest(objects[shard].data):
+            raise Violation(f"all is folded, and the manifest has another digest of {shard}: {digest!r}")
 
 
 def _the_winners_stand(objects: Mapping[Key, Blob], keys: IndexKeys, model: Model) -> None:

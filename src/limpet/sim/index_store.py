@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from limpet.cell import Cell, struct_codec
-from limpet.index import compiler, decide, describe, reader, seek, stamps
+from limpet.index import compiler, decide, describe, reader, seek, stamps, verify
 from limpet.index import layout as layouts
 from limpet.index.decide import digest, shard_id, shard_ids
-from limpet.index.manifest import Count, Manifest, counted, fresh
+from limpet.index.manifest import Count, Manifest, fresh, sum_of, with_counts
 from limpet.index.schema import with_own
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys, Key
@@ -115,8 +115,8 @@ def layout() -> Mapping[Key, bytes]:
     shards = dict.fromkeys(shard_ids(DEPTH), b"")
     for key in sorted(OLD, key=lambda key: digest(key.encode())):
         shards[shard_id(key, DEPTH)] += f"{key}\x1ffounder\x1f2025-12-31T00:00:00.000000Z\x1f0\n".encode()
-    counts = {shard: Count(data.count(b"\n"), len(data)) for shard, data in shards.items()}
-    manifest = counted(fresh(with_own(OLDER.fields, "key"), DEPTH), counts)
+    counts = {shard: Count(data.count(b"\n"), len(data), sum_of(data)) for shard, data in shards.items()}
+    manifest = with_counts(fresh(with_own(OLDER.fields, "key"), DEPTH), counts)
     world = World(0)
     runtime = SimRuntime(world, world.start("founder"))
     store = MemoryStore(runtime=runtime)
@@ -145,7 +145,11 @@ def tuned(settings: Mapping[tuple[ModuleType, str], Any]) -> Iterator[None]:
 def tuning(world: World, lock_ttl_s: float) -> Mapping[tuple[ModuleType, str], Any]:
     """A compiler that folds or packs as if shards were large, and searches that take several reads, in most runs."""
     chance = world.chance
-    settings: dict[tuple[ModuleType, str], Any] = {(compiler, "LOCK_TTL_S"): lock_ttl_s, (layouts, "DEPTH"): DEPTH}
+    settings: dict[tuple[ModuleType, str], Any] = {
+        (compiler, "LOCK_TTL_S"): lock_ttl_s,
+        (layouts, "DEPTH"): DEPTH,
+        (verify, "DEPTHS"): (DEPTH, *decide.DEPTHS),
+    }
     if chance(50) < 0.75:
         settings |= {
             (decide, "FOLD_BELOW_BYTES"): 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from limpet.errors import Corrupt
+from limpet.errors import Corrupt, Missing
 from limpet.index import Index
 from limpet.index.stamps import stamps_of
 from limpet.keys import Key
@@ -20,6 +20,8 @@ from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import EPOCH, Violation
 
 __all__ = ["Habits", "User"]
+
+DAMAGE = ("changed", "lost", "missing_shard", "cut_off", "bad_line", "bad_value", "order", "duplicate", "misplaced")
 
 Turns = list[tuple[float, Callable[[], None]]]
 
@@ -61,7 +63,7 @@ class User(Actor):
     def turns(self) -> Turns:
         """The things that users do. Every slot does all of them, unless it has just one thing to do."""
         write: Turns = [(0.12, self.put_some), (0.05, self.put_with_time), (0.08, self.delete), (0.2, self.put)]
-        read: Turns = [(0.07, self.scan), (0.08, self.get_some), (0.15, self.get)]
+        read: Turns = [(0.03, self.verify), (0.07, self.scan), (0.08, self.get_some), (0.15, self.get)]
         work: Turns = [(self.habits.full, self.compile_all), (0.2, self.compile)]
         if self.habits.duel:
             slot = int(self.process.name[1:].partition("#")[0])
@@ -176,6 +178,17 @@ class User(Actor):
         if len(found) != len(records):
             raise Violation(f"a scan shows a key twice: {records}")
         self.books.ends(self.process.name, floors, found, got=False)
+
+    def verify(self) -> None:
+        """A check beside all the others. No shard is ever damaged, so it says that none is.   Raises: Violation."""
+        self.books.operations += 1
+        try:
+            report = self.index.verify()
+        except Missing:
+            return  # nobody has created it yet
+        for finding in report.findings:
+            if finding.kind in DAMAGE and "/shards/" in finding.key:
+                raise Violation(f"{finding.key} is healthy, and verify says that it {finding.what}")
 
     def compile(self) -> None:
         """As a cron job does."""

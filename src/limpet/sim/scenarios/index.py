@@ -217,7 +217,28 @@ class _Newcomer(User):
                 raise Violation(f"{key} is missing, and {what} answers {call()}")
         self.refused(key)
         self.cast.bucket.put("vandal", key, whole.data.partition(b"\n")[2], Always())
+        self.noticed(key, name)
         self.refused(key)
+        self.cast.bucket.put("vandal", key, b"", Always())
+        self.noticed(key, name)
+        changed = whole.data.replace(b"\x1f0\n", b"\x1f1\n", 1)
+        if changed != whole.data:  # a record that reads as deleted: no reader can tell
+            self.cast.bucket.put("vandal", key, changed, Always())
+            if not any(finding.kind == "changed" for finding in self.index.verify().findings):
+                raise Violation(f"{key} was changed, and verify does not find it")
+
+    def noticed(self, key: Key, name: str) -> None:
+        """Whoever reads a shard that lost records is told so, whichever record is asked for.   Raises: Violation."""
+        reads: dict[str, Callable[[], object]] = {
+            "get": lambda: self.index.get(name),
+            "get_many": lambda: self.index.get_many([name]),
+            "scan": lambda: [*self.index.scan()],
+        }
+        for what, call in reads.items():
+            with suppress(Corrupt):
+                raise Violation(f"{key} lost records, and {what} answers {call()}")
+        if not any(finding.kind == "lost" for finding in self.index.verify().findings):
+            raise Violation(f"{key} lost records, and verify does not find it")
 
     def refused(self, shard: Key) -> None:
         """A compiler does not build upon the shard, and what waits for it stays.   Raises: Violation."""
