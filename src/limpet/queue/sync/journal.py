@@ -109,7 +109,7 @@ class ClientLog:
         except (Conflict, OutcomeUnknown):
             pass
         try:
-            found = self._store.get(key, size_max=None).data
+            found = self._store.get(key, size_max=LOG_READ_MAX).data
         except Missing:
             return False
         if found != data:
