@@ -1,4 +1,4 @@
-"""One bad object stops and misleads no node: hostile and damaged logs, lines, cursors, journals, notes and parts (A2)."""
+"""One bad object stops and misleads no node: hostile and damaged logs, lines, cursors, notes and parts (A2)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from limpet import keys
 from limpet.errors import Conflict
-from limpet.keys import Key, QueueKeys, log_key, log_of, queue_place
+from limpet.keys import Key, log_key, log_of, queue_place
 from limpet.queue.records import ENTRY_BYTES_MAX
-from limpet.queue.sync import Away, Blocked, Cycle, Event
+from limpet.queue.sync import Blocked, Cycle, Event
 from limpet.queue.sync.log import LINES_MAX
 from limpet.queue.sync.records import LINE_BYTES_MAX
 from sync_helpers import DOWN_S, UP_S, Fleet, Node, Stop, at, ended, waiting
@@ -363,5 +363,3 @@ def test_places_are_told_from_keys_without_raising() -> None:
     for key in ("queues/q/parts/../x.json", "queues/q/parts/\x1b/x.json", "queues/q/parts/" + "x" * 900 + "/y.json"):
         assert queue_place(key) is None
     assert queue_place("queues/q/parts/x/y.json") is not None
-    assert QueueKeys.of("q").root == "queues/q"
-    assert Away is not Blocked

@@ -1,9 +1,8 @@
-"""What is in a directory goes to the outbox, as if it had just been done: before its first supervisor, or after damage."""
+"""What is in a directory goes to the outbox: at its first supervisor, and where damage made notes unreadable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
 from datetime import datetime
 
 from limpet.keys import Key, queue_place
@@ -46,9 +45,7 @@ def adopt_ends(local: Store, runtime: Runtime, *, since: datetime, bad: Aside) -
     return count
 
 
-def _objects(
-    local: Store, *prefixes: str, since: datetime | None = None, bad: Aside
-) -> Iterator[tuple[Key, Blob]]:
+def _objects(local: Store, *prefixes: str, since: datetime | None = None, bad: Aside) -> Iterator[tuple[Key, Blob]]:
     for prefix in prefixes:
         listed = (stat.key for stat in local.list(prefix) if since is None or stat.modified >= since)
         yield from each(local, listed, size_max=ENTRY_BYTES_MAX, bad=bad)

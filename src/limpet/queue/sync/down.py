@@ -78,8 +78,10 @@ class Down:
         news = unread(_numbers(listed), self._state.cursors, node=self._state.node)
         if fresh or news.gap or absent(self._state.record.pulled_at, now, self._retention_s):
             self._afresh(cycle, now)
-        elif not all([self._read(node, seqs, cycle) for node, seqs in news.seqs.items()]):
-            self._afresh(cycle, now)  # trimmed meanwhile, or not to be read: as good as a gap
+        else:
+            whole = [self._read(node, seqs, cycle) for node, seqs in news.seqs.items()]
+            if not all(whole):  # trimmed meanwhile, or not to be read: as good as a gap
+                self._afresh(cycle, now)
         before = now - timedelta(seconds=self._retention_s)
         cycle.trimmed = self._reader.trim(listed, before=before)
         for node in [node for node in self._state.cursors if is_client(node) and node not in listed]:

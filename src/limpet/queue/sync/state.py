@@ -10,9 +10,9 @@ import msgspec
 from limpet import keys
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.keys import Key
 from limpet.queue.sync.objects import DAMAGE, put_aside
 from limpet.queue.sync.records import NODE_CHARS_MAX, CursorRecord, NodeRecord, check_node
-from limpet.keys import Key
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
@@ -152,9 +152,13 @@ class NodeState:
         )
 
     def _change(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
-        seen = self._cell.update(lambda record: change(record or NodeRecord(node=self._name(), queues=self._queues, adopted=self._lost)))
+        seen = self._cell.update(lambda record: change(record or self._first()))
         assert seen is not None
         self._record = seen.value
+
+    def _first(self) -> NodeRecord:
+        """The record of a new node. After damage nothing is adopted: what was here was adopted long ago."""
+        return NodeRecord(node=self._name(), queues=self._queues, adopted=self._lost)
 
     def _name(self) -> str:
         """The host's name, and some letters of chance: many a Pi is called `raspberrypi`."""

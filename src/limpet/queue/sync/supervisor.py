@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from limpet import keys
-from limpet.errors import Corrupt, Denied, Held, Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable, Unsupported
+from limpet.errors import (
+    Corrupt,
+    Denied,
+    Held,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
 from limpet.lease import Lease, Lock, Sightings
 from limpet.queue.sync.adopt import adopt
 from limpet.queue.sync.down import Down
@@ -169,7 +179,7 @@ class Supervisor:
     def _mend_lock(self, lock: Lock) -> None:
         """Put a lock that cannot be read aside: two supervisors do no harm, and none would be worse."""
         try:
-            lock.read()
+            lock.peek()
         except (Corrupt, Unsupported):
             put_aside(self._local, self._runtime, keys.SUPERVISOR)
             self._unreadable.append(keys.SUPERVISOR)
