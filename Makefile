@@ -9,7 +9,7 @@ BIN := .venv/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help demo test test-full check bench soak clean have-python
+.PHONY: help demo test test-full check bench mutants soak clean have-python
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ bench: have-python ## our store against bare calls; our queue, index and catalog
 	@$(BIN)/python bench/queue.py
 	@$(BIN)/python bench/index.py
 	@$(BIN)/python bench/catalog.py
+
+mutants: have-python ## change the decision modules in 1,000 ways, and see whether the tests notice
+	@$(PYTHON) tools/install.py test
+	@$(BIN)/python tools/mutate.py --all
 
 soak: have-python ## simulate new seeds for SECONDS=600
 	@$(PYTHON) tools/install.py dev

@@ -17,7 +17,7 @@ from limpet.queue.sync import ClientLog, Collision, Cycle, Outbox, Supervisor
 from limpet.store import MemoryStore, ScopedStore
 from queue_helpers import NAME, ROOT, TTL_S, Network, QueueRuntime, held
 
-__all__ = ["DOWN_S", "UP_S", "Client", "Fleet", "Node", "ended", "names", "waiting"]
+__all__ = ["DOWN_S", "UP_S", "Client", "Fleet", "Node", "Stop", "at", "ended", "names", "waiting"]
 
 UP_S = 300.0
 DOWN_S = 3600.0
@@ -133,6 +133,24 @@ class Fleet:
     def logs(self) -> list[str]:
         """The logs in the bucket."""
         return [stat.key.removeprefix("sync/") for stat in self.memory.list("sync")]
+
+
+class Stop:
+    """A flag that is raised after so many seconds, and waits in one leap."""
+
+    def __init__(self, fleet: Fleet, seconds: float) -> None:
+        self._fleet = fleet
+        self._until_s = fleet.time.now_s + seconds
+
+    def set(self) -> None:
+        self._until_s = self._fleet.time.now_s
+
+    def is_set(self) -> bool:
+        return self._fleet.time.now_s >= self._until_s
+
+    def wait(self, timeout: float) -> bool:
+        self._fleet.pass_by(min(timeout, max(0.0, self._until_s - self._fleet.time.now_s)))
+        return self.is_set()
 
 
 def names(memory: MemoryStore, prefix: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""The Makefile, the pins and the budget tool."""
+"""The Makefile, the pins, the budget tool and the mutation tool."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def _tool(name: str) -> ModuleType:
 
 budget = _tool("budget")
 install = _tool("install")
+mutate = _tool("mutate")
 
 
 def _pytest(folder: Path, body: str) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def _pytest(folder: Path, body: str) -> tuple[str, ...]:
 def test_help_lists_every_target() -> None:
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     listed = " ".join(re.findall(r"^  make (\S+) +\S", said, re.M))
-    assert listed == "help demo test test-full check bench soak clean"
+    assert listed == "help demo test test-full check bench mutants soak clean"
 
 
 def test_make_says_what_is_missing_without_python() -> None:
@@ -139,3 +140,52 @@ def test_a_missing_package_is_named_with_what_it_costs(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     install.install_packages([install.Package("left-pad", "no-such-command-of-limpet", "padding")])
     assert capsys.readouterr().out == "missing Debian package left-pad: skipped without it: padding\n"
+
+
+MUTATED = '''
+def f(x: int = 1) -> bool:
+    """Not this text."""
+    y = x + 1
+    if x < 3 and not y:
+        raise ValueError("nor this one", 5)
+    return replace(x, a=1) == "no"
+'''
+
+MUTANTS = {
+    "def f(x: int=2) -> bool:",
+    "def f(x: int=0) -> bool:",
+    "x - 1",
+    "x + 2",
+    "x + 0",
+    "pass",
+    "x <= 3",
+    "x >= 3",
+    "x < 4",
+    "x < 2",
+    "x < 3 or not y",
+    "y",
+    "replace(x)",
+    "replace(x, a=2)",
+    "replace(x, a=0)",
+    "replace(x, a=1) != 'no'",
+    "replace(x, a=1) == 'no?'",
+    "return None",
+}
+
+
+def test_mutants_change_one_thing_each() -> None:
+    found = [*mutate.mutants(MUTATED)]
+    assert {mutant.new for mutant in found} == MUTANTS
+    assert len(found) == len(MUTANTS) + 1, "two statements can be dropped"
+    assert {mutant.function for mutant in found} == {"f"}
+    sources = {mutate.ast.unparse(mutant.tree) for mutant in found}
+    assert len(sources) == len(found)
+    assert mutate.ast.unparse(mutate.ast.parse(MUTATED)) not in sources
+
+
+def test_every_mutated_module_has_tests_and_every_argument_names_one() -> None:
+    for module, tests in mutate.TESTS.items():
+        assert [path for path in (module, *tests) if not (ROOT / path).is_file()] == []
+    argued = [line for line in mutate.ARGUED.read_text().splitlines() if line.startswith("- ")]
+    assert [line for line in argued if not mutate._ARGUED.match(line)] == []
+    assert {mutate._ARGUED.match(line)[1] for line in argued} <= {*mutate.TESTS}

@@ -103,6 +103,8 @@ def plan(target: str) -> list[Phase]:
         phases.append(_tests("unit + conformance", target, ["tests", *(f"--ignore={folder}" for folder in apart)]))
         for name, folders in FOLDERS.items():
             phases.append(_tests(name, target, [folder for folder in folders if (ROOT / folder).is_dir()]))
+    if target == "test-full":
+        phases.append(Phase("mutants", ((str(BIN / "python"), "tools/mutate.py", "--all"),)))
     if target != "test":
         return phases
     return [Phase(phase.name, phase.commands, BUDGET_S[phase.name], phase.pytest) for phase in phases]

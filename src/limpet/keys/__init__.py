@@ -26,14 +26,29 @@ from limpet.keys.names import (
     segment,
 )
 from limpet.keys.queue import QUEUES, QueueKeys, QueuePlace, is_minted, queue_at, queue_place
-from limpet.keys.sync import CURSORS, NODE, OUTBOX, SUPERVISOR, SYNC, cursor_key, log_key, log_of, outbox_key
+from limpet.keys.sync import (
+    CURSORS,
+    DAMAGED,
+    LOG_MAX,
+    NODE,
+    OUTBOX,
+    SUPERVISOR,
+    SYNC,
+    cursor_key,
+    damaged_key,
+    log_key,
+    log_of,
+    outbox_key,
+)
 
 __all__ = [
     "CELLS",
     "CURSORS",
+    "DAMAGED",
     "FLEET",
     "INDEXES",
     "LOCKS",
+    "LOG_MAX",
     "NODE",
     "OUTBOX",
     "QUEUES",
@@ -49,6 +64,7 @@ __all__ = [
     "check_prefix",
     "clock_key",
     "cursor_key",
+    "damaged_key",
     "digits",
     "disk_name",
     "encoded",

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from limpet.errors import Invalid
 from limpet.keys.names import Key, check, name_of, segment
 
 __all__ = ["QUEUES", "QueueKeys", "QueuePlace", "is_minted", "queue_at", "queue_place"]
@@ -135,7 +136,10 @@ def queue_place(key: str) -> QueuePlace | None:
     found = _QUEUE_OBJECT.fullmatch(key)
     if found is None:
         return None
-    check(key)
+    try:
+        check(key)
+    except Invalid:
+        return None
     kind = next(each for each in _QUEUE_OBJECTS if found[each] is not None)
     return QueuePlace(QueueKeys(found["root"]), kind, found[kind])
 

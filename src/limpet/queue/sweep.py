@@ -48,6 +48,10 @@ class Sweeper:
         if at_s < self._next_s:
             return
         self._next_s = at_s + SWEEP_EVERY_S * self._runtime.rng.uniform(0.9, 1.1)
+        self.take_turn()
+
+    def take_turn(self) -> None:
+        """Sweep unless some process did so within the last hour.   Cost: 1 GET; for its turn 1 PUT + the sweep."""
         cell = Cell(self._store, self._keys.sweep, struct_codec(SweepRecord), self._runtime)
         try:
             seen = cell.read()

@@ -10,7 +10,7 @@ from limpet.keys import SUPERVISOR
 from limpet.lease import Lock, Sightings
 from limpet.queue.sync import Away, Back, Cycle, Event, Supervisor
 from queue_helpers import Network, raises
-from sync_helpers import DOWN_S, UP_S, Fleet, Node, names, waiting
+from sync_helpers import DOWN_S, UP_S, Fleet, Node, Stop, names, waiting
 
 DAY_S = 86_400.0
 
@@ -18,24 +18,6 @@ DAY_S = 86_400.0
 @pytest.fixture
 def fleet() -> Fleet:
     return Fleet()
-
-
-class Stop:
-    """A flag that is raised after so many seconds, and waits in one leap."""
-
-    def __init__(self, fleet: Fleet, seconds: float) -> None:
-        self._fleet = fleet
-        self._until_s = fleet.time.now_s + seconds
-
-    def set(self) -> None:
-        self._until_s = self._fleet.time.now_s
-
-    def is_set(self) -> bool:
-        return self._fleet.time.now_s >= self._until_s
-
-    def wait(self, timeout: float) -> bool:
-        self._fleet.pass_by(min(timeout, max(0.0, self._until_s - self._fleet.time.now_s)))
-        return self.is_set()
 
 
 def _run(node: Node, seconds: float) -> list[Event]:

@@ -6,6 +6,6 @@ effect, `up` and `down` for the two cycles, `supervisor` for the loop.
 
 from limpet.queue.sync.journal import ClientLog, Outbox
 from limpet.queue.sync.report import Collision, Cycle
-from limpet.queue.sync.supervisor import Away, Back, Event, Supervisor
+from limpet.queue.sync.supervisor import Away, Back, Blocked, Event, Supervisor
 
-__all__ = ["Away", "Back", "ClientLog", "Collision", "Cycle", "Event", "Outbox", "Supervisor"]
+__all__ = ["Away", "Back", "Blocked", "ClientLog", "Collision", "Cycle", "Event", "Outbox", "Supervisor"]

@@ -5,17 +5,19 @@ Nothing here is journaled, and everything may be done again: a crash anywhere is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from limpet import records
 from limpet.cell import Lost, Replaced, Unclear, Won
-from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown, Unsupported
+from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
-from limpet.queue.records import Part, Receipt, read_task
+from limpet.queue.records import ENTRY_BYTES_MAX, Part, Receipt, read_task
 from limpet.queue.storage import Storage
 from limpet.queue.sync.decide import ends, merged, ran_twice, won_back
+from limpet.queue.sync.objects import DAMAGE
 from limpet.queue.sync.records import EndLine, place_of
 from limpet.queue.sync.report import Collision, CollisionKind
 from limpet.runtime import Runtime
@@ -88,7 +90,7 @@ class Applier:
         place = place_of(line)
         try:
             stands = self._put_receipt(line, receipt, parts_from, look_first=look_first)
-        except Corrupt:
+        except DAMAGE:
             stands = receipt  # nobody can read the one that stands there, but it ends its name
         if stands is not None and line.batch and ends(line):
             self._win_back(place, stands, receipt, parts_from)
@@ -147,30 +149,31 @@ class Applier:
             except Conflict:
                 found = self._read(key)
             if found is not None or storage.ended(place.name):
-                return found or data
+                return data if found is None else found
         raise OutcomeUnknown(f"whether {key} was written cannot be told")  # F6: refused, and nothing stands there
 
     def _read(self, key: Key) -> bytes | None:
+        """What stands there; an empty text for what is larger than a task: the worker that claims it rejects it."""
         try:
-            return self._store.get(key, size_max=None).data
+            return self._store.get(key, size_max=ENTRY_BYTES_MAX).data
         except Missing:
             return None
+        except Corrupt:
+            return b""
 
     def _copy_parts(self, place: QueuePlace, receipt: Receipt, source: Store) -> None:
-        for name in [*receipt.parts, *([receipt.raw] if receipt.raw else [])]:
-            part = queue_place(name)
-            if source is self._store or part is None or part.kind != "part" or part.keys != place.keys:
-                continue
+        names = [*receipt.parts, *([receipt.raw] if receipt.raw else [])]
+        for key in _own_parts(place, names) if source is not self._store else ():
             try:
-                data = source.get(Key(name)).data
-                self._store.put(Key(name), data, when=Absent())
-            except (Missing, Conflict):
-                continue  # too old to be kept, or already here: a part's name is used once
+                data = source.get(key, size_max=ENTRY_BYTES_MAX).data
+                self._store.put(key, data, when=Absent())
+            except (Missing, Conflict, Corrupt):
+                continue  # too old to be kept, already here (a part's name is used once), or none that we wrote
 
     def _win_back(self, place: QueuePlace, stands: Receipt, ours: Receipt, source: Store) -> None:
         storage = self.storage(place.keys)
         if ours.parts and any(n not in ours.failed for n in stands.failed):
-            ours = msgspec.structs.replace(ours, results={**_parts(ours, source), **ours.results})
+            ours = msgspec.structs.replace(ours, results={**_parts(place, ours, source), **ours.results})
         for name, receipt in won_back(place.name, stands, ours).items():
             storage.receipt(place.keys.completed_of(name)).attempt(None, receipt)
 
@@ -184,25 +187,31 @@ def _place(key: Key) -> QueuePlace:
     return place
 
 
+def _own_parts(place: QueuePlace, names: Iterable[str]) -> list[Key]:
+    """Of the parts that a receipt names, those that its own queue can have: a receipt is another machine's (F28)."""
+    found = ((name, queue_place(name)) for name in names)
+    return [Key(name) for name, part in found if part and part.kind == "part" and part.keys == place.keys]
+
+
 def _payload(data: bytes) -> bytes:
     try:
         return bytes(read_task(data, what="a task").payload)
-    except (Corrupt, Unsupported):
+    except DAMAGE:
         return data
 
 
 def _pushed_by(data: bytes) -> str:
     try:
         return read_task(data, what="a task").write_id
-    except (Corrupt, Unsupported):
+    except DAMAGE:
         return ""
 
 
-def _parts(receipt: Receipt, source: Store) -> dict[int, msgspec.Raw]:
+def _parts(place: QueuePlace, receipt: Receipt, source: Store) -> dict[int, msgspec.Raw]:
     results: dict[int, msgspec.Raw] = {}
-    for key in receipt.parts:
+    for key in _own_parts(place, receipt.parts):
         try:
-            results |= records.decode(source.get(Key(key)).data, Part, what=key).results
-        except Missing:
+            results |= records.decode(source.get(key).data, Part, what=key).results
+        except (Missing, Corrupt):
             continue
     return results

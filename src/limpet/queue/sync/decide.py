@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from limpet.errors import Corrupt, Unsupported
 from limpet.lease import State
 from limpet.lease.decide import Take, next_step
-from limpet.queue.records import EntryLease, Receipt
+from limpet.queue.records import EntryLease, Receipt, read_task
 from limpet.queue.storage import task_name
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, RemoteLease, place_of
 
@@ -28,6 +29,7 @@ __all__ = [
     "let_go",
     "merged",
     "noted",
+    "promoted",
     "published",
     "ran_twice",
     "superseded",
@@ -96,6 +98,16 @@ def entry_of_line(line: PushLine | EndLine) -> tuple[str, str]:
 def ends(line: EndLine) -> bool:
     """Whether the line ends its whole entry, and is not about one task of a batch."""
     return place_of(line).name == line.entry
+
+
+def promoted(line: PushLine) -> bool:
+    """Whether the line makes a delayed push pending: what is scheduled of it waits for nothing more."""
+    if line.data is None or '"delayed":true' not in line.data or place_of(line).kind != "single":
+        return False
+    try:
+        return read_task(line.data.encode(), what=line.key).delayed
+    except (Corrupt, Unsupported):
+        return False
 
 
 def superseded(lines: Iterable[Line]) -> set[tuple[str, str]]:
@@ -193,13 +205,16 @@ def is_live(modified: datetime, live_s: float, now: datetime) -> bool:
 
 
 def unread(listed: Mapping[str, Sequence[int]], cursors: Mapping[str, int], *, node: str) -> Unread:
-    """Which of the listed logs `node` has not read. Numbers have no holes, so one that is missing was trimmed."""
+    """Which of the listed logs `node` has not read. Numbers have no holes, so one that is missing was trimmed.
+
+    A stranger may have written any number, so nothing is counted up to it.
+    """
     news = {
         other: fresh
         for other, seqs in listed.items()
         if other != node and (fresh := sorted(seq for seq in seqs if seq > cursors.get(other, 0)))
     }
-    gap = any(seqs != [*range(cursors.get(other, 0) + 1, seqs[-1] + 1)] for other, seqs in news.items())
+    gap = any(seqs[-1] - cursors.get(other, 0) != len(seqs) for other, seqs in news.items())
     return Unread(news, gap)
 
 

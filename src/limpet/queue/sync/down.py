@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from limpet.errors import Corrupt, Missing
+from limpet.errors import Missing, Unsupported
 from limpet.keys import Key, QueueKeys, log_key, log_of
-from limpet.queue.records import Receipt
+from limpet.queue.records import ENTRY_BYTES_MAX, Receipt
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import absent, is_stale, unread
 from limpet.queue.sync.fresh import Fresh
 from limpet.queue.sync.lease_down import RemoteLeases
 from limpet.queue.sync.log import LogReader
-from limpet.queue.sync.objects import queue_name
-from limpet.queue.sync.records import EndLine, LeaseLine, Line, LogHeader, PushLine, is_client, place_of
+from limpet.queue.sync.objects import DAMAGE, queue_name
+from limpet.queue.sync.records import (
+    UP_MAX_S,
+    EndLine,
+    LeaseLine,
+    Line,
+    LogHeader,
+    PushLine,
+    is_client,
+    place_of,
+)
 from limpet.queue.sync.report import Collision, Cycle
 from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store
 
 __all__ = ["Down"]
-
-AT_ONCE = 16
 
 
 class Down:
@@ -57,6 +64,8 @@ class Down:
     def run(self, *, fresh: bool = False) -> Cycle:
         """Apply what is new. `fresh`: from a listing of the bucket, as after an absence or where logs are missing.
 
+        A log or a line that cannot be read is told of and passed over; of what such a log may have told, the bucket's
+        own objects tell, too. One that a newer Limpet wrote is read once this one is newer.
         Raises: Unavailable, OutcomeUnknown: what was applied until then is not read again.
         Cost: 1 LIST per 1,000 logs, 1 GET for each new one, and for each node with news 1 GET + 1 PUT here; what a
         line takes here says `Applier`. Once a process 1 PUT + 1 HEAD for the bucket's clock.
@@ -64,15 +73,14 @@ class Down:
         """
         cycle = Cycle("down")
         now = self._now()
-        listed = self._reader.listed(self._state.cursors)
+        listed = self._reader.listed(self._state.cursors, bad=cycle.unreadable.append)
+        self._state.seen_last = max(_numbers(listed).get(self._state.node, [0]))
         news = unread(_numbers(listed), self._state.cursors, node=self._state.node)
         if fresh or news.gap or absent(self._state.record.pulled_at, now, self._retention_s):
             self._afresh(cycle, now)
         else:
-            try:
-                for node, seqs in news.seqs.items():
-                    self._read(node, seqs, cycle)
-            except (Missing, Corrupt):  # trimmed meanwhile, or not to be read: as good as a gap
+            whole = [self._read(node, seqs, cycle) for node, seqs in news.seqs.items()]
+            if not all(whole):  # trimmed meanwhile, or not to be read: as good as a gap
                 self._afresh(cycle, now)
         before = now - timedelta(seconds=self._retention_s)
         cycle.trimmed = self._reader.trim(listed, before=before)
@@ -90,51 +98,66 @@ class Down:
         self._exact = True
         return now
 
-    def _read(self, node: str, seqs: Sequence[int], cycle: Cycle) -> None:
-        for start in range(0, len(seqs), AT_ONCE):
-            some = seqs[start : start + AT_ONCE]
-            for seq, header, lines in self._reader.read(node, some):
-                self._apply(node, seq, header, lines, cycle)
+    def _read(self, node: str, seqs: Sequence[int], cycle: Cycle) -> bool:
+        """Apply the logs of one node; whether all that was read could be."""
+        whole = True
+        for some in self._reader.packs(node, seqs):
+            for seq, found in self._reader.read(node, some):
+                if isinstance(found, tuple):
+                    self._apply(node, seq, *found, cycle)
+                    continue
+                if not isinstance(found, Missing):
+                    cycle.unreadable.append(log_key(node, seq))
+                if isinstance(found, Unsupported):
+                    self._state.read_up_to(node, seq - 1)
+                    return whole
+                whole = False
             self._state.read_up_to(node, some[-1])
+        return whole
 
     def _afresh(self, cycle: Cycle, now: datetime) -> None:
         """Everything from a listing. Logs of clients are read all the same: they tell of what is not there yet."""
         cycle.fresh = True
-        listed = self._reader.listed({})
+        listed = self._reader.listed({}, bad=cycle.unreadable.append)
         fresh = Fresh(self._local, self._remote, self._runtime, node=self._state.node, down_s=self._down_s)
         fresh.run(cycle, self._state.record.queues)
         recent = now - timedelta(seconds=self._retention_s)
         for node, stats in listed.items():
             numbers = [seq for stat in stats if stat.modified >= recent for _, seq in [log_of(stat.key) or (node, 0)]]
-            for seq in numbers if is_client(node) else ():
-                self._read_again(node, seq, fresh, cycle)
+            for some in self._reader.packs(node, numbers if is_client(node) else ()):
+                self._read_again(node, some, fresh, cycle)
         fresh.drop(cycle)
         for node, seqs in _numbers(listed).items():
             if node != self._state.node:
                 self._state.read_up_to(node, seqs[-1])
         self._state.pulled(now)
 
-    def _read_again(self, node: str, seq: int, fresh: Fresh, cycle: Cycle) -> None:
-        try:
-            for _, header, lines in self._reader.read(node, [seq]):
-                fresh.keep(lines)
-                self._apply(node, seq, header, lines, cycle)
-        except Missing:
-            return
-        except Corrupt:
-            cycle.unreadable.append(log_key(node, seq))
+    def _read_again(self, node: str, some: Sequence[int], fresh: Fresh, cycle: Cycle) -> None:
+        for seq, found in self._reader.read(node, some):
+            if isinstance(found, tuple):
+                fresh.keep(found[1])
+                self._apply(node, seq, *found, cycle)
+            elif not isinstance(found, Missing):
+                cycle.unreadable.append(log_key(node, seq))
 
-    def _apply(self, node: str, seq: int, header: LogHeader, lines: Iterable[Line], cycle: Cycle) -> None:
+    def _apply(
+        self, node: str, seq: int, header: LogHeader, lines: Iterable[Line], bad: Iterable[int], cycle: Cycle
+    ) -> None:
+        cycle.unreadable += [f"{log_key(node, seq)} line {n}" for n in bad]
         leases: list[LeaseLine] = []
         for line in lines:
             if isinstance(line, LeaseLine):
                 leases.append(line)
             elif isinstance(line, PushLine | EndLine) and self._wanted(place_of(line).keys):
-                self._put(line, cycle, client=is_client(node))
+                try:
+                    self._put(line, cycle, client=is_client(node))
+                except DAMAGE:
+                    cycle.unreadable.append(line.key)
         cycle.logs += 1
         for lease in leases:
             if self._wanted(QueueKeys(lease.root)):
-                self._note(lease, node, seq, self._down_s + header.up_s + lease.ttl_s, cycle)
+                live_s = self._down_s + min(header.up_s, UP_MAX_S) + lease.ttl_s
+                self._note(lease, node, seq, live_s, cycle)
 
     def _wanted(self, queue: QueueKeys) -> bool:
         queues = self._state.record.queues
@@ -164,7 +187,7 @@ class Down:
     def _fetched(self, key: Key) -> bytes | None:
         """A task that the log only names. If the bucket no longer has it, it has ended, and a receipt says so."""
         try:
-            return self._remote.get(key, size_max=None).data
+            return self._remote.get(key, size_max=ENTRY_BYTES_MAX).data
         except Missing:
             return None
 

@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from limpet import keys
 from limpet.errors import Corrupt
-from limpet.keys import Key, QueueKeys, queue_at, queue_place
+from limpet.keys import Key, QueueKeys, queue_place
 from limpet.lease import State
 from limpet.queue.names import batch_of, is_batch, name_of_receipt
+from limpet.queue.records import ENTRY_BYTES_MAX
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import entry_of_line
 from limpet.queue.sync.lease_down import RemoteLeases
 from limpet.queue.sync.lease_up import OWNER
-from limpet.queue.sync.objects import each, folders
-from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, read_line
+from limpet.queue.sync.objects import DAMAGE, each, queues_of
+from limpet.queue.sync.records import LINE_BYTES_MAX, EndLine, LeaseLine, Line, PushLine, read_line
 from limpet.queue.sync.report import Cycle
+from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Stat, Store
 
@@ -41,13 +43,14 @@ class Fresh:
         self._there = Applier(remote, runtime, remote=True)
         self._leases = RemoteLeases(local, runtime)
         self._doubtful: dict[Entry, list[Key]] = {}
+        self._unsure = False
 
     def run(self, cycle: Cycle, queues: Sequence[str] | None) -> None:
         """Bring every receipt, every waiting task and every held lease of the bucket here.
 
         Cost: 1 LIST per 1,000 objects on both sides; 1 GET for each that is not here, and what it takes here.
         """
-        wanted = self._queues(queues)
+        wanted = self._queues(queues, cycle)
         for queue in wanted:
             for key, entry in _tasks([*self._local.list(queue.pending), *self._local.list(queue.scheduled)]):
                 self._doubtful.setdefault((queue, entry), []).append(key)
@@ -65,24 +68,31 @@ class Fresh:
     def drop(self, cycle: Cycle) -> None:
         """Remove what waits here and not in the bucket: it has ended there, so long ago that no receipt is left.
 
+        Nothing goes while a note of this node is damaged: it may have been of a push that was never sent.
         Cost: 3 DELETEs an entry here.
         """
+        if self._unsure:
+            return
         for (queue, entry), keys_ in self._doubtful.items():
             self._local.delete_many(keys_)
             self._here.close(queue, entry, batch=is_batch(entry))
             cycle.dropped += 1
 
-    def _queues(self, queues: Sequence[str] | None) -> list[QueueKeys]:
+    def _queues(self, queues: Sequence[str] | None, cycle: Cycle) -> list[QueueKeys]:
         if queues is not None:
             return [QueueKeys.of(name) for name in queues]
-        return [queue_at(each) for each in sorted({*folders(self._local), *folders(self._remote)})]
+        return queues_of(self._local, self._remote, bad=cycle.unreadable.append)
 
     def _keep_unsent(self, cycle: Cycle) -> None:
-        for key, blob in each(self._local, (stat.key for stat in self._local.list(keys.OUTBOX))):
+        bad: list[str] = []
+        notes = (stat.key for stat in self._local.list(keys.OUTBOX))
+        for key, blob in each(self._local, notes, size_max=LINE_BYTES_MAX, bad=bad.append):
             try:
                 self.keep([read_line(blob.data, what=key)])
             except Corrupt:
-                cycle.unreadable.append(key)
+                bad.append(key)
+        cycle.unreadable += bad
+        self._unsure = bool(bad) or any(True for _ in self._local.list(keys.DAMAGED))
 
     def _pull(self, queue: QueueKeys, cycle: Cycle) -> None:
         """Waiting entries are listed before receipts: one that ends meanwhile is then in both, and counts as ended."""
@@ -92,10 +102,12 @@ class Fresh:
         for entry in waiting.values():
             self._doubtful.pop((queue, entry), None)
         here = {stat.key for stat in [*self._local.list(queue.pending), *self._local.list(queue.scheduled)]}
-        for key, blob in each(self._remote, [key for key in waiting if key not in here]):
+        bad = cycle.unreadable.append
+        absent = [key for key in waiting if key not in here]
+        for key, blob in each(self._remote, absent, size_max=ENTRY_BYTES_MAX, bad=bad):
             cycle.pushes += self._here.push(key, blob.data, look_first=True).new
         leases = [stat.key for stat in listed if stat.key.endswith("/lease.json")]
-        for key, blob in each(self._remote, leases):
+        for key, blob in each(self._remote, leases, size_max=RECORD_BYTES_MAX, bad=bad):
             self._lease(queue, key, blob, cycle)
 
     def _pull_receipts(self, queue: QueueKeys, cycle: Cycle) -> set[str]:
@@ -109,7 +121,8 @@ class Fresh:
         )
         parts = [part for key in failed[1] if (part := batch_of(name_of_receipt(key)))]
         doubtful = {queue.completed_of(entry) for entry, _ in parts} & completed[0]
-        for key, blob in each(self._remote, sorted(failed[0] - failed[1] | completed[0] - completed[1] | doubtful)):
+        wanted = sorted(failed[0] - failed[1] | completed[0] - completed[1] | doubtful)
+        for key, blob in each(self._remote, wanted, size_max=RECORD_BYTES_MAX, bad=cycle.unreadable.append):
             self._end(queue, key, blob, cycle)
         return {name_of_receipt(key) for key in failed[0] | completed[0]}
 
@@ -117,18 +130,17 @@ class Fresh:
         name = name_of_receipt(key)
         try:
             seen = self._there.storage(queue).receipt(key).decode(blob)
-        except Corrupt:
+            line = EndLine(key=key, entry=name, batch=is_batch(name), write_id=seen.header.write_id)
+            cycle.ends += self._here.end(line, seen.value, parts_from=self._remote, look_first=True).new
+        except DAMAGE:
             cycle.unreadable.append(key)
-            return
-        line = EndLine(key=key, entry=name, batch=is_batch(name), write_id=seen.header.write_id)
-        cycle.ends += self._here.end(line, seen.value, parts_from=self._remote, look_first=True).new
 
     def _lease(self, queue: QueueKeys, key: Key, blob: Blob, cycle: Cycle) -> None:
         """A lease that stands in the bucket: as if told by a log of number 0, so that any log is newer."""
         entry = key.rsplit("/", 2)[1]
         try:
             record = self._there.storage(queue).lease(entry).decode(blob).value
-        except Corrupt:
+        except DAMAGE:
             cycle.unreadable.append(key)
             return
         if record.state is not State.HELD or record.worker_id == OWNER + self._node:

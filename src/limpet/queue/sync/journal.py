@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from limpet import keys
-from limpet.errors import Conflict, Missing, OutcomeUnknown
+from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.keys import Key, QueueKeys
 from limpet.queue.records import Receipt
 from limpet.queue.sync.lease_down import RemoteLeases
-from limpet.queue.sync.records import EndLine, HeldLine, Line, PushLine, client_name, line_bytes, log_bytes
+from limpet.queue.sync.records import (
+    LOG_READ_MAX,
+    EndLine,
+    HeldLine,
+    Line,
+    PushLine,
+    client_name,
+    line_bytes,
+    log_bytes,
+)
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Stat, Store
 
@@ -109,9 +118,11 @@ class ClientLog:
         except (Conflict, OutcomeUnknown):
             pass
         try:
-            found = self._store.get(key, size_max=None).data
+            found = self._store.get(key, size_max=LOG_READ_MAX).data
         except Missing:
             return False
+        except Corrupt:
+            found = b""  # larger than a log: not ours
         if found != data:
             self._seq += 1
         return found == data

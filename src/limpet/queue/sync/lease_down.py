@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, LimpetError
+from limpet.errors import LimpetError
 from limpet.keys import Key, QueueKeys
 from limpet.queue.sync.decide import is_live, noted
+from limpet.queue.sync.objects import DAMAGE
 from limpet.queue.sync.records import LeaseLine, RemoteLease
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
@@ -39,7 +40,7 @@ class RemoteLeases:
         cell = self._cell(QueueKeys(line.root).remote(line.entry))
         try:
             seen = cell.read()
-        except Corrupt:
+        except DAMAGE:
             self._store.delete(cell.key)
             seen = None
         value = noted(seen.value if seen else None, line, node=node, seq=seq, live_s=live_s)
@@ -61,7 +62,7 @@ class RemoteLeases:
         unknown = [key for key, stat in notes.items() if (key, stat.version) not in self._known]
         for key, blob in self._store.get_many(unknown).items():
             if not isinstance(blob, LimpetError):
-                with suppress(Corrupt):  # what cannot be read holds up nobody
+                with suppress(*DAMAGE):  # what cannot be read holds up nobody
                     self._remember(key, blob.version, self._cell(key).decode(blob).value.live_s)
         now = self._store.now()
         return {

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from limpet.cell import Lost, Replaced, Seen, Unclear, Won
-from limpet.errors import Corrupt, OutcomeUnknown
+from limpet.errors import OutcomeUnknown
 from limpet.keys import Key, QueueKeys
 from limpet.lease import Sightings, State
 from limpet.queue.records import EntryLease
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import let_go, published
-from limpet.queue.sync.objects import queue_name
+from limpet.queue.sync.objects import DAMAGE, queue_name
 from limpet.queue.sync.records import HeldLine, LeaseLine
 from limpet.queue.sync.report import Collision
 from limpet.runtime import Runtime
@@ -63,7 +63,7 @@ class LeaseUp:
             if lease is None or lease.value.state is not State.HELD or self._ran_out(lease):
                 return self._let_go(note, queue, node)
             foreign = self._publish(note, queue, lease.value, node)
-        except Corrupt:
+        except DAMAGE:
             return Told(held=False)  # whoever claims it next puts it into failed/
         if foreign is not None:
             return Told(held=True, collision=self._collision(queue, note.entry, foreign))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
-from limpet.keys import QueueKeys, QueuePlace, queue_place, segment
+from limpet.keys import LOG_MAX, QueueKeys, QueuePlace, queue_place, segment
+from limpet.lease.decide import TTL_MAX_S
+from limpet.queue.names import batch_of
 from limpet.queue.records import ENTRY_BYTES_MAX, Receipt
+from limpet.records import Count, Digest, Instant, Name, Seconds
 
 __all__ = [
     "CursorRecord",
@@ -33,6 +36,7 @@ __all__ = [
     "line_bytes",
     "log_bytes",
     "place_of",
+    "read_header",
     "read_line",
     "read_log",
     "read_whole",
@@ -40,16 +44,28 @@ __all__ = [
 
 SCHEMA = 1
 LINE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
+LOG_READ_MAX = LINE_BYTES_MAX + (1 << 20)
+"""The largest log that is read: one line of a client, and its header."""
+LINES_READ_MAX = 10_000
+UP_MAX_S = 86400.0
+"""A node that is heard of less often than that cannot keep an entry from the others for longer."""
+OWNERS_READ_MAX = 64
+QUEUES_MAX = 10_000
 NODE_CHARS_MAX = 64
 CLIENT = "client-"
-RESERVED = ("outbox", "cursors")
+RESERVED = ("outbox", "cursors", "damaged")
+
+LogNumber = Annotated[int, msgspec.Meta(ge=0, le=LOG_MAX)]
+Ttl = Annotated[float, msgspec.Meta(gt=0.0, le=TTL_MAX_S)]
+Whole = Annotated[str, msgspec.Meta(max_length=ENTRY_BYTES_MAX)]
+"""The text of a task or a batch."""
 
 
 class PushLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="push", omit_defaults=True):
     """A task or a batch is put at `key`. Without `data` it is large, and the bucket has it."""
 
-    key: str
-    data: str | None = None
+    key: Name
+    data: Whole | None = None
 
 
 class EndLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end", omit_defaults=True):
@@ -58,32 +74,32 @@ class EndLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
     Without `receipt` it is large, and the bucket has it. `write_id` lets a receipt that is sent twice be recognised.
     """
 
-    key: str
-    entry: str
+    key: Name
+    entry: Name
     batch: bool
-    write_id: str
+    write_id: Name
     receipt: Receipt | None = None
 
 
 class HeldLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="held"):
     """A worker of this node has held `entry` for a while. It stays in the outbox for as long as that is so."""
 
-    root: str
-    entry: str
+    root: Name
+    entry: Name
     batch: bool
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lease"):
     """A worker of the log's node holds `entry`, or (`held` false) has let it go without an end."""
 
-    root: str
-    entry: str
+    root: Name
+    entry: Name
     batch: bool
     held: bool
-    worker_id: str
-    label: str
-    token: int
-    ttl_s: float
+    worker_id: Name
+    label: Name
+    token: Count
+    ttl_s: Ttl
 
 
 Line = PushLine | EndLine | HeldLine | LeaseLine
@@ -92,12 +108,12 @@ Line = PushLine | EndLine | HeldLine | LeaseLine
 class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a log. `owner` is the process that wrote it, `up_s` how often the node is heard of."""
 
-    schema: int = SCHEMA
-    node: str
-    owner: str
-    up_s: float
-    count: int
-    sha256: str
+    schema: Count = SCHEMA
+    node: Name
+    owner: Name
+    up_s: Seconds
+    count: Annotated[int, msgspec.Meta(ge=0, le=LINES_READ_MAX)]
+    sha256: Digest
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,33 +124,30 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     (None: never).
     """
 
-    node: str
-    last_log: int = 0
-    owners: list[str] = msgspec.field(default_factory=list)
-    queues: list[str] | None = None
+    node: Name
+    last_log: LogNumber = 0
+    owners: Annotated[list[Name], msgspec.Meta(max_length=OWNERS_READ_MAX)] = msgspec.field(default_factory=list)
+    queues: Annotated[list[Name], msgspec.Meta(max_length=QUEUES_MAX)] | None = None
     adopted: bool = False
-    pulled_at: datetime | None = None
+    pulled_at: Instant | None = None
 
 
 class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How far this node has read the logs of `node`."""
 
-    node: str
-    last_log: int
+    node: Name
+    last_log: LogNumber
 
 
 class RemoteLease(msgspec.Struct, frozen=True, kw_only=True):
     """Who works on an entry elsewhere, as its log `log` said. It counts for `live_s` after it was written here."""
 
-    node: str
-    log: int
-    worker_id: str
-    label: str
-    token: int
-    live_s: float
-
-
-_lines: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line, strict=True)
+    node: Name
+    log: LogNumber
+    worker_id: Name
+    label: Name
+    token: Count
+    live_s: Seconds
 
 
 def check_node(node: str) -> str:
@@ -168,16 +181,17 @@ def line_bytes(line: Line) -> bytes:
 
 def read_line(data: bytes, *, what: str) -> Line:
     """A line that was stored.   Raises: Corrupt."""
-    if len(data) > LINE_BYTES_MAX:
-        raise Corrupt(f"{what} has {len(data)} bytes, more than the {LINE_BYTES_MAX} that a line may have")
-    try:
-        line = _lines.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(f"{what} is not a valid line: {error or 'nested too deeply'}") from None
-    if not isinstance(line, PushLine):
-        _place(_keys_of(line).tasks(line.entry, batch=line.batch))
-    else:
-        place_of(line)
+    line: Line = records.decode(data, Line, what=what, size_max=LINE_BYTES_MAX)  # type: ignore[arg-type]
+    match line:
+        case PushLine():
+            place_of(line)
+        case EndLine():
+            name = place_of(line).name
+            of = batch_of(name)
+            if line.entry != name and (of is None or of[0] != line.entry):
+                raise Corrupt(f"{what} has a receipt of {name!r} for {line.entry!r}")
+        case HeldLine() | LeaseLine():
+            _place(QueueKeys(line.root).tasks(line.entry, batch=line.batch))
     return line
 
 
@@ -195,21 +209,14 @@ def place_of(line: PushLine | EndLine) -> QueuePlace:
     place = _place(line.key)
     wanted = ("single", "batch", "scheduled") if isinstance(line, PushLine) else ("completed", "failed")
     if place.kind not in wanted:
-        raise Corrupt(f"a line names {line.key!r}, which is no place for it")
+        raise Corrupt(f"a line names {line.key[:NODE_CHARS_MAX]!r}, which is no place for it")
     return place
 
 
-def _keys_of(line: EndLine | HeldLine | LeaseLine) -> QueueKeys:
-    return place_of(line).keys if isinstance(line, EndLine) else QueueKeys(line.root)
-
-
 def _place(key: str) -> QueuePlace:
-    try:
-        place = queue_place(key)
-    except Invalid as error:
-        raise Corrupt(f"a line names {key!r}: {error}") from None
+    place = queue_place(key)
     if place is None:
-        raise Corrupt(f"a line names {key!r}, which is no place for it")
+        raise Corrupt(f"a line names {key[:NODE_CHARS_MAX]!r}, which is no place for it")
     return place
 
 
@@ -221,12 +228,31 @@ def log_bytes(lines: Sequence[Line], *, node: str, owner: str, up_s: float) -> b
     return records.encode(header) + b"\n" + body
 
 
-def read_log(data: bytes, *, what: str) -> tuple[LogHeader, list[Line]]:
-    """A log.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote."""
+def read_header(data: bytes, *, what: str) -> LogHeader:
+    """The header of a log, if the rest is as it says.   Raises: Corrupt; Unsupported for one of a newer Limpet."""
     first, _, body = data.partition(b"\n")
     header = records.decode(first, LogHeader, what=what)
     if header.schema > SCHEMA:
         raise Unsupported(f"{what} has schema {header.schema}; this limpet reads up to {SCHEMA}")
     if hashlib.sha256(body).hexdigest() != header.sha256:
         raise Corrupt(f"{what} does not match its digest")  # F23: cut short, or changed by another program
-    return header, [read_line(line, what=what) for line in body.split(b"\n")] if header.count else []
+    if body.count(b"\n") + bool(body) != header.count:
+        raise Corrupt(f"{what} does not have the {header.count} lines that it should")
+    return header
+
+
+def read_log(data: bytes, *, what: str) -> tuple[LogHeader, list[Line], list[int]]:
+    """A log: its header, the lines that can be read, and the numbers (from 1) of those that cannot.
+
+    A line that is not what Limpet writes is left out, and says nothing about its neighbours.
+    Raises: Corrupt, Unsupported: as `read_header`.
+    """
+    header = read_header(data, what=what)
+    lines: list[Line] = []
+    bad: list[int] = []
+    for n, line in enumerate(data.split(b"\n")[1:] if header.count else (), 1):
+        try:
+            lines.append(read_line(line, what=what))
+        except Corrupt:
+            bad.append(n)
+    return header, lines, bad

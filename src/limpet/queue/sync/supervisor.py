@@ -7,10 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from limpet import keys
-from limpet.errors import Denied, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import (
+    Corrupt,
+    Denied,
+    Held,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
 from limpet.lease import Lease, Lock, Sightings
 from limpet.queue.sync.adopt import adopt
 from limpet.queue.sync.down import Down
+from limpet.queue.sync.objects import put_aside
 from limpet.queue.sync.report import Cycle
 from limpet.queue.sync.state import NodeState
 from limpet.queue.sync.tidy import Tidy
@@ -18,7 +29,7 @@ from limpet.queue.sync.up import Up
 from limpet.runtime import Flag, Runtime
 from limpet.store.api import Store
 
-__all__ = ["Away", "Back", "Event", "Supervisor", "Tell"]
+__all__ = ["Away", "Back", "Blocked", "Event", "Supervisor", "Tell"]
 
 UP_S = 300.0
 DOWN_S = 3600.0
@@ -29,6 +40,7 @@ RETRY_MIN_S = 5.0
 LOOK_S = 2.0
 JITTER = 0.1
 COLLISIONS_MAX = 10_000
+BLOCKED_MAX = 100
 NAME = "supervisor"
 
 
@@ -46,7 +58,14 @@ class Back:
     after_s: float
 
 
-Event = Cycle | Away | Back
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A cycle could not be finished for a reason that is not the network; it is tried again, and this is said once."""
+
+    error: LimpetError
+
+
+Event = Cycle | Away | Back | Blocked
 Tell = Callable[[Event], None]
 
 
@@ -84,6 +103,9 @@ class Supervisor:
         self._down = Down(local, remote, runtime, self._state, down_s=down_s, retention_s=retention_s)
         self._tidy = Tidy(local, remote, runtime)
         self._told: set[tuple[str, str, str]] = set()
+        self._told_unreadable: set[str] = set()
+        self._told_blocked: set[str] = set()
+        self._unreadable: list[str] = []
         self._asked = False
         self._up_at_s = self._down_at_s = float("-inf")
         self._away_since_s: float | None = None
@@ -98,7 +120,7 @@ class Supervisor:
         """Give the node its name, and take in what is in its directory already. `up` and `down` do so by themselves."""
         self._state.start()
         if not self._state.record.adopted:
-            adopt(self._local, self._runtime)
+            adopt(self._local, self._runtime, bad=self._unreadable.append)
             self._state.adopted()
 
     def up(self) -> Cycle:
@@ -113,7 +135,7 @@ class Supervisor:
 
     def tidy(self) -> None:
         """Sweep both sides, as `run` does once a day. See `Tidy`."""
-        self._tidy.now()
+        self._unreadable += self._tidy.now()
 
     def ask(self) -> None:
         """Let a running supervisor sync in both directions within seconds. Safe in a signal handler."""
@@ -128,11 +150,13 @@ class Supervisor:
     def run(self, stop: Flag, tell: Tell) -> None:
         """Sync until `stop` is raised; a cycle that has begun is finished.
 
-        While the bucket is away it backs off, up to `up_s`, and says so once.
+        While the bucket is away it backs off, up to `up_s`, and says so once. No object, here or there, ends it: what
+        only a person can mend is told as `Blocked`, and the other direction goes on.
         Raises: Held if another supervisor works on the directory; LeaseLost if one took over while this one slept;
-        Invalid, Conflict, Unsupported: what only a person can mend.
+        Invalid for a node that has another name.
         """
         with self._alone() as lease:
+            self.start()
             while not stop.is_set():
                 lease.check()
                 self._round(tell)
@@ -144,12 +168,21 @@ class Supervisor:
         sightings = Sightings(self._runtime)
         lock = Lock(self._local, keys.SUPERVISOR, NAME, LOCK_TTL_S, self._runtime, sightings, look_first=True)
         try:
+            self._mend_lock(lock)
             with lock.hold(wait_s=0) as lease:
                 yield lease
         except Held as held:
             if held.name == NAME:
                 held.hint = "another supervisor works on this directory; one is enough"
             raise
+
+    def _mend_lock(self, lock: Lock) -> None:
+        """Put a lock that cannot be read aside: two supervisors do no harm, and none would be worse."""
+        try:
+            lock.peek()
+        except (Corrupt, Unsupported):
+            put_aside(self._local, self._runtime, keys.SUPERVISOR)
+            self._unreadable.append(keys.SUPERVISOR)
 
     def _round(self, tell: Tell) -> None:
         """Whatever is due."""
@@ -159,18 +192,29 @@ class Supervisor:
             self._up_at_s = self._down_at_s = at_s
         try:
             if at_s >= self._up_at_s:
-                tell(self.up())
+                self._try(self.up, tell)
                 self._up_at_s = at_s + self._spread(self._up_s)
             if at_s >= self._down_at_s:
-                tell(self.down())
+                self._try(self.down, tell)
                 self._down_at_s = at_s + self._spread(self._down_s)
-            self._tidy.now_and_then()
+            self._unreadable += self._tidy.now_and_then()
         except (Unavailable, OutcomeUnknown, Denied) as error:
             self._failed(error, tell)
             return
         if self._away_since_s is not None:
             tell(Back(self._runtime.elapsed_s() - self._away_since_s))
         self._away_since_s, self._failures = None, 0
+
+    def _try(self, cycle: Callable[[], Cycle], tell: Tell) -> None:
+        """One cycle. What is wrong with it, and not with the network, is told once, and tried again when it is due."""
+        try:
+            tell(cycle())
+        except (Unavailable, OutcomeUnknown, Denied, LeaseLost):
+            raise
+        except LimpetError as error:
+            if str(error) not in self._told_blocked:
+                self._told_blocked = {*[*self._told_blocked][-BLOCKED_MAX:], str(error)}
+                tell(Blocked(error))
 
     def _failed(self, error: LimpetError, tell: Tell) -> None:
         """Back off. One line when it goes away, not one for each try."""
@@ -194,10 +238,17 @@ class Supervisor:
         return seconds * self._runtime.rng.uniform(1 - JITTER, 1)
 
     def _reported(self, cycle: Cycle) -> Cycle:
-        """The cycle, with those collisions that were not told before."""
+        """The cycle, with those collisions and unreadable objects that were not told before."""
         new = {(each.kind, each.queue, each.entry): each for each in cycle.collisions}
         cycle.collisions = [each for key, each in new.items() if key not in self._told]
         self._told |= new.keys()
         if len(self._told) > COLLISIONS_MAX:
             self._told = {*new}
+        bad = dict.fromkeys([*self._state.damaged, *self._unreadable, *cycle.unreadable])
+        self._state.damaged.clear()
+        self._unreadable.clear()
+        cycle.unreadable = [name for name in bad if name not in self._told_unreadable]
+        self._told_unreadable |= bad.keys()
+        if len(self._told_unreadable) > COLLISIONS_MAX:
+            self._told_unreadable = {*bad}
         return cycle

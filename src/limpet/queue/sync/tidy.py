@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from limpet.keys import QueueKeys, queue_at
+from limpet.keys import QueueKeys
 from limpet.queue.api import Policy
 from limpet.queue.push import Pusher
 from limpet.queue.storage import Storage
 from limpet.queue.sweep import Sweeper
-from limpet.queue.sync.objects import folders
+from limpet.queue.sync.objects import DAMAGE, queues_of
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
@@ -27,21 +27,25 @@ class Tidy:
         self._stores = (local, remote)
         self._runtime = runtime
         self._next_s = runtime.elapsed_s() + TIDY_EVERY_S / FIRST_PART * runtime.rng.uniform(1, 2)
-        self._sweepers: dict[tuple[int, str], Sweeper] = {}
 
-    def now_and_then(self) -> None:
+    def now_and_then(self) -> list[str]:
         """Tidy up if it is time.   Cost: nothing mostly; once a day 1 LIST + 1 GET a queue, and what there is to do."""
         at_s = self._runtime.elapsed_s()
         if at_s < self._next_s:
-            return
+            return []
         self._next_s = at_s + TIDY_EVERY_S * self._runtime.rng.uniform(0.9, 1.0)
-        self.now()
+        return self.now()
 
-    def now(self) -> None:
-        """Tidy up."""
+    def now(self) -> list[str]:
+        """Tidy up every queue whose turn it is; the names of what stood in the way."""
+        bad: list[str] = []
         for store in self._stores:
-            for folder in folders(store):
-                self._queue(store, queue_at(folder))
+            for queue in queues_of(store, bad=bad.append):
+                try:
+                    self._queue(store, queue)
+                except DAMAGE:
+                    bad.append(queue.root)
+        return bad
 
     def _queue(self, store: Store, queue: QueueKeys) -> None:
         """One queue of one side. Nothing is journaled: all sides do the same by themselves."""
@@ -50,4 +54,4 @@ class Tidy:
         if waiting:
             pusher = Pusher(storage)
             pusher.promote(now=pusher.exact_now(), keys=waiting)
-        self._sweepers.setdefault((id(store), queue.root), Sweeper(storage, Policy())).now_and_then()
+        Sweeper(storage, Policy()).take_turn()

@@ -6,18 +6,29 @@ entry is the truth about what was asked for or done here, whatever became of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from limpet import keys
-from limpet.errors import Corrupt, LimpetError
-from limpet.keys import Key
+from limpet.errors import LimpetError
+from limpet.keys import Key, QueueKeys, queue_place
+from limpet.queue.sync.adopt import adopt_ends
 from limpet.queue.sync.apply import Applied, Applier
-from limpet.queue.sync.decide import entry_of_line, superseded
+from limpet.queue.sync.decide import entry_of_line, promoted, superseded
 from limpet.queue.sync.lease_up import LeaseUp
 from limpet.queue.sync.log import LogWriter
-from limpet.queue.sync.objects import each
-from limpet.queue.sync.records import EndLine, HeldLine, LeaseLine, Line, PushLine, line_bytes, read_whole
+from limpet.queue.sync.objects import DAMAGE, each, put_aside
+from limpet.queue.sync.records import (
+    LINE_BYTES_MAX,
+    EndLine,
+    HeldLine,
+    LeaseLine,
+    Line,
+    PushLine,
+    line_bytes,
+    read_whole,
+)
 from limpet.queue.sync.report import Cycle
 from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
@@ -28,6 +39,8 @@ __all__ = ["Up"]
 AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 256 * 1024
+DAMAGE_S = 86400.0
+"""So much older than a damaged note a receipt may look, and still be the one that was noted: clocks step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +70,74 @@ class Up:
     def run(self) -> Cycle:
         """Send everything that waits: objects first, then the log that tells of them, then the entries go.
 
+        A damaged entry is put aside and told of, and receipts from its time on are sent again: it may have been theirs.
         Raises: the first error that the bucket met; what was sent until then is logged and gone from the outbox.
         Cost: here 1 LIST per 1,000 entries, and for each 1 GET, up to 3 HEADs and 1 DELETE; there as `Applier` says,
         and 1 PUT for each log.   Crash: anywhere, the next cycle sends what is left again, which changes nothing.
         """
         cycle = Cycle("up")
-        found = {stat.key: stat for stat in self._local.list(keys.OUTBOX)}
-        self._held = {key: line for key, line in self._held.items() if key in found}
-        for some in _packed([stat for key, stat in found.items() if key not in self._held]):
-            self._send(some, cycle)
+        damaged = self._send_all(cycle)
+        if damaged:
+            since = min(damaged) - timedelta(seconds=DAMAGE_S)
+            adopt_ends(self._local, self._runtime, since=since, bad=cycle.unreadable.append)
+            self._send_all(cycle)
         self._tell_leases(cycle)
         return cycle
 
-    def _send(self, some: Sequence[Key], cycle: Cycle) -> None:
-        lines = self._read(some, cycle)
+    def _send_all(self, cycle: Cycle) -> list[datetime]:
+        """Send what is in the outbox; from when the entries are that could not be read."""
+        found = {stat.key: stat for stat in self._local.list(keys.OUTBOX)}
+        self._held = {key: line for key, line in self._held.items() if key in found}
+        bad: list[str] = []
+        for some in _packed([stat for key, stat in found.items() if key not in self._held]):
+            self._send(some, cycle, bad)
+        cycle.unreadable += bad
+        return [found[Key(key)].modified for key in bad]
+
+    def _send(self, some: Sequence[Key], cycle: Cycle, bad: list[str]) -> None:
+        lines = self._read(some, bad)
         over = superseded(lines.values())
         self._held |= {key: line for key, line in lines.items() if isinstance(line, HeldLine)}
         todo = [(key, line) for key, line in lines.items() if isinstance(line, PushLine | EndLine)]
         sent = self._runtime.fan_out(lambda entry: self._one(*entry, over), todo)
+        self._unschedule(line for _, line in todo)
         cycle.logs += self._log.write([one.line for one in sent if one.line is not None])
         self._trim([one.key for one in sent if one.error is None], lines, cycle)
         cycle.collisions += [one.applied.collision for one in sent if one.applied and one.applied.collision]
         for one in sent:
-            if one.error is not None:
+            if isinstance(one.error, DAMAGE):
+                cycle.unreadable.append(one.key)  # it stays, and the next cycle tries again
+            elif one.error is not None:
                 raise one.error
 
-    def _read(self, some: Sequence[Key], cycle: Cycle) -> dict[Key, Line]:
+    def _unschedule(self, lines: Iterable[PushLine | EndLine]) -> None:
+        """Delayed pushes whose time has come on this node are pending there, too, or have ended: they wait no more.
+
+        Cost: 1 LIST per 1,000 delayed pushes of each queue that has such, 1 DELETE each.
+        """
+        due: dict[str, set[str]] = {}
+        for line in lines:
+            if isinstance(line, PushLine) and promoted(line):
+                root, entry = entry_of_line(line)
+                due.setdefault(root, set()).add(entry)
+        for root, entries in due.items():
+            listed = [stat.key for stat in self._remote.list(QueueKeys(root).scheduled)]
+            over = [key for key in listed if (place := queue_place(key)) and place.name in entries]
+            for error in self._remote.delete_many(over).values():
+                if error is not None:
+                    raise error
+
+    def _read(self, some: Sequence[Key], bad: list[str]) -> dict[Key, Line]:
         lines: dict[Key, Line] = {}
-        for key, blob in each(self._local, some):
+        unread: list[str] = []
+        for key, blob in each(self._local, some, size_max=LINE_BYTES_MAX, bad=unread.append):
             try:
                 lines[key] = read_whole(blob.data, what=key)
-            except Corrupt:
-                cycle.unreadable.append(key)
+            except DAMAGE:
+                unread.append(key)
+        for name in unread:
+            put_aside(self._local, self._runtime, Key(name))
+        bad += unread
         return lines
 
     def _one(self, key: Key, line: PushLine | EndLine, over: set[tuple[str, str]]) -> _Sent:
