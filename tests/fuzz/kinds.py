@@ -1,0 +1,729 @@
+"""Every kind of stored object, the fleet in which it is damaged, and who reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from fuzz.world import Bench, Built, FuzzStore, build, tolerated
+from index_helpers import keys_in
+from limpet import testing
+from limpet.app import Fleet
+from limpet.cell import Cell, struct_codec
+from limpet.errors import LimpetError
+from limpet.keys import Key, QueueKeys
+from limpet.queue import BucketQueue
+from limpet.queue.records import SweepRecord
+from limpet.store import Store
+from sync_helpers import Fleet as Nodes
+from sync_helpers import Network, Node
+
+__all__ = ["KINDS", "Consumer", "Kind", "Resign"]
+
+Consumer = Callable[[Bench], None]
+Resign = Callable[[FuzzStore, str, bytes], bytes]
+"""Puts digests right: gets the store, the key and the damaged bytes, may change other objects, returns the bytes."""
+
+LATER_S = 7200.0
+RETENTION_S = 40 * 86400.0
+LARGE = "r" * 3000
+GOOD = [f"g{n}" for n in range(1, 6)]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object: in which fleet, at which key, in which form, who reads it."""
+
+    name: str
+    room: str
+    fleet: Callable[[], Built]
+    pattern: str
+    form: str
+    consumers: Sequence[Consumer]
+    resign: Resign | None = None
+    place: str = ""
+    skip: Sequence[str] = ()
+    """Mutations that are no damage for this kind."""
+
+    def key(self) -> str:
+        """The object that is damaged: the largest that matches."""
+        built = self.fleet()
+        found = built.keys(self.pattern, self.place)
+        assert found, f"the fleet of {self.name} has no object {self.pattern}"
+        return max(found, key=lambda key: len(built.data(key, self.place)))
+
+
+# ---- queues ----
+
+
+def _queue_fleet(bench: Bench) -> None:
+    fleet = bench.open()
+    queue = fleet.queue("q", ttl_s=30.0, max_attempts=2, backoff_s=0.0)
+    assert isinstance(queue, BucketQueue)
+
+    def end(verdict: Callable[[Any, int], None]) -> None:
+        claim = queue.claim()
+        assert claim
+        with claim:
+            for n, task in enumerate(claim):
+                verdict(task, n)
+
+    def mixed(task: Any, n: int) -> None:
+        task.fail("unlucky", "Traceback ...") if n == 1 else task.done(LARGE if n == 2 else {"n": n})
+
+    def half(task: Any, n: int) -> None:
+        task.done(LARGE) if n < 2 else task.retry(60.0, "later")
+
+    queue.push({"n": 1}, id="done")
+    end(lambda task, _: task.done({"r": 1}))
+    queue.push({"n": 2}, id="failed")
+    end(lambda task, _: task.fail("boom", "Traceback ..."))
+    queue.push({"n": 3}, id="cancelled")
+    queue.cancel("cancelled")
+    queue.push({"n": 4}, id="again")
+    end(lambda task, _: task.fail("boom", "Traceback ..."))
+    queue.retry("again")
+    end(lambda task, _: task.done())
+    bench.facts["ended_batch"] = queue.push_many([{"n": n} for n in range(3)])
+    end(mixed)
+    bench.facts["half_batch"] = queue.push_many([{"n": n} for n in range(4)])
+    end(half)
+    queue.push({"n": 5}, id="held")
+    assert queue.claim()
+    bench.facts["held_batch"] = queue.push_many([{"n": n} for n in range(3)])
+    assert queue.claim()
+    queue.push({"n": 6}, id="rests")
+    end(lambda task, _: task.retry(60.0, "later"))
+    queue.pause()
+    queue.resume()
+    narrow = fleet.queue("s", concurrency=2, ttl_s=30.0)
+    narrow.push({"n": 7}, id="slot")
+    assert narrow.claim()
+    narrow.push({"n": 8}, id="narrow")
+    queue.push({"n": 9}, id="later", delay_s=60.0)
+    queue.push({"n": 10}, id="bad")
+    bench.facts["bad_batch"] = queue.push_many([{"n": n} for n in range(3)])
+    bench.facts["good_batch"] = queue.push_many([{"n": n} for n in range(3)])
+    for id_ in GOOD:
+        queue.push({"n": 11}, id=id_)
+        fleet.queue("other").push({"n": 12}, id=id_)
+    _swept(bench)
+
+
+def _swept(bench: Bench) -> None:
+    """`sweep.json`, as a worker leaves it whose turn it was."""
+    now = bench.runtime.wall()
+    record = SweepRecord(worker_id="w", begun_at=now, retained_at=now)
+    Cell(bench.store, QueueKeys.of("q").sweep, struct_codec(SweepRecord), bench.runtime).create(record)
+
+
+def _tasks(fleet: Fleet) -> dict[str, Any]:
+    def handle(n: int = 0) -> dict[str, int]:
+        return {"n": n}
+
+    return {
+        "q": fleet.task("q", ttl_s=30.0, max_attempts=2, backoff_s=0.0)(handle),
+        "s": fleet.task("s", concurrency=2, ttl_s=30.0)(handle),
+        "other": fleet.task("other")(handle),
+    }
+
+
+def _are_done(bench: Bench, fleet: Fleet, queue: str, ids: Sequence[str]) -> None:
+    for id_ in ids:
+        state = fleet.queue(queue).result(id_).state
+        bench.demand(state == "completed", f"task {id_!r} of {queue!r} is {state}")
+
+
+def work(bench: Bench) -> None:
+    """Workers run everything; then take over what the dead held; then sweep, and once more after the retention."""
+    fleet = bench.open()
+    _tasks(fleet)
+    tolerated(lambda: testing.drain(fleet))
+    _are_done(bench, fleet, "other", GOOD)
+    if "/control.json" not in bench.key:
+        _are_done(bench, fleet, "q", [*GOOD, *bench.facts["good_batch"]])
+    bench.pass_by(LATER_S)
+    tolerated(lambda: testing.drain(fleet))
+    if "/slots/" in bench.key:
+        _are_done(bench, fleet, "s", ["narrow"])
+    tolerated(fleet.queue("q").sweep)
+    _are_done(bench, fleet, "other", GOOD)
+    bench.pass_by(RETENTION_S)
+    tolerated(lambda: testing.drain(fleet))
+    tolerated(fleet.queue("q").sweep)
+
+
+def change_queue(bench: Bench) -> None:
+    """Push with ids that are taken, retry, cancel, pause, purge."""
+    fleet = bench.open()
+    queue = fleet.queue("q")
+    for id_ in ("bad", "done", "failed", "held", "later", "again", "new"):
+        tolerated(lambda id_=id_: queue.push({"n": 0}, id=id_))
+    for id_ in ("failed", "again", "bad"):
+        bench.cli("queue", "retry", "q", id_)
+    tolerated(lambda: queue.retry(all=True))
+    for id_ in ("bad", "held", "later", "rests", bench.facts["bad_batch"][0], bench.facts["held_batch"][0]):
+        tolerated(lambda id_=id_: queue.cancel(id_))
+    bench.cli("queue", "pause", "q")
+    bench.cli("queue", "resume", "q")
+    tolerated(queue.purge)
+
+
+def show_queue(bench: Bench) -> None:
+    """What people type to look at queues."""
+    bench.demand("other" in bench.cli("status").out, "`status` does not show the other queue")
+    bench.demand('"other"' in bench.cli("status", "--json").out, "`status --json` does not show the other queue")
+    bench.cli("check", "--max-age", "1h", "--max-failed", "0", "--max-pending", "0")
+    bench.demand("other" in bench.cli("queue", "ls").out, "`queue ls` does not show the other queue")
+    bench.demand("g1" in bench.cli("queue", "ls", "q").out, "`queue ls q` does not show the tasks beside")
+    for each in ("--failed", "--completed", "--scheduled"):
+        bench.cli("queue", "ls", "q", each)
+    bench.cli("queue", "ls", "q", "--json")
+    bench.cli("queue", "stats", "q")
+    bench.cli("queue", "peek", "q")
+
+
+def show_tasks(bench: Bench) -> None:
+    """What people type to look at tasks."""
+    batches = [bench.facts[name][0] for name in ("ended_batch", "half_batch", "held_batch", "bad_batch")]
+    name = re.search(r"/(?:pending|completed|failed|parts)/([^/]+?)(?:\.json)?(?:/|$)", bench.key)
+    for id_ in {*([name[1]] if name else ()), "later", "again"}:
+        bench.cli("queue", "show", "q", id_)
+        bench.cli("queue", "show", "q", id_, "--json")
+    for id_ in batches:
+        bench.cli("queue", "show", "q", id_)
+        bench.cli("queue", "show", "q", id_.rpartition(".")[0])
+    bench.demand("g1" in bench.cli("queue", "show", "q", "g1").out, "`queue show` does not show a task beside")
+
+
+def _sign_task(store: FuzzStore, key: str, data: bytes) -> bytes:
+    """The digest of the payload, put right."""
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return data
+    if "payload" in fields and "sha256" in fields:
+        digest = hashlib.sha256(fields["payload"]).hexdigest().encode()
+        return data.replace(bytes(fields["sha256"]), b'"' + digest + b'"', 1)
+    return data
+
+
+def _sign_lines(store: FuzzStore, key: str, data: bytes) -> bytes:
+    """Count and digest in the first line, put right for the lines after it."""
+    first, _, body = data.partition(b"\n")
+    digest = hashlib.sha256(body).hexdigest().encode()
+    first = re.sub(rb'"sha256":"[0-9a-f]*"', b'"sha256":"' + digest + b'"', first)
+    return first + b"\n" + body
+
+
+# ---- locks, cells, limpet.json ----
+
+
+def _lock_fleet(bench: Bench) -> None:
+    fleet = bench.open()
+    for name in ("a", "bad", "z"):
+        with fleet.lock(name, 30.0).hold(wait_s=0) as lease:
+            fleet.cell(name).write({"of": name}, lease=lease)
+    fleet.lock("held", 30.0).acquire()
+    fleet.queue("other").push({"n": 1}, id="g1")
+
+
+def use_locks(bench: Bench) -> None:
+    """Acquire, hold and write, beside the damaged ones and on them."""
+    fleet = bench.open()
+    for name in ("bad", "held"):
+        tolerated(lambda name=name: fleet.lock(name, 30.0).try_acquire())
+        tolerated(lambda name=name: fleet.lock(name, 30.0).acquire(wait_s=600.0))
+        tolerated(lambda name=name: fleet.lock_seen(name))
+        tolerated(lambda name=name: fleet.cell(name).read())
+        tolerated(lambda name=name: fleet.cell(name).update(lambda value: {"old": value}))
+        tolerated(lambda name=name: fleet.cell(name).write({"new": 1}))
+    for name in ("a", "z"):
+        with fleet.lock(name, 30.0).hold(wait_s=0) as lease:
+            fleet.cell(name).write({"again": name}, lease=lease)
+
+
+def show_locks(bench: Bench) -> None:
+    """What people type to look at locks."""
+    for arguments in (["lock", "ls"], ["lock", "ls", "--json"]):
+        out = bench.cli(*arguments).out
+        for name in ("a", "z"):
+            bench.demand(re.search(rf"\b{name}\b", out), f"`{' '.join(arguments)}` does not show the lock {name!r}")
+    bench.demand("other" in bench.cli("status").out, "`status` does not show the queue")
+    bench.cli("status", "--json")
+    for name in ("bad", "held"):
+        bench.cli("lock", "show", name)
+        bench.cli("lock", "show", name, "--json")
+        bench.cli("lock", "break", name, "--yes")
+
+
+def open_fleet(bench: Bench) -> None:
+    """Everything starts with `limpet.json`."""
+    tolerated(bench.open)
+    tolerated(lambda: bench.open(read_only=True))
+    for arguments in (["status"], ["queue", "ls"], ["lock", "ls"], ["check", "--max-failed", "0"], ["upgrade"]):
+        bench.cli(*arguments)
+
+
+# ---- the index ----
+
+
+@dataclass
+class Rec:
+    """A record with a column of each sort."""
+
+    key: str
+    n: int | None = None
+    x: float | None = None
+    text: str | None = None
+
+
+def _index_fleet(bench: Bench) -> None:
+    import tempfile
+    from pathlib import Path
+
+    fleet = bench.open()
+    for name in ("recs", "fine"):
+        index = fleet.index(name, Rec, key="key")
+        index.put_many([Rec(f"k{n}", n, n / 4, f"text {n}") for n in range(60)])
+        index.put_many([Rec(key, n, n / 4, f"text {n}") for n, key in enumerate(keys_in("00", 6))])
+        index.compile(full=True)
+    index = fleet.index("recs", Rec, key="key")
+    shard = fleet.index("recs").storage.keys
+    bench.facts["shards"] = str(shard.root)
+    index.put_many([Rec(f"k{n}", n, 0.5, "packed") for n in range(0, 60, 7)])
+    for n in range(3):
+        index.put(Rec(f"k{n}", n, None, "single"))
+    bench.store.put(shard.single("00", "broken", "2026-01-01T00:00:00.000000Z", bench.runtime.new_id()), b"\xff\n")
+    index.compile()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "more.jsonl"
+        file.write_text('{"key": "i1", "n": 1}\n{"key": "i2", "n": 2}\n')
+        done = bench.cli("index", "import", "recs", str(file))
+        assert done.code == 0, done
+    index.put(Rec("s1", 1, None, "single"))
+    index.put_many([Rec(key, n, 0.5, "packed") for n, key in enumerate(keys_in("7f", 6, prefix="p"))])
+
+
+def read_index(bench: Bench) -> None:
+    """get, get_many, scan, stats, of this index and of the one beside it."""
+    fleet = bench.open()
+    index = fleet.index("recs")
+    found = {f"k{n}": tolerated(lambda n=n: index.get(f"k{n}")) for n in range(60)}
+    damaged = [key for key, value in found.items() if not isinstance(value, dict)]
+    if "manifest.json" not in bench.key:
+        bench.demand(
+            len(damaged) <= 4,
+            f"{len(damaged)} records of an index cannot be read: {found[damaged[0]] if damaged else ''}",
+        )
+    tolerated(lambda: index.get_many([f"k{n}" for n in range(60)]))
+    tolerated(lambda: [*index.scan()])
+    tolerated(index.stats)
+    _is_fine(bench, fleet)
+
+
+def _is_fine(bench: Bench, fleet: Fleet) -> None:
+    bench.demand(len([*fleet.index("fine").scan()]) == 66, "the index beside it lost records")
+
+
+def compile_index(bench: Bench) -> None:
+    """Compile everything, then read again; then put and compile once more."""
+    fleet = bench.open()
+    index = fleet.index("recs")
+    tolerated(lambda: index.compile(full=True))
+    if "manifest.json" not in bench.key and "/shards/" not in bench.key:
+        for key in ("k1", "k8", "k20", "k59"):
+            record = index.get(key)
+            bench.demand(
+                record is not None or "/packs/" in bench.key or "/inbox/" in bench.key, f"{key} is gone after compile"
+            )
+    tolerated(lambda: index.put({"key": "new", "n": 1}))
+    tolerated(lambda: index.compile(full=True))
+    tolerated(lambda: [*index.scan()])
+    bench.cli("index", "compile")
+    fleet.index("fine").put({"key": "k0", "n": 1})
+    fleet.index("fine").compile(full=True)
+    _is_fine(bench, fleet)
+
+
+def verify_index(bench: Bench) -> None:
+    """verify, and verify --repair."""
+    bench.cli("index", "verify", "recs")
+    bench.cli("index", "verify", "recs", "--repair")
+    bench.demand(bench.cli("index", "verify", "fine").code == 0, "the index beside it is not whole")
+
+
+def show_index(bench: Bench) -> None:
+    """What people type to look at indexes."""
+    bench.demand("fine" in bench.cli("index", "ls").out, "`index ls` does not show the index beside it")
+    bench.demand(
+        '"fine"' in bench.cli("index", "ls", "--json").out, "`index ls --json` does not show the index beside it"
+    )
+    bench.cli("index", "get", "recs", "k0", "k1", "s1", "broken")
+    bench.cli("index", "get", "recs", "k0", "--json")
+    bench.cli("index", "stats", "recs")
+    bench.cli("index", "schema", "recs")
+
+
+def query_index(bench: Bench) -> None:
+    """sql and export."""
+    tolerated(lambda: bench.open().index("recs").sql("select count(*), sum(n), max(text) from recs"))
+    for format_ in ("jsonl", "csv"):
+        bench.cli("index", "export", "recs", "-", "--format", format_)
+    bench.cli("index", "sql", "select * from fine limit 2")
+
+
+def import_index(bench: Bench) -> None:
+    """The same import again: it goes on where its record says."""
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "more.jsonl"
+        file.write_text('{"key": "i1", "n": 1}\n{"key": "i2", "n": 2}\n')
+        bench.cli("index", "import", "recs", str(file))
+        bench.cli("index", "import", "fine", str(file))
+
+
+# ---- the catalog ----
+
+
+def _catalog_fleet(bench: Bench) -> None:
+    from iceberg_helpers import append, table, view
+    from limpet.app.catalogs import executions_of
+    from limpet.catalog import compactor
+    from limpet.catalog.anti_entropy import hand_over
+
+    fleet = bench.open(events=True)
+    before, compactor.SNAPSHOT_EVERY = compactor.SNAPSHOT_EVERY, 6
+    try:
+        with fleet.lead_catalog() as catalog:
+            catalog.create_namespace(["a"], {"owner": "me"})
+            for name in ("bad", "t2", "gone"):
+                catalog.create_table(["a"], table(name))
+            catalog.create_view(["a"], view("v"))
+            for id_ in range(1, 4):
+                for name in ("bad", "t2"):
+                    catalog.commit_table(["a"], name, append(catalog.load_table(["a"], name), id_))
+            catalog.drop_table(["a"], "gone")
+    finally:
+        compactor.SNAPSHOT_EVERY = before
+    _tasks(fleet)
+    executions = executions_of(bench.store, bench.runtime)
+    for _ in range(3):
+        for name in ("q", "other"):
+            fleet.queue(name).push({"n": 1})
+        testing.drain(fleet)
+        bench.store.put(executions.keys.batch(bench.runtime.new_id()), b'{"schema":1,"domain":"executions"}')
+        assert fleet.events is not None
+        fleet.events.flush()
+        if len(bench.facts) < 2:
+            hand_over(bench.store, executions.keys, executions.publish)
+            bench.facts[f"pass{len(bench.facts)}"] = True
+    fleet.events.close()  # type: ignore[attr-defined]
+    bench.pass_by(LATER_S)
+
+
+def _whole(bench: Bench) -> bool:
+    """Whether the damage is to something that the whole catalog follows from."""
+    return bool(re.match(r"manifests/catalog|snapshots/|locks/catalog", bench.key))
+
+
+def read_catalog(bench: Bench) -> None:
+    """List, load, log, time travel."""
+    catalog = bench.open().catalog()
+    for act in (
+        catalog.namespaces,
+        lambda: catalog.namespace(["a"]),
+        lambda: catalog.tables(["a"]),
+        lambda: catalog.views(["a"]),
+        lambda: catalog.load_table(["a"], "bad"),
+        lambda: catalog.load_view(["a"], "v"),
+        catalog.log,
+        catalog.verify,
+        catalog.at,
+        lambda: catalog.at(2),
+    ):
+        tolerated(act)
+    if not _whole(bench):
+        bench.demand(catalog.load_table(["a"], "t2").metadata, "the table beside it does not load")
+
+
+def _appending(catalog: Any, name: str, id_: int) -> dict[str, Any]:
+    """A client's commit to a table. A client that cannot read the metadata sends something else."""
+    from iceberg_helpers import append
+
+    loaded = catalog.load_table(["a"], name)
+    try:
+        return append(loaded, id_)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]}
+
+
+def commit_catalog(bench: Bench) -> None:
+    """Lead, create, change, drop, undrop."""
+    from iceberg_helpers import table
+
+    fleet = bench.open()
+
+    def lead() -> None:
+        with fleet.lead_catalog(wait_s=60.0) as catalog:
+            tolerated(lambda: catalog.commit_table(["a"], "bad", _appending(catalog, "bad", 90)))
+            tolerated(lambda: catalog.undrop(["a"], "gone"))
+            tolerated(lambda: catalog.drop_table(["a"], "bad"))
+            try:
+                catalog.commit_table(["a"], "t2", _appending(catalog, "t2", 91))
+                catalog.create_table(["a"], table("new"))
+            except LimpetError as error:
+                bench.demand(_whole(bench), f"a commit to the table beside it: {error}")
+
+    if _whole(bench):
+        tolerated(lead)
+    else:
+        lead()
+
+
+def show_catalog(bench: Bench) -> None:
+    """What people type about the catalog."""
+    for arguments in (["log"], ["log", "--json"], ["show"], ["show", "--json"], ["show", "--at", "2"], ["verify"]):
+        bench.cli("catalog", *arguments)
+    bench.cli("catalog", "undrop", "a.gone")
+    bench.cli("catalog", "gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s")
+    bench.cli("catalog", "verify")
+    bench.demand("other" in bench.cli("status").out, "`status` does not show the queue")
+
+
+def fold_events(bench: Bench) -> None:
+    """Events: fold, read, merge, collect, quarantine; and work with events goes on."""
+    from limpet.app.catalogs import executions_of
+    from limpet.catalog.anti_entropy import hand_over, judged
+    from limpet.catalog.gc import collect_events
+
+    fleet = bench.open(events=True)
+    executions = executions_of(fleet.store, bench.runtime)
+    tolerated(lambda: hand_over(fleet.store, executions.keys, executions.publish))
+    tolerated(lambda: [*executions.scan()])
+    tolerated(lambda: judged(fleet.catalog().storage, grace_s=0.0))
+    bench.cli("catalog", "quarantine", "ls")
+    bench.cli("catalog", "quarantine", "ls", "--json")
+    bench.cli("catalog", "quarantine", "retry", "--all")
+    _tasks(fleet)
+    fleet.queue("other").push({"n": 1}, id="g1")
+    tolerated(lambda: testing.drain(fleet))
+    _are_done(bench, fleet, "other", ["g1"])
+    assert fleet.events is not None
+    tolerated(fleet.events.flush)
+    tolerated(lambda: hand_over(fleet.store, executions.keys, executions.publish))
+    tolerated(lambda: collect_events(executions, grace_s=0.0))
+    tolerated(fleet.events.close)  # type: ignore[attr-defined]
+
+
+def _sign_head(store: FuzzStore, key: str, data: bytes) -> bytes:
+    """The seal of a head, put right where it can be read at all."""
+    from limpet.catalog.records import Head
+    from limpet.catalog.storage import HEADS
+
+    try:
+        head = msgspec.json.decode(data, type=Head)
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        sealed = msgspec.json.decode(HEADS.to_bytes(head), type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
+        return data
+    return msgspec.json.encode({**fields, **sealed})
+
+
+def _sign_named(store: FuzzStore, key: str, data: bytes) -> bytes:
+    """The digest of an object that a head names, put right there."""
+    head_key = Key(f"manifests/{key.split('/')[1]}.json")
+    old, head = store.get(Key(key)).data, store.get(head_key).data
+    changed = head.replace(_sha256(old), _sha256(data)).replace(b'"size":%d' % len(old), b'"size":%d' % len(data))
+    store.put(head_key, _sign_head(store, head_key, changed) if "/catalog" in head_key else changed)
+    return data
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
+# ---- nodes ----
+
+NODES = ("a", "b", "c")
+
+
+def _node_fleet(bench: Bench) -> dict[str, Store]:
+    nodes = Nodes()
+    nodes.time = bench.time
+    nodes.memory = bench.store
+    a, b, c = nodes.nodes(*NODES)
+    client = nodes.client()
+    client.push("client1")
+    a.push("a1", "a2")
+    a.queue.push_many([{"n": n} for n in range(3)])
+    a.up()
+    c.down()
+    a.work()
+    a.push("a3", "taken")
+    a.up()
+    b.push(*GOOD)
+    b.up()
+    bench.time.sleep(10.0)
+    claim = a.take()
+    next(iter(claim))
+    bench.time.sleep(15.0)
+    a.up()
+    b.push("b1", "b2")
+    claim = b.take()
+    c.down()
+    c.push("c1")
+    return {name: node.memory for name, node in zip(NODES, (a, b, c), strict=True)}
+
+
+def _nodes(bench: Bench) -> dict[str, Node]:
+    fleet = Nodes()
+    fleet.time = bench.time
+    fleet.memory = bench.store
+    made = {}
+    for name in NODES:
+        node = Node(fleet, name)
+        node.memory = bench.places[name]
+        node.store = Network(node.runtime, node.memory)
+        node.queue = node.open_queue()
+        made[name] = node
+    for name, node in made.items():
+        tolerated(lambda node=node: node.restart())
+        bench.demand(node.supervisor, name)
+    return made
+
+
+def sync_nodes(bench: Bench) -> None:
+    """Every node syncs and works, thrice; then afresh. What the others pushed is done in the end."""
+    nodes = _nodes(bench)
+    for _ in range(3):
+        for node in nodes.values():
+            tolerated(node.up)
+            tolerated(node.down)
+            tolerated(node.work)
+            tolerated(node.up)
+        bench.pass_by(4000.0)
+    queue = Nodes.client(_of(bench)).queue
+    for id_ in GOOD:
+        state = queue.result(id_).state
+        bench.demand(state == "completed", f"task {id_!r} of node b is {state} in the bucket")
+    for name, node in nodes.items():
+        if bench.key.startswith("sync/") and bench.place == name:
+            continue
+        state = node.result(GOOD[0]).state
+        bench.demand(state == "completed", f"node {name} believes that {GOOD[0]!r} is {state}")
+    for node in nodes.values():
+        tolerated(lambda node=node: node.down(fresh=True))
+        tolerated(node.supervisor.tidy)
+
+
+def _of(bench: Bench) -> Nodes:
+    fleet = Nodes()
+    fleet.time = bench.time
+    fleet.memory = bench.store
+    return fleet
+
+
+def run_supervisor(bench: Bench) -> None:
+    """`once`, as `limpet supervise --once` does it, on each node."""
+    for node in _nodes(bench).values():
+        tolerated(lambda node=node: node.supervisor.once(lambda event: None))
+
+
+# ---- the list ----
+
+_queues = cache(lambda: build(_queue_fleet))
+_locks = cache(lambda: build(_lock_fleet))
+_indexes = cache(lambda: build(_index_fleet))
+_catalogs = cache(lambda: build(_catalog_fleet))
+_synced = cache(lambda: build(_node_fleet))
+
+_ULID = "[0-9a-z]{26}"
+_QUEUE: tuple[Consumer, ...] = (work, show_queue, show_tasks, change_queue)
+_LOCKS: tuple[Consumer, ...] = (use_locks, show_locks)
+_INDEX: tuple[Consumer, ...] = (read_index, compile_index, show_index, verify_index, query_index)
+_TABLES: tuple[Consumer, ...] = (read_catalog, commit_catalog, show_catalog)
+_EVENTS: tuple[Consumer, ...] = (fold_events, show_catalog)
+_NODES: tuple[Consumer, ...] = (sync_nodes, run_supervisor)
+
+
+def _queue(name: str, pattern: str, form: str = "json", resign: Resign | None = None) -> Kind:
+    return Kind(name, "queue", _queues, f"queues/{pattern}", form, _QUEUE, resign)
+
+
+def _index(name: str, pattern: str, form: str = "json", consumers: Sequence[Consumer] = _INDEX) -> Kind:
+    return Kind(name, "index", _indexes, f"indexes/recs/{pattern}", form, consumers)
+
+
+def _catalog(
+    name: str, pattern: str, form: str = "json", consumers: Sequence[Consumer] = _TABLES, resign: Resign | None = None
+) -> Kind:
+    return Kind(name, "catalog", _catalogs, pattern, form, consumers, resign)
+
+
+def _sync(name: str, pattern: str, form: str = "json", resign: Resign | None = None, place: str = "") -> Kind:
+    return Kind(name, "sync", _synced, pattern, form, _NODES, resign, place)
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        _queue("task", "q/pending/bad/task.json", resign=_sign_task),
+        _queue("batch", rf"q/pending/{_ULID}-3/tasks.jsonl", "jsonl", _sign_lines),
+        _queue("lease", "q/pending/held/lease.json"),
+        _queue("lease-free", "q/pending/rests/lease.json"),
+        _queue("lease-batch", rf"q/pending/{_ULID}-4/lease.json"),
+        _queue("receipt-completed", "q/completed/done.json"),
+        _queue("receipt-failed", "q/failed/failed.json"),
+        _queue("receipt-retried", "q/failed/again.json"),
+        _queue("receipt-batch", rf"q/completed/{_ULID}-3.json"),
+        _queue("receipt-part-of-batch", rf"q/failed/{_ULID}-3\.1.json"),
+        _queue("result-part", rf"q/parts/{_ULID}-3/.*"),
+        _queue("control", "q/control.json"),
+        _queue("sweep", "q/sweep.json"),
+        _queue("slot", "s/slots/0.lock"),
+        _queue("scheduled", "q/scheduled/.*", resign=_sign_task),
+        Kind("lock", "lock-cell", _locks, "locks/user/bad.lock", "json", _LOCKS),
+        Kind("lock-held", "lock-cell", _locks, "locks/user/held.lock", "json", _LOCKS),
+        Kind("cell", "lock-cell", _locks, "cells/bad.json", "json", _LOCKS),
+        Kind("limpet.json", "lock-cell", _locks, "limpet.json", "json", (open_fleet,)),
+        _index("manifest", "manifest.json"),
+        _index("datapackage", "datapackage.json", consumers=(read_index, show_index, verify_index)),
+        _index("schema.json", "schema.json", consumers=(read_index, show_index, verify_index)),
+        _index("shard", "shards/.*usv", "usv"),
+        _index("shard-lock", "shards/.*lock", consumers=(read_index, compile_index, verify_index)),
+        _index("pack", "packs/.*", "usv"),
+        _index("single", "inbox/.*", "usv"),
+        _index("index-quarantine", "quarantine/.*", consumers=(read_index, compile_index, show_index, verify_index)),
+        _index("import", "imports/.*", consumers=(import_index, show_index, verify_index)),
+        _catalog("head", "manifests/catalog.json", resign=_sign_head),
+        _catalog("ledger", f"ledger/catalog/{_ULID}.json"),
+        _catalog("commit", f"commits/catalog/{_ULID}.json"),
+        _catalog("snapshot", f"snapshots/catalog/{_ULID}.parquet", "parquet", resign=_sign_named),
+        _catalog("catalog-lock", "locks/catalog.lock"),
+        _catalog("metadata", "warehouse/a/bad.*/00003-.*metadata.json"),
+        _catalog("events", f"ledger/executions/{_ULID}.json", consumers=_EVENTS),
+        _catalog("events-head", "manifests/executions.json", consumers=_EVENTS),
+        _catalog(
+            "events-state", f"state/executions/{_ULID}.parquet", "parquet", (fold_events, show_catalog), _sign_named
+        ),
+        _catalog("sequence", "sequence/executions.json", consumers=(fold_events,)),
+        _catalog("events-quarantine", f"quarantine/executions/{_ULID}.json", consumers=_EVENTS),
+        _catalog("events-reason", f"quarantine/executions/{_ULID}.reason.json", consumers=_EVENTS),
+        _sync("sync-log", "sync/a/.*", "jsonl", _sign_lines),
+        _sync("sync-log-lease", "sync/a/0000000003.jsonl", "jsonl", _sign_lines),
+        _sync("sync-log-client", "sync/client-.*", "jsonl", _sign_lines),
+        _sync("sync-outbox", "sync/outbox/.*", place="b"),
+        _sync("sync-cursor", "sync/cursors/.*", place="c"),
+        _sync("sync-node", "sync/node.json", place="c"),
+        _sync("remote-lease", ".*/remote.json", place="c"),
+    )
+}

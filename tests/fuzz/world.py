@@ -1,0 +1,329 @@
+"""Where a damaged object is read: a copy of a fleet in memory on a virtual clock, with limits on all that is used.
+
+A fleet is built once and copied for every consumer (`Built`, `Bench`). Requests, sleeps, CPU seconds and memory are
+bounded; what exceeds them is a `BaseException`, which no code of ours may catch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+
+import limpet
+from kernel_helpers import Time
+from limpet import cli, runtime
+from limpet.app import Fleet, urls
+from limpet.errors import Corrupt, LimpetError
+from limpet.keys import Key
+from limpet.store import Blob, MemoryStore, Stat, Store
+from queue_helpers import QueueRuntime
+
+__all__ = ["Bench", "Built", "Exceeded", "FuzzRuntime", "FuzzStore", "Stopped", "Unfit", "guarded", "tolerated"]
+
+NAME = "fuzz"
+URL = f"memory://{NAME}"
+REQUESTS_MAX = 20_000
+SLEEPS_MAX = 20_000
+CPU_S = 8.0
+WALL_S = 100.0
+MEMORY_BYTES_MAX = 256 << 20
+HUGE_BYTES = 3 << 30
+READ_BYTES_MAX = 64 << 20
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SIZE_MAX = inspect.signature(MemoryStore.get).parameters.get("size_max")
+
+
+class Exceeded(BaseException):
+    """More was used than one damaged object may cost: requests, sleeps, CPU seconds or memory."""
+
+
+class Stopped(AssertionError):
+    """Good work beside the damaged object did not get done."""
+
+
+class Unfit(AssertionError):
+    """Something was printed that a terminal would obey, or that cannot be encoded."""
+
+
+class FuzzRuntime(QueueRuntime):
+    """A process on a virtual clock that may sleep only so often."""
+
+    def __init__(self, time: Time, owner: str) -> None:
+        super().__init__(time, owner)
+        self._sleeps = 0
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, unless somebody seems to wait for ever."""
+        self._sleeps += 1
+        if self._sleeps > SLEEPS_MAX:
+            raise Exceeded(f"slept {SLEEPS_MAX} times")
+        super().sleep(seconds)
+
+
+class FuzzStore(MemoryStore):
+    """A memory store with a request budget. An object in `huge` claims to have 3 GB: whoever reads it whole fails."""
+
+    def __init__(self, runtime: FuzzRuntime, objects: dict[Key, Any] | None = None) -> None:
+        super().__init__(runtime)
+        self._objects = dict(objects or {})
+        self.huge: set[str] = set()
+        self._requests = 0
+
+    @property
+    def objects(self) -> dict[Key, Any]:
+        """A copy of what is stored."""
+        return dict(self._objects)
+
+    def date_back(self, key: Key, modified: datetime) -> None:
+        """Give an object the time that it had before it was damaged."""
+        self._objects[key] = replace(self._objects[key], modified=modified)
+
+    def _count(self) -> None:
+        self._requests += 1
+        if self._requests > REQUESTS_MAX:
+            raise Exceeded(f"made {REQUESTS_MAX} requests")
+
+    def get(self, key: Key, **options: Any) -> Blob:  # type: ignore[override]
+        """See `Store.get`."""
+        self._count()
+        if key in self.huge:
+            return self._huge(key, **options)
+        return super().get(key, **options)
+
+    def _huge(self, key: Key, range: tuple[int, int] | None = None, **options: Any) -> Blob:
+        entry = self._objects[key]
+        if range is not None:
+            wanted = min(range[1], HUGE_BYTES) - range[0]
+            if wanted > READ_BYTES_MAX:
+                raise Exceeded(f"asked for {wanted} bytes of {key} at once")
+            return Blob(
+                (entry.data * (wanted // max(len(entry.data), 1) + 1))[:wanted],
+                entry.version,
+                entry.modified,
+                HUGE_BYTES,
+            )
+        size_max = options.get("size_max", _SIZE_MAX.default if _SIZE_MAX else None)
+        if size_max is None or size_max > READ_BYTES_MAX:
+            raise Exceeded(f"read all 3 GB of {key}")
+        raise Corrupt(f"{key} has {HUGE_BYTES} bytes, more than {size_max}")
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        self._count()
+        return self._sized(super().head(key))
+
+    def put(self, key: Key, data: bytes, **options: Any) -> Any:  # type: ignore[override]
+        """See `Store.put`."""
+        self._count()
+        version = super().put(key, data, **options)
+        self.huge.discard(key)
+        return version
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        self._count()
+        super().delete(key)
+        self.huge.discard(key)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`."""
+        self._count()
+        return map(self._sized, super().list(prefix, after=after))
+
+    def _sized(self, stat: Stat) -> Stat:
+        return Stat(stat.key, HUGE_BYTES, stat.version, stat.modified) if stat.key in self.huge else stat
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A fleet as it was built: objects by place, and the time. `""` is the bucket, other places are nodes' disks."""
+
+    places: dict[str, dict[Key, Any]]
+    now_s: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def data(self, key: str, place: str = "") -> bytes:
+        """The bytes of an object."""
+        return bytes(self.places[place][Key(key)].data)
+
+    def keys(self, pattern: str, place: str = "") -> list[str]:
+        """The objects whose keys match, in order."""
+        return sorted(key for key in self.places[place] if re.fullmatch(pattern, key))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Bench:
+    """A copy of a fleet for one consumer. `with bench:` makes its clock and store those of this process."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.time = Time()
+        self.time.now_s = built.now_s
+        self.runtime = FuzzRuntime(self.time, "reader")
+        self.places = {name: FuzzStore(self.runtime, objects) for name, objects in built.places.items()}
+        self._dead: list[Any] = []
+        self.missing: list[str] = []
+        self.key = self.place = ""
+        """The damaged object, and where it lies."""
+
+    @property
+    def store(self) -> FuzzStore:
+        """The bucket."""
+        return self.places[""]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the builder noted."""
+        return self.built.facts
+
+    def open(self, **options: Any) -> Fleet:
+        """The fleet, as a program opens it."""
+        return limpet.open(URL, runtime=self.runtime, **options)
+
+    def demand(self, holds: object, what: str) -> None:
+        """Good work that must be done beside the damage; what is missing is told when the consumer has ended."""
+        if not holds:
+            self.missing.append(what)
+
+    def pass_by(self, seconds: float) -> None:
+        """All processes are killed, and time passes."""
+        self._dead.append(self.time._due[:])
+        self.time._due.clear()
+        self.time.now_s += seconds
+
+    def process(self, owner: str) -> FuzzRuntime:
+        """Another process on the same clock."""
+        return FuzzRuntime(self.time, owner)
+
+    def cli(self, *arguments: str) -> Done:
+        """Run a command on the bucket. An exception other than SystemExit comes out; so does unfit output."""
+        out, err = _stream(), _stream()
+        code: Any = 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main([*arguments, "--url", URL] if "--local" not in arguments else arguments)
+            except SystemExit as exit_:
+                code = exit_.code
+        said = [_said(stream) for stream in (out, err)]
+        for text in said:
+            if "--format" not in arguments and (found := _CONTROL.search(text)):
+                at = text[max(0, found.start() - 30) : found.end() + 20]
+                raise Unfit(f"`limpet {' '.join(arguments)}` printed {at!r}")
+        if not isinstance(code, int):
+            raise Unfit(f"`limpet {' '.join(arguments)}` ended with {code!r}")
+        return Done(code, *said)
+
+    def __enter__(self) -> Bench:
+        self._before = runtime._system, cli.app
+        runtime._system = self.runtime  # type: ignore[assignment]
+        cli.app = _command()
+        urls._named_memory[NAME] = self.store
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        runtime._system, cli.app = self._before
+        urls._named_memory.pop(NAME, None)
+
+
+@cache
+def _command() -> Any:
+    """The command line, parsed into commands once: Typer does so at every call, which takes longer than the rest."""
+    return typer.main.get_command(cli.app)
+
+
+def build(make: Callable[[Bench], dict[str, Store] | None]) -> Built:
+    """A fleet, as `make` fills it; what it returns are further places. `bench.facts` goes with it."""
+    bench = Bench(Built({"": {}}, 0.0))
+    with bench:
+        more = make(bench) or {}
+    places = {"": bench.store.objects}
+    for name, store in more.items():
+        assert isinstance(store, MemoryStore)
+        places[name] = dict(store._objects)
+    return Built(places, bench.time.now_s, bench.facts)
+
+
+def tolerated(act: Callable[[], Any]) -> Any:
+    """What `act` returns; the error, if Limpet refuses it with one of its own."""
+    try:
+        return act()
+    except LimpetError as error:
+        if not str(error) or "\n" in str(error) or _CONTROL.search(str(error)):
+            raise Unfit(f"{type(error).__name__} says {str(error)[:200]!r}") from error
+        return error
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Bounds on CPU time, waiting and memory, for the main thread of a process on Linux."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Exceeded(f"took more than {CPU_S:g} s of CPU" if number == signal.SIGPROF else f"waited {WALL_S:g} s")
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_REAL, WALL_S)
+    at_first = _reset_peak()
+    try:
+        yield
+        peak = _memory("VmHWM")
+        if peak - at_first > MEMORY_BYTES_MAX:
+            raise Exceeded(f"took {(peak - at_first) >> 20} MiB of memory")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _reset_peak() -> int:
+    """Forget the peak of the resident size; the size now. 0 where the system cannot tell."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(name: str) -> int:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def _stream() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
+
+
+def _said(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    data = stream.buffer
+    assert isinstance(data, io.BytesIO)
+    return data.getvalue().decode(errors="replace")
+
+
+os.environ.setdefault("COLUMNS", "120")
+assert sys.version_info >= (3, 11)
