@@ -30,6 +30,7 @@ from limpet.store.metered import MeteredStore
 
 __all__ = ["catalog"]
 
+ZSTD = {"write.parquet.compression-codec": "zstd"}
 WIDER = {
     **SCHEMA,
     "schema-id": 1,
@@ -66,7 +67,7 @@ def test_create_load_and_list(catalog: Catalog) -> None:
     found = metadata(made)
     assert found["format-version"] == 2
     assert found["location"].startswith(f"{catalog.warehouse.url}/a/t-")
-    assert found["properties"] == {"x": "y"}
+    assert found["properties"] == {"x": "y", **ZSTD}
     assert made.metadata_location is not None
     assert made.metadata_location.startswith(f"{found['location']}/metadata/00000-")
     assert catalog.warehouse.store.get(key_of(catalog, made)).data == made.metadata
@@ -366,7 +367,7 @@ def test_snapshots_tags_and_properties_go(catalog: Catalog) -> None:
     )
     assert [each["snapshot-id"] for each in found["snapshots"]] == [2]
     assert "parent-snapshot-id" not in found["snapshots"][0]
-    assert found["properties"] == {"y": "2"}
+    assert found["properties"] == {"y": "2", **ZSTD}
     assert [*found["refs"]] == ["main"]
     assert metadata(cold(catalog).load_table(["a"], "t")) == found
 
@@ -511,7 +512,8 @@ def test_a_done_undrop_or_register_is_told_again_whatever_came_since(catalog: Ca
     catalog.drop_table(["a"], "t")
     assert catalog.undrop(["a"], "t", id_="back") == made
     catalog.drop_table(["a"], "t")
-    assert catalog.register_table(["a"], "r", made.metadata_location, id_="in") == made
+    entered = catalog.register_table(["a"], "r", made.metadata_location, id_="in")
+    assert metadata(entered) == metadata(made)
     catalog.drop_table(["a"], "r", purge=True)
     with pytest.raises(OutcomeUnknown, match="it was done"):
         catalog.undrop(["a"], "t", id_="back")
@@ -673,12 +675,13 @@ def test_register(catalog: Catalog) -> None:
     with pytest.raises(NoSuchNamespace):
         catalog.register_table(["b"], "r", made.metadata_location)
     registered = catalog.register_table(["a"], "r", made.metadata_location)
-    assert registered == made
+    assert metadata(registered) == metadata(made)
+    assert registered.metadata_location != made.metadata_location, "it is a file of the catalog's own"
     with pytest.raises(AlreadyExists):
         catalog.register_table(["a"], "r", made.metadata_location)
     later = catalog.commit_table(["a"], "r", append(registered, 1))
     assert later.metadata_location is not None
-    assert "/00001-" in later.metadata_location
+    assert "/00002-" in later.metadata_location
     back = catalog.register_table(["a"], "r", made.metadata_location, overwrite=True)
     assert metadata(back).get("current-snapshot-id") is None
     assert catalog.load_table(["a"], "r") == back
@@ -787,7 +790,7 @@ def test_a_commit_adds_few_bytes_to_the_head(metered: tuple[Catalog, MeteredStor
     for n in range(1, 4):
         loaded = catalog.commit_table(["a"], "t", append(loaded, n))
     sizes = [len(records.encode(row)) for commit in catalog.log(3) for row in commit.rows]
-    assert max(sizes) < 300
+    assert max(sizes) < 350
 
 
 def test_the_chain_can_be_walked_when_the_state_cannot_be_read(

@@ -9,7 +9,7 @@ import pytest
 from iceberg_helpers import append, catalog, metadata, table
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.refusals import CommitFailed, NoSuchNamespace, NoSuchTable
+from limpet.catalog.refusals import CommitFailed, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid
 from limpet.runtime import system
@@ -68,7 +68,7 @@ def test_one_that_fails_undoes_all(catalog: Catalog) -> None:
     refusals: list[tuple[type[Exception], dict[str, Any]]] = [
         (CommitFailed, change("u", stale)),
         (NoSuchTable, change("gone", stale)),
-        (NoSuchNamespace, {**change("x", stale), "identifier": {"namespace": ["b"], "name": "x"}}),
+        (NoSuchTable, {**change("x", stale), "identifier": {"namespace": ["b"], "name": "x"}}),
         (Invalid, change("u", {"updates": [{"action": "set-location", "location": "s3://elsewhere"}]})),
         (Invalid, change("u", {"updates": [{"action": "set-current-schema", "schema-id": 9}]})),
     ]

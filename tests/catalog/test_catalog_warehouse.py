@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ import pytest
 from iceberg_helpers import append, catalog, catalog_on, metadata, snapshot, table, view
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import free_in
+from limpet.catalog.state import State
 from limpet.catalog.warehouse import CACHE_BYTES_MAX, IN_MEMORY, Document, Warehouse
 from limpet.errors import Corrupt, Denied, Invalid, Unavailable
 from limpet.keys import Key
@@ -140,7 +142,8 @@ def test_properties_that_redirect_clients_are_refused(catalog: Catalog, key: str
 def test_properties_that_are_no_places_are_taken(catalog: Catalog) -> None:
     catalog.create_namespace(["a"])
     properties = {"comment": "see https://example.test/x", "owner": "me", "write.object-storage.enabled": "true"}
-    assert metadata(catalog.create_table(["a"], table(properties=properties)))["properties"] == properties
+    found = metadata(catalog.create_table(["a"], table(properties=properties)))["properties"]
+    assert found == {**properties, "write.parquet.compression-codec": "zstd"}
 
 
 def test_a_link_out_of_the_warehouse_is_refused(tmp_path: Path) -> None:
@@ -182,10 +185,10 @@ def test_a_staged_table_has_a_folder_for_its_metadata(tmp_path: Path) -> None:
 
 def test_new_names_are_unique_and_readable() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    roots = {warehouse.new_root(("A b", "名" * 200), "T/x", free_in(None)) for _ in range(100)}
+    roots = {warehouse.new_root(("A b", "名" * 200), "T/x", free_in(State())) for _ in range(100)}
     assert len(roots) == 100
     assert all(root.startswith("a-b/x/t-x-") for root in roots)
-    long = warehouse.new_root(tuple("n" * 255 for _ in range(16)), "t" * 255, free_in(None))
+    long = warehouse.new_root(tuple("n" * 255 for _ in range(16)), "t" * 255, free_in(State()))
     assert len(long) < 170
     assert warehouse.root_of(warehouse.location(long)) == long
     assert UUID(warehouse.new_uuid()).version == 4
@@ -194,7 +197,8 @@ def test_new_names_are_unique_and_readable() -> None:
 def test_metadata_files_are_numbered() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
     for before, number in ((None, 0), ("a/metadata/00041-x.metadata.json", 42), ("a/v3.metadata.json", 4), ("a/x", 0)):
-        assert warehouse.new_file("a/metadata", before).startswith(f"a/metadata/{number:05d}-")
+        path = warehouse.new_file("a/metadata", before, Document(b"{}"))
+        assert path == f"a/metadata/{number:05d}-{sha256(b'{}').hexdigest()}.metadata.json"
 
 
 def test_metadata_is_kept_in_memory_up_to_a_limit() -> None:

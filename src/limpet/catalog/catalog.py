@@ -1,7 +1,8 @@
 """The catalog as the service and Python users call it: namespaces, tables and views, as in Iceberg's REST protocol.
 
 Requests and answers are plain Python values; metadata is passed through as bytes. Every write takes an id: whoever
-sends the same request with the same id again is told what was told the first time, and nothing is done twice.
+sends the same request with the same id again is told what was told the first time, and nothing is done twice. `actor`
+is who sends it, for the log; it decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from limpet import records
 from limpet.catalog import chain, history, namespaces, tables, transactions, views
 from limpet.catalog.entries import PURGED, Content, Entry, check_free, check_namespace_exists, entry_in, find
 from limpet.catalog.leader import Decide, Grant, Leader, NotLeader
-from limpet.catalog.loaded import InMemory, LoadedTable, Page
+from limpet.catalog.loaded import Ahead, LoadedTable, Page
 from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, shown
 from limpet.catalog.records import Commit
 from limpet.catalog.refusals import NeedsMetadata
@@ -62,21 +63,32 @@ class Catalog:
         return dict(namespaces.properties_of(self._state(), check_namespace(namespace)))
 
     def create_namespace(
-        self, namespace: Sequence[str], properties: Mapping[str, str] | None = None, *, id_: str | None = None
+        self,
+        namespace: Sequence[str],
+        properties: Mapping[str, str] | None = None,
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> dict[str, str]:
         """Create it, in a parent that is there; its properties.   Raises: AlreadyExists; NoSuchNamespace."""
         levels = check_namespace(namespace)
         checked = namespaces.check_properties(self.warehouse, properties or {})
-        self._commit(id_, ("create namespace", levels, checked), namespaces.create(levels, checked))
+        self._commit(id_, actor, ("create namespace", levels, checked), namespaces.create(levels, checked))
         return checked
 
-    def drop_namespace(self, namespace: Sequence[str], *, id_: str | None = None) -> None:
+    def drop_namespace(self, namespace: Sequence[str], *, id_: str | None = None, actor: str = "") -> None:
         """Drop it, if it is empty.   Raises: NoSuchNamespace; NamespaceNotEmpty."""
         levels = check_namespace(namespace)
-        self._commit(id_, ("drop namespace", levels), namespaces.drop(levels))
+        self._commit(id_, actor, ("drop namespace", levels), namespaces.drop(levels))
 
     def update_properties(
-        self, namespace: Sequence[str], removals: object = (), updates: object = None, *, id_: str | None = None
+        self,
+        namespace: Sequence[str],
+        removals: object = (),
+        updates: object = None,
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> dict[str, list[str]]:
         """Set and remove properties; the names that were `updated`, `removed` and `missing`.
 
@@ -90,7 +102,7 @@ class Catalog:
         if both := [name for name in gone if name in checked]:
             raise Invalid(f"the property {both[0]!r} is to be both set and removed")
         request = ("set properties", levels, gone, checked)
-        result: dict[str, list[str]] = self._commit(id_, request, namespaces.update(levels, gone, checked))
+        result: dict[str, list[str]] = self._commit(id_, actor, request, namespaces.update(levels, gone, checked))
         return result
 
     # ---- tables ----
@@ -111,7 +123,7 @@ class Catalog:
         return self._load("t", *_identifier(namespace, name), etag)
 
     def create_table(
-        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None
+        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
     ) -> LoadedTable:
         """Create a table; with `stage-create` only make its metadata, and publish nothing.
 
@@ -124,8 +136,10 @@ class Catalog:
             check_free(state, where, name)
             self.warehouse.make_folder(new.entry.root)
             return LoadedTable(None, new.document.data, self.warehouse.config, "")
-        new = tables.draft(self.warehouse, self._known(), where, name, request)
-        path = self._commit(id_, ("create table", where, request), tables.create(self.warehouse, where, name, new))
+        new = tables.draft(self.warehouse, self._known_or_read(), where, name, request)
+        path = self._commit(
+            id_, actor, ("create table", where, request), tables.create(self.warehouse, where, name, new)
+        )
         return self._told(path)
 
     def register_table(
@@ -136,41 +150,50 @@ class Catalog:
         *,
         overwrite: bool = False,
         id_: str | None = None,
+        actor: str = "",
     ) -> LoadedTable:
         """Enter a table whose metadata lies in the warehouse and whose folder no other table has.
 
-        Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 GET.
+        Its metadata is copied, as it was checked, into a file of the catalog's own.
+        Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 GET and 1 PUT.
         """
         where, name = _identifier(namespace, name)
         request = ("register table", where, name, metadata_location, overwrite)
         if (answered := self._answered(id_, request)) is not None:
             return self._told(answered)
         new = tables.registered(self.warehouse, metadata_location)
-        return self._told(self._commit(id_, request, tables.register(where, name, new, overwrite=overwrite)))
+        decide = tables.register(self.warehouse, where, name, new, overwrite=overwrite)
+        return self._told(self._commit(id_, actor, request, decide))
 
     def commit_table(
-        self, namespace: Sequence[str], name: str, request: Mapping[str, Any], *, id_: str | None = None
+        self,
+        namespace: Sequence[str],
+        name: str,
+        request: Mapping[str, Any],
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> LoadedTable:
         """Change a table, or create one that was staged.   Raises: NoSuchTable; CommitFailed; NoSuchNamespace.
 
         Cost: beside the batch, 1 PUT of the metadata; 1 GET of the last metadata unless it is in memory.
         """
         where, name = _identifier(namespace, name)
-        prepared = tables.prepare(self.warehouse, where, name, request)
-        loaded = InMemory(self.warehouse)
-        self._preload(loaded, "t", (prepared,))
-        decide = tables.commit(self.warehouse, prepared, loaded.find)
-        return self._told(self._commit(id_, ("commit", where, name, request), decide, loaded))
+        prepared = tables.prepare(self.warehouse, self._known_or_read, where, name, request)
+        ahead = self._worked_out((prepared,))
+        decide = tables.commit(self.warehouse, prepared, ahead)
+        return self._told(self._commit(id_, actor, ("commit", where, name, request), decide, ahead))
 
-    def commit_transaction(self, changes: object, *, id_: str | None = None) -> None:
+    def commit_transaction(self, changes: object, *, id_: str | None = None, actor: str = "") -> None:
         """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
-        prepared = transactions.prepare_all(self.warehouse, changes)
-        loaded = InMemory(self.warehouse)
-        self._preload(loaded, "t", prepared)
-        decide = transactions.commit(self.warehouse, prepared, loaded.find)
-        self._commit(id_, ("transaction", changes), decide, loaded)
+        prepared = transactions.prepare_all(self.warehouse, self._known_or_read, changes)
+        ahead = self._worked_out(prepared)
+        decide = transactions.commit(self.warehouse, prepared, ahead)
+        self._commit(id_, actor, ("transaction", changes), decide, ahead)
 
-    def drop_table(self, namespace: Sequence[str], name: str, *, purge: bool = False, id_: str | None = None) -> None:
+    def drop_table(
+        self, namespace: Sequence[str], name: str, *, purge: bool = False, id_: str | None = None, actor: str = ""
+    ) -> None:
         """Take a table out of the catalog; `purge` deletes its files too, and then it cannot be put back.
 
         Raises: NoSuchTable; NoSuchNamespace.   Cost: `purge`: a batch more, 1 LIST and 1 GET per 1,000 files,
@@ -178,7 +201,7 @@ class Catalog:
         Crash: dropped or not; files that are left are known, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
-        dropped = self._commit(id_, ("drop table", where, name, purge), tables.drop(where, name, purge=purge))
+        dropped = self._commit(id_, actor, ("drop table", where, name, purge), tables.drop(where, name, purge=purge))
         if purge:
             with suppress(LimpetError):  # the state names what is left, and nobody can use those folders until then
                 self._purge(Entry.of(dropped).roots())
@@ -190,12 +213,17 @@ class Catalog:
         return len(roots)
 
     def rename_table(
-        self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], *, id_: str | None = None
+        self,
+        source: tuple[Sequence[str], str],
+        target: tuple[Sequence[str], str],
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> None:
         """Give a table another name or namespace.   Raises: NoSuchTable; NoSuchNamespace; AlreadyExists."""
-        self._rename("t", source, target, id_)
+        self._rename("t", source, target, id_, actor)
 
-    def undrop(self, namespace: Sequence[str], name: str, *, id_: str | None = None) -> LoadedTable:
+    def undrop(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> LoadedTable:
         """Put back the table or view of that name that was dropped last, as it was then.
 
         Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or that is no longer kept.
@@ -209,10 +237,10 @@ class Catalog:
         check_free(loaded.state if loaded else State(), where, name)
         kind, entry = history.last_dropped(self.storage, loaded, where, name)
         try:
-            self.warehouse.fetch(entry.path)
+            self.warehouse.fetch(entry.path)  # and it is what was dropped: its digest is compared
         except Missing:  # its folder was another table's since, and that one was purged
             raise Missing(f"the files of {name!r} are gone", hint="what was purged cannot be put back") from None
-        return self._told(self._commit(id_, request, tables.undrop(kind, where, name, entry)))
+        return self._told(self._commit(id_, actor, request, tables.undrop(kind, where, name, entry)))
 
     # ---- views ----
 
@@ -229,34 +257,48 @@ class Catalog:
         return self._load("v", *_identifier(namespace, name), etag)
 
     def create_view(
-        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None
+        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
     ) -> LoadedTable:
         """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
         where, name = _identifier(namespace, request.get("name"))
-        new = views.draft(self.warehouse, self._known(), where, name, request)
-        path = self._commit(id_, ("create view", where, request), views.create(self.warehouse, where, name, new))
+        new = views.draft(self.warehouse, self._known_or_read(), where, name, request)
+        path = self._commit(id_, actor, ("create view", where, request), views.create(self.warehouse, where, name, new))
         return self._told(path)
 
     def replace_view(
-        self, namespace: Sequence[str], name: str, request: Mapping[str, Any], *, id_: str | None = None
+        self,
+        namespace: Sequence[str],
+        name: str,
+        request: Mapping[str, Any],
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> LoadedTable:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
         wanted = views.prepare(self.warehouse, request)
-        loaded = InMemory(self.warehouse)
-        decide = views.replace(self.warehouse, where, name, wanted, loaded.find)
-        return self._told(self._commit(id_, ("replace view", where, name, request), decide, loaded))
+        ahead, state = Ahead(self.warehouse), self._known()
+        old = find(state, "v", where, name) if state is not None else None
+        if old is not None:
+            ahead.work_out(views.needs_of(wanted, old.path))
+        decide = views.replace(self.warehouse, where, name, wanted, ahead)
+        return self._told(self._commit(id_, actor, ("replace view", where, name, request), decide, ahead))
 
-    def drop_view(self, namespace: Sequence[str], name: str, *, id_: str | None = None) -> None:
+    def drop_view(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> None:
         """Take a view out of the catalog.   Raises: NoSuchView; NoSuchNamespace."""
         where, name = _identifier(namespace, name)
-        self._commit(id_, ("drop view", where, name), views.drop(where, name))
+        self._commit(id_, actor, ("drop view", where, name), views.drop(where, name))
 
     def rename_view(
-        self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], *, id_: str | None = None
+        self,
+        source: tuple[Sequence[str], str],
+        target: tuple[Sequence[str], str],
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> None:
         """Give a view another name or namespace.   Raises: NoSuchView; NoSuchNamespace; AlreadyExists."""
-        self._rename("v", source, target, id_)
+        self._rename("v", source, target, id_, actor)
 
     # ---- the past ----
 
@@ -319,8 +361,10 @@ class Catalog:
         except LimpetError as error:
             raise OutcomeUnknown(f"it was done, and its metadata cannot be read now: {error}") from error
 
-    def _commit(self, id_: str | None, request: Sequence[Any], decide: Decide, loaded: InMemory | None = None) -> Any:
-        """Have a decision made and published; load what it needs, and ask again, under the same id (F5)."""
+    def _commit(
+        self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, ahead: Ahead | None = None
+    ) -> Any:
+        """Have a decision made and published; work out what it needs, and ask again, under the same id (F5)."""
         if self.leader is None:
             raise NotLeader("this process only reads")
         scoped_id = self._scoped(id_, request)
@@ -332,11 +376,12 @@ class Catalog:
 
         for _ in range(TRIES_MAX):
             try:
-                return self.leader.commit(scoped_id, decide_once)
+                return self.leader.commit(scoped_id, decide_once, actor)
             except NeedsMetadata as need:
-                if loaded is None:
+                if ahead is None:
                     raise
-                loaded.load(need.paths)
+                ahead.rounds += 1
+                ahead.work_out(need.needs)
         raise Unavailable("others have committed to the same tables too often", hint="send it again in a moment")
 
     def _answered(self, id_: str | None, request: Sequence[Any]) -> Any:
@@ -360,18 +405,30 @@ class Catalog:
             raise Invalid(f"an id has 1 to {ID_CHARACTERS_MAX} printable characters and does not begin with {MINTED}")
         return scoped(id_, hashlib.sha256(_sorted_bytes(records.plain(request, what="the request"))).hexdigest()[:16])
 
-    def _preload(self, loaded: InMemory, kind: Content, prepared: Sequence[Prepared]) -> None:
-        """Read the metadata that a decision will most likely need, before the leader is asked."""
+    def _known_or_read(self) -> State:
+        """The newest state that this process knows.   Cost: 0 if it leads, else 1 GET."""
         state = self._known()
-        if state is not None:
-            found = [find(state, kind, each.namespace, each.name) for each in prepared if not each.commit.creates]
-            loaded.load([entry.path for entry in found if entry is not None])
+        return state if state is not None else self._state()
+
+    def _worked_out(self, prepared: Sequence[Prepared]) -> Ahead:
+        """The metadata after commits, worked out on what the tables most likely have, before the leader is asked."""
+        ahead, state = Ahead(self.warehouse), self._known()
+        for each in prepared:
+            old = find(state, "t", each.namespace, each.name) if state and each.created is None else None
+            if old is not None:
+                ahead.work_out(tables.needs_of(self.warehouse, each, old.path))
+        return ahead
 
     def _rename(
-        self, kind: Content, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], id_: str | None
+        self,
+        kind: Content,
+        source: tuple[Sequence[str], str],
+        target: tuple[Sequence[str], str],
+        id_: str | None,
+        actor: str,
     ) -> None:
         old, new = _identifier(*source), _identifier(*target)
-        self._commit(id_, ("rename", kind, old, new), tables.rename(kind, old, new))
+        self._commit(id_, actor, ("rename", kind, old, new), tables.rename(kind, old, new))
 
     def _purge(self, roots: Sequence[str]) -> None:
         """Empty the folders of purged tables, then let them be used again.
@@ -381,7 +438,7 @@ class Catalog:
         """
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
-            self._commit(None, ("purged",), tables.purged(emptied))
+            self._commit(None, "", ("purged",), tables.purged(emptied))
 
     def _emptied(self, root: str) -> bool:
         while files := self.warehouse.files_in(root):

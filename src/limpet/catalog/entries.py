@@ -10,11 +10,11 @@ lies inside that of another table, so a purge cannot reach what belongs to someb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from limpet.catalog.names import Kind, Namespace, children, key_of, shown
+from limpet.catalog.names import Kind, Namespace, alike, children, key_of, name_in, neighbours, shown
 from limpet.catalog.records import Change
 from limpet.catalog.refusals import AlreadyExists, NoSuchNamespace, NoSuchTable, NoSuchView
 from limpet.catalog.state import State
@@ -25,12 +25,14 @@ __all__ = [
     "PURGED",
     "Content",
     "Entry",
+    "check_alike",
     "check_free",
     "check_namespace_exists",
     "entry_in",
     "find",
     "free_in",
     "is_empty",
+    "location_of",
     "overlapping",
     "reserve",
 ]
@@ -72,28 +74,65 @@ def find(state: State, kind: Content, namespace: Namespace, name: str) -> Entry 
 
 
 def entry_in(state: State, kind: Content, namespace: Namespace, name: str) -> Entry:
-    """A table or view.   Raises: NoSuchTable; NoSuchView; NoSuchNamespace."""
+    """A table or view.   Raises: NoSuchTable; NoSuchView.
+
+    They are also raised where the namespace itself is missing: Spark asks for the metadata table `ns.tbl.snapshots` as
+    a table of the namespace `ns.tbl`, and goes on only if that table, not its namespace, does not exist.
+    """
     found = find(state, kind, namespace, name)
     if found is None:
-        check_namespace_exists(state, namespace)
-        missing = NoSuchTable if kind == "t" else NoSuchView
-        raise missing(f"there is no {'table' if kind == 't' else 'view'} {shown(namespace, name)!r}")
+        if kind == "t":
+            raise NoSuchTable(f"Table does not exist: {shown(namespace, name)}")
+        raise NoSuchView(f"View does not exist: {shown(namespace, name)}")
     return found
 
 
 def check_namespace_exists(state: State, namespace: Namespace) -> None:
     """Nothing, if the namespace is there.   Raises: NoSuchNamespace."""
     if namespace and state.get(key_of("n", namespace[:-1], namespace[-1])) is None:
-        raise NoSuchNamespace(f"there is no namespace {shown(namespace)!r}")
+        raise NoSuchNamespace(f"Namespace does not exist: {shown(namespace)}")
 
 
-def check_free(state: State, namespace: Namespace, name: str) -> None:
-    """Nothing, if a table or view may get this name: they share names.   Raises: NoSuchNamespace; AlreadyExists."""
+def check_free(
+    state: State, namespace: Namespace, name: str, wanted: Content | None = None, *, leaving: str | None = None
+) -> None:
+    """Nothing, if a table or view may get this name: they share names. `wanted` is what is to be created, `leaving` the
+    key that goes at the same time.
+
+    Raises: NoSuchNamespace; AlreadyExists; Invalid for a name that clients cannot tell from another one there.
+    """
     check_namespace_exists(state, namespace)
-    if find(state, "t", namespace, name) is not None:
-        raise AlreadyExists(f"there is a table {shown(namespace, name)!r}")
-    if find(state, "v", namespace, name) is not None:
-        raise AlreadyExists(f"there is a view {shown(namespace, name)!r}")
+    kinds: tuple[tuple[Content, str], ...] = (("t", "Table"), ("v", "View"))
+    for kind, what in kinds:
+        if find(state, kind, namespace, name) is not None:
+            other = " with same name" if wanted is not None and wanted != kind else ""
+            raise AlreadyExists(f"{what}{other} already exists: {shown(namespace, name)}")
+        check_alike(state, kind, namespace, name, leaving)
+
+
+def check_alike(state: State, kind: Kind, namespace: Namespace, name: str, leaving: str | None = None) -> None:
+    """Nothing, if no other name of this kind there differs only in a plus for a space.   Raises: Invalid.
+
+    Java's client writes a space in a URL as `+`, and other clients write a plus as `+`: of two such tables each client
+    would reach the other's.
+    """
+    prefix = neighbours(kind, namespace, name)
+    if prefix is None:
+        return
+    for key, _ in state.under(prefix):
+        other = name_in(key)
+        if other != name and key != leaving and alike(other) == alike(name):
+            raise Invalid(
+                f"Cannot use the name {name!r}: clients cannot tell it from {other!r}, which exists in "
+                f"{shown(namespace) or 'this catalog'!r}",
+                hint="some clients write a space in a URL as +; choose a name that differs in another character",
+            )
+
+
+def location_of(state: State, namespace: Namespace) -> str | None:
+    """The `location` of a namespace: its tables lie there."""
+    properties = state.get(key_of("n", namespace[:-1], namespace[-1])) if namespace else None
+    return properties.get("location") if isinstance(properties, Mapping) else None
 
 
 def is_empty(state: State, namespace: Namespace) -> bool:
@@ -115,9 +154,9 @@ def reserve(state: State, roots: Iterable[str], own: Sequence[str] = ()) -> tupl
     return tuple(Change(f"{LIVE}/{root}", 1) for root in wanted)
 
 
-def free_in(state: State | None) -> Callable[[str], bool]:
-    """Whether a folder is nobody's, as far as a state tells; None: it tells nothing."""
-    return lambda root: state is None or _taken(state, root, set()) is None
+def free_in(state: State) -> Callable[[str], bool]:
+    """Whether a folder belongs to no table, as far as a state tells."""
+    return lambda root: _taken(state, root, set()) is None
 
 
 def overlapping(owners: Sequence[Sequence[str]]) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from limpet.catalog.compactor import Published, Publisher, Refusal, Unreachable
-from limpet.catalog.records import Batch, Change, Row
+from limpet.catalog.records import ACTOR, Batch, Change, Row
 from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
 from limpet.catalog.view import View
@@ -76,6 +76,7 @@ class _Pending:
     id: str
     decide: Decide
     answered: Flag
+    actor: str = ""
     result: Any = None
     error: Exception | None = None
 
@@ -142,13 +143,13 @@ class Leader:
         term = self._term
         return term.state if term is not None else None
 
-    def commit(self, id_: str, decide: Decide) -> Any:
-        """Have a request granted and published; what its client is told.
+    def commit(self, id_: str, decide: Decide, actor: str = "") -> Any:
+        """Have a request granted and published; what its client is told. `actor` is who sent it, for the log.
 
         Raises: whatever `decide` raised, if that is so as of the published state; NotLeader (nothing was attempted);
         OutcomeUnknown.   Cost: a share of 1 ledger PUT and 1 publication.
         """
-        pending = _Pending(id_, decide, self._runtime.flag())
+        pending = _Pending(id_, decide, self._runtime.flag(), actor)
         with self._mutex:
             if self._stopped.is_set():
                 raise NotLeader("this process is ending")
@@ -294,7 +295,8 @@ class Leader:
             except (LimpetError, *BUGS) as error:  # whatever is wrong with one request, the others go on
                 group.told.append((pending, None, error))
                 continue
-            row = Row(pending.id, grant.what, grant.changes, grant.result)
+            signed = (Change(ACTOR, pending.actor),) if pending.actor else ()
+            row = Row(pending.id, grant.what, (*grant.changes, *signed), grant.result)
             state.apply([row], at)
             group.rows.append(row)
             group.writes += grant.writes

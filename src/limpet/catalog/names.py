@@ -3,6 +3,9 @@
 A namespace is a tuple of levels. The keys of its children begin alike and go one level deep, so that a listing is one
 run of neighbours: `n/a//b` is the namespace `b` in `a`, and `t/a/b//c` the table `c` in `a`, `b`. Levels are never
 empty and their slashes are escaped, so no two names share a key and no `//` can be forged.
+
+In a URL a `+` is a space for some clients and a plus for others. The service reads it as a space, and names that differ
+in nothing else (`alike`) never lie in one namespace: see docs/design/0006-catalog.md.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from limpet.errors import Invalid
 __all__ = [
     "Kind",
     "Namespace",
+    "alike",
     "check_name",
     "check_namespace",
     "children",
     "key_of",
     "name_in",
+    "neighbours",
     "parsed",
     "shown",
     "slug",
@@ -69,6 +74,17 @@ def children(kind: Kind, namespace: Namespace) -> str:
 def key_of(kind: Kind, namespace: Namespace, name: str) -> str:
     """The key of a table or view in a namespace, or of a namespace in its parent."""
     return children(kind, namespace) + _escaped(name)
+
+
+def alike(name: str) -> str:
+    """The same text for all names that some client cannot tell apart in a URL: those with a plus for a space."""
+    return name.replace("+", " ")
+
+
+def neighbours(kind: Kind, namespace: Namespace, name: str) -> str | None:
+    """What the keys of all names begin with that could be `alike` with this one; None if no other name is."""
+    ends = [at for at in (name.find("+"), name.find(" ")) if at >= 0]
+    return children(kind, namespace) + _escaped(name[: min(ends)]) if ends else None
 
 
 def name_in(key: str) -> str:

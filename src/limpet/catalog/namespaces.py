@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from limpet import records
-from limpet.catalog.entries import check_namespace_exists, is_empty
+from limpet.catalog.entries import check_alike, check_namespace_exists, is_empty
 from limpet.catalog.leader import Decide, Grant
 from limpet.catalog.names import Namespace, key_of, shown
 from limpet.catalog.records import Change
@@ -49,7 +49,8 @@ def create(namespace: Namespace, properties: Mapping[str, str]) -> Decide:
     def decide(state: State) -> Grant:
         check_namespace_exists(state, namespace[:-1])
         if state.get(key(namespace)) is not None:
-            raise AlreadyExists(f"there is a namespace {shown(namespace)!r}")
+            raise AlreadyExists(f"Namespace already exists: {shown(namespace)}")
+        check_alike(state, "n", namespace[:-1], namespace[-1])
         return Grant("create namespace", (Change(key(namespace), properties),))
 
     return decide
@@ -61,7 +62,7 @@ def drop(namespace: Namespace) -> Decide:
     def decide(state: State) -> Grant:
         check_namespace_exists(state, namespace)
         if not is_empty(state, namespace):
-            raise NamespaceNotEmpty(f"the namespace {shown(namespace)!r} still holds something")
+            raise NamespaceNotEmpty(f"Namespace is not empty: {shown(namespace)}")
         return Grant("drop namespace", (Change(key(namespace), None),))
 
     return decide

@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Applied", "Batch", "Change", "Commit", "Head", "Link", "Row", "SnapshotRef", "Tail", "Told"]
+__all__ = ["ACTOR", "Applied", "Batch", "Change", "Commit", "Head", "Link", "Row", "SnapshotRef", "Tail", "Told"]
 
 SCHEMA = 1
+ACTOR = "@"
+"""The key under which a row says who sent its request. It is a change like others, because version 0.1 compares digests
+of what it has decoded and encoded again: a new field of `Row` would make it refuse the head."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +31,12 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str
     changes: tuple[Change, ...] = ()
     result: Any = None
+
+    @property
+    def actor(self) -> str:
+        """Who sent the request, by the name of the token; empty where it had none."""
+        said = next((change.value for change in self.changes if change.key == ACTOR), "")
+        return said if isinstance(said, str) else ""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from limpet.errors import Conflict, LimpetError, Missing
 
 __all__ = [
@@ -52,8 +55,11 @@ class CommitFailed(Conflict):
 
 
 class NeedsMetadata(LimpetError):
-    """Not for clients: a decision needs metadata that is not in memory. Load `paths` and ask again with the same id."""
+    """Not for clients: a table's metadata is another file than the commit was worked out on.
 
-    def __init__(self, paths: tuple[str, ...]) -> None:
-        super().__init__(f"needs {', '.join(paths)}")
-        self.paths = paths
+    Work it out on each of `paths` by the function beside it, outside the leader, and ask again with the same id.
+    """
+
+    def __init__(self, needs: Mapping[str, Callable[[Any], Any]]) -> None:
+        super().__init__(f"needs {', '.join(needs)}")
+        self.needs = needs

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from limpet.catalog.records import Row, Told
+from limpet.catalog.records import ACTOR, Row, Told
 
 __all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "scoped", "time_text"]
 
@@ -55,7 +55,8 @@ class State:
         """Make the changes of rows that were published at that time."""
         for row in rows:
             for change in row.changes:
-                self._set(change.key, change.value)
+                if change.key != ACTOR:
+                    self._set(change.key, change.value)
             self._answers[row.id] = Told(row.what, at, row.result)
             self._used |= _keys_in([row.id])
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from limpet import records
 from limpet.catalog import iceberg
-from limpet.catalog.entries import LIVE, Entry, check_free, entry_in, free_in, reserve
+from limpet.catalog.entries import LIVE, Entry, check_free, entry_in, reserve
 from limpet.catalog.leader import Decide, Grant
+from limpet.catalog.loaded import Ahead
 from limpet.catalog.names import Namespace, key_of
 from limpet.catalog.records import Change
 from limpet.catalog.refusals import CommitFailed, NeedsMetadata
 from limpet.catalog.state import State
-from limpet.catalog.tables import Draft, Find
+from limpet.catalog.tables import METADATA_PATH, Draft, metadata_folder, new_root, outside
 from limpet.catalog.warehouse import Document, Warehouse, property_text
 from limpet.errors import Corrupt, Invalid
 
-__all__ = ["DROP", "Changes", "create", "draft", "drop", "prepare", "replace"]
+__all__ = ["DROP", "Changes", "create", "draft", "drop", "needs_of", "prepare", "replace"]
 
 DROP = "drop view"
 HISTORY = "version.history.num-entries"
 HISTORY_MAX = 10
+UPDATES_MAX = 1000
+REPRESENTATIONS_MAX = 100
 LAST_ADDED = -1
 LAST_SCHEMA, LAST_VERSION = "last-schema", "last-version"
 
@@ -31,23 +34,22 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """A replacement whose locations are checked: the UUIDs that it requires, its updates, where the view moves to."""
+    """A replacement whose locations are checked: the UUIDs that it requires, its updates, where the view moves to, and
+    the folders that its properties name."""
 
     uuids: Sequence[Any]
     updates: Sequence[Json]
     root: str | None
+    places: Mapping[str, str]
 
 
-def draft(
-    warehouse: Warehouse, known: State | None, namespace: Namespace, name: str, request: Mapping[str, Any]
-) -> Draft:
+def draft(warehouse: Warehouse, known: State, namespace: Namespace, name: str, request: Mapping[str, Any]) -> Draft:
     """The view that a client asks to create; `known` is what is known of others' folders.   Raises: Invalid."""
     schema, version = _object(request, "schema"), _object(request, "view-version")
     properties = _strings(request.get("properties") or {})
-    warehouse.check_properties(properties)
+    places = warehouse.check_properties(properties)
     given = request.get("location")
-    free = free_in(known)
-    root = warehouse.new_root(namespace, name, free) if given is None else warehouse.root_of(given)
+    root = new_root(warehouse, known, namespace, name) if given is None else warehouse.root_of(given)
     first = {**_dated(warehouse, version), "version-id": 1, "schema-id": 0}
     metadata = {
         "view-uuid": warehouse.new_uuid(),
@@ -59,14 +61,16 @@ def draft(
         "schemas": [{**schema, "schema-id": 0}],
         "properties": properties,
     }
-    return Draft(_document(metadata), Entry(root, warehouse.new_file(f"{root}/metadata", None)))
+    document = _document(metadata)
+    path = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), None, document)
+    return Draft(document, Entry(root, path, outside(root, places.values())))
 
 
 def create(warehouse: Warehouse, namespace: Namespace, name: str, new: Draft) -> Decide:
     """Create a view. The result of this and of every replacement is the path of its metadata."""
 
     def decide(state: State) -> Grant:
-        check_free(state, namespace, name)
+        check_free(state, namespace, name, "v")
         changes = (Change(key_of("v", namespace, name), new.entry.value()), *reserve(state, new.entry.roots()))
         return Grant("create view", changes, new.entry.path, (warehouse.put_of(new.entry.path, new.document),))
 
@@ -75,7 +79,9 @@ def create(warehouse: Warehouse, namespace: Namespace, name: str, new: Draft) ->
 
 def prepare(warehouse: Warehouse, request: Mapping[str, Any]) -> Changes:
     """The changes that a client asks for: all are known, and all locations inside.   Raises: Invalid."""
-    requirements, updates = _list(request, "requirements"), _list(request, "updates")
+    requirements = _objects(iceberg.listed(request, "requirements", UPDATES_MAX), "requirements")
+    updates = _objects(iceberg.listed(request, "updates", UPDATES_MAX), "updates")
+    places: dict[str, str] = {}
     for requirement in requirements:
         if requirement.get("type") != "assert-view-uuid":
             raise Invalid(f"there is no requirement {requirement.get('type')!r} of views")
@@ -87,26 +93,31 @@ def prepare(warehouse: Warehouse, request: Mapping[str, Any]) -> Changes:
                 update["location"] = warehouse.location(root)
             case "set-properties":
                 update["updates"] = _strings(update.get("updates"))
-                warehouse.check_properties(update["updates"])
+                places |= warehouse.check_properties(update["updates"])
             case "add-view-version":
                 update["view-version"] = _dated(warehouse, _object(update, "view-version"))
             case action if not isinstance(action, str) or action not in _UPDATES:
                 raise Invalid(f"there is no update {action!r} of views")
-    return Changes([requirement.get("uuid") for requirement in requirements], updates, root)
+    return Changes([requirement.get("uuid") for requirement in requirements], updates, root, places)
 
 
-def replace(warehouse: Warehouse, namespace: Namespace, name: str, wanted: Changes, in_memory: Find) -> Decide:
+def needs_of(wanted: Changes, path: str) -> dict[str, Callable[[Document], Document]]:
+    """How a replacement is worked out on the metadata at a path: for `Ahead.work_out`."""
+    return {path: lambda document: _document(_applied(_json(document), wanted))}
+
+
+def replace(warehouse: Warehouse, namespace: Namespace, name: str, wanted: Changes, ahead: Ahead) -> Decide:
     """Change a view."""
 
     def decide(state: State) -> Grant:
         old = entry_in(state, "v", namespace, name)
-        document = in_memory(old.path)
-        if document is None:
-            raise NeedsMetadata((old.path,))
-        new = _document(_applied(_json(document), wanted))
+        if not ahead.has(old.path):
+            raise NeedsMetadata(needs_of(wanted, old.path))
+        new = ahead.result(old.path)
+        assert new is not None
         root = wanted.root or old.root
-        more = tuple(each for each in old.roots() if each != root)
-        entry = Entry(root, warehouse.new_file(f"{root}/metadata", old.path), more)
+        more = outside(root, (*old.roots(), *wanted.places.values()), keep=old.more)
+        entry = Entry(root, warehouse.new_file(metadata_folder(warehouse, new, root), old.path, new), more)
         changes = (Change(key_of("v", namespace, name), entry.value()), *reserve(state, entry.roots(), old.roots()))
         return Grant("replace view", changes, entry.path, (warehouse.put_of(entry.path, new),))
 
@@ -129,8 +140,11 @@ def drop(namespace: Namespace, name: str) -> Decide:
 
 def _applied(base: Json, wanted: Changes) -> Json:
     """The metadata after the updates.   Raises: CommitFailed; Invalid."""
-    if any(uuid != base["view-uuid"] for uuid in wanted.uuids):
-        raise CommitFailed(f"the view is another one: its UUID is {base['view-uuid']}")
+    for uuid in wanted.uuids:
+        if str(uuid).lower() != str(base["view-uuid"]).lower():
+            raise CommitFailed(
+                f"Requirement failed: view UUID does not match: expected {base['view-uuid']} != {str(uuid)[:100]}"
+            )
     new = {**base, "schemas": [*base["schemas"]], "versions": [*base["versions"]]}
     for update in wanted.updates:
         _UPDATES[update["action"]](new, update)
@@ -158,7 +172,7 @@ def _trimmed(view: Json) -> Json:
 
 def _assign_uuid(view: Json, update: Json) -> None:
     if update.get("uuid") != view["view-uuid"]:
-        raise Invalid(f"the UUID of a view never changes; this one is {view['view-uuid']}")
+        raise Invalid(f"Cannot reassign uuid: the view has {view['view-uuid']}")
 
 
 def _upgrade(view: Json, update: Json) -> None:
@@ -196,7 +210,7 @@ def _add_version(view: Json, update: Json) -> None:
     version = dict(update["view-version"])
     if version.get("schema-id") == LAST_ADDED:
         if LAST_SCHEMA not in view:
-            raise Invalid("no schema was added that could be the last one")
+            raise Invalid("Cannot set last added schema: no schema has been added")
         version["schema-id"] = view[LAST_SCHEMA]
     if version.get("schema-id") not in [schema["schema-id"] for schema in view["schemas"]]:
         raise Invalid(f"the view has no schema {version.get('schema-id')!r}")
@@ -208,7 +222,7 @@ def _set_current(view: Json, update: Json) -> None:
     id_ = update.get("view-version-id")
     if id_ == LAST_ADDED:
         if LAST_VERSION not in view:
-            raise Invalid("no version was added that could be the last one")
+            raise Invalid("Cannot set last version id: no current version id has been set")
         id_ = view[LAST_VERSION]
     view["current-version-id"] = _version(view, id_)["version-id"]
 
@@ -233,9 +247,27 @@ def _version(view: Json, id_: object) -> Json:
 
 
 def _dated(warehouse: Warehouse, version: Json) -> Json:
+    """A version of a client's, with a time.   Raises: Invalid if it has two SQL texts for one dialect."""
+    given = version.get("representations")
+    representations = given if isinstance(given, list) else []
+    if len(representations) > REPRESENTATIONS_MAX:
+        raise Invalid(f"a view has at most {REPRESENTATIONS_MAX} representations, not {len(representations)}")
+    dialects = [each.get("dialect") for each in representations if isinstance(each, Mapping)]
+    twice = _first_twice(dialect.lower() for dialect in dialects if isinstance(dialect, str))
+    if twice is not None:
+        raise Invalid(f"Invalid view version: Cannot add multiple queries for dialect {twice[:100]}")
     if version.get("timestamp-ms") is None:
         return {**version, "timestamp-ms": int(warehouse.runtime.wall().timestamp() * 1000)}
     return dict(version)
+
+
+def _first_twice(texts: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for text in texts:
+        if text in seen:
+            return text
+        seen.add(text)
+    return None
 
 
 def _document(metadata: Json) -> Document:
@@ -258,9 +290,8 @@ def _object(request: Mapping[str, Any], key: str) -> Json:
     return dict(found)
 
 
-def _list(request: Mapping[str, Any], key: str) -> list[Json]:
-    found = request.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+def _objects(found: Sequence[Any], key: str) -> list[Json]:
+    if not all(isinstance(each, Mapping) for each in found):
         raise Invalid(f"{key} must be a list of objects")
     return [dict(each) for each in found]
 

@@ -2,6 +2,9 @@
 
 Clients read and write table data by themselves, with URLs that the catalog hands out. So every URL that a client sends
 is checked before anything is written: it must lie in this very warehouse (F29, F30).
+
+The name of a metadata file holds the SHA-256 digest of its bytes, and the catalog's entry names the file: what is
+served was compared with what was committed (F23). Files that version 0.1 wrote have no digest in their names.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from limpet import records
 from limpet.catalog.names import Namespace, slug
 from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
 from limpet.keys import Key, check, disk_name
@@ -34,14 +38,21 @@ IN_MEMORY = 8
 PATH_CHARACTERS_MAX = 100
 FILES_AT_ONCE = 1000
 
+NAME_CHARACTERS_MAX = 1024
+VALUE_CHARACTERS_MAX = 1 << 20
+PROPERTIES_MAX = 10_000
+
 _ODD = re.compile(r"[%?#\\*\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
-_PLACE = re.compile(r"(?:^|[._-])(?:path|location|dir|directory|folder|warehouse)$", re.IGNORECASE)
-_STORAGE = re.compile(r"\s*(?:s3[an]?|gs|gcs|az|abfss?|wasbs?|adls?|file|hdfs|oss|cos|r2|memory):", re.IGNORECASE)
-_CLIENT = re.compile(
-    r"\s*(?:(?:s3|gcs|adls|hf|hdfs|fs|client|rest|signer|header)\.|(?:.*[.-])?(?:impl|uri|token|credential)\s*$)",
-    re.IGNORECASE,
-)
+_DIGEST = re.compile(r"\d{5,}-([0-9a-f]{64})\.metadata\.json")
+_ONE_SLASH = re.compile("file:/(?!/)")
+_PLACES = frozenset(("path", "location", "dir", "directory", "folder", "warehouse"))
+_STORAGES = frozenset(
+    ("s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "wasb", "wasbs", "adl", "adls", "file", "hdfs", "oss",
+     "cos", "r2", "memory")
+)  # fmt: skip
+_CLIENTS = ("s3.", "gcs.", "adls.", "hf.", "hdfs.", "fs.", "client.", "rest.", "signer.", "header.")
+_SECRETS = frozenset(("impl", "uri", "token", "credential"))
 
 
 class Document:
@@ -52,13 +63,20 @@ class Document:
     not kept in memory.
     """
 
-    __slots__ = ("_json", "data", "is_plain", "model")
+    __slots__ = ("_digest", "_json", "data", "is_plain", "model")
 
     def __init__(self, data: bytes, json: dict[str, Any] | None = None, model: Any = None) -> None:
         self.data = data
         self.model = model
         self.is_plain: bool | None = None
         self._json = json
+        self._digest: str | None = None
+
+    def digest(self) -> str:
+        """SHA-256 of the bytes, in hexadecimal."""
+        if self._digest is None:
+            self._digest = hashlib.sha256(self.data).hexdigest()
+        return self._digest
 
     def json(self) -> dict[str, Any]:
         """The metadata as JSON; only for bytes that are known to be an object (`Warehouse.read` has looked)."""
@@ -72,7 +90,7 @@ class Document:
         if self.model is None:
             return self
         slim = Document(self.data, self._json)
-        slim.is_plain = self.is_plain
+        slim.is_plain, slim._digest = self.is_plain, self._digest
         return slim
 
 
@@ -99,12 +117,16 @@ class Warehouse:
         """The URL of a path below the warehouse."""
         return f"{self.url}/{path}"
 
-    def new_root(self, namespace: Namespace, name: str, is_free: Callable[[str], bool]) -> str:
+    def new_root(
+        self, namespace: Namespace, name: str, is_free: Callable[[str], bool], location: str | None = None
+    ) -> str:
         """A path that no table ever had: readable, and unique by a part of chance.
 
-        It lies in the folder of its namespace, unless a table was given all of that.
+        It lies in the folder of its namespace (`location`, if that has one), unless a table was given all of that.
         """
         folders = "/".join(slug(level) for level in namespace)[:PATH_CHARACTERS_MAX].rstrip("/-")
+        if location is not None:
+            folders = self.root_of(location, "location of the namespace")
         own = f"{slug(name)}-{self.runtime.rng.getrandbits(48):012x}"
         return f"{folders}/{own}" if is_free(f"{folders}/{own}") else own
 
@@ -151,21 +173,33 @@ class Warehouse:
         Checked is whatever is called a path, location or folder, whatever begins like the URL of a store, and what
         would tell a client to use another store, or code, than the catalog says.   Raises: Invalid.
         """
+        if len(properties) > PROPERTIES_MAX:
+            raise Invalid(f"there are {len(properties)} properties; at most {PROPERTIES_MAX} are taken at once")
         places: dict[str, str] = {}
         for key, value in properties.items():
             text = property_text(key, value)
-            if _CLIENT.match(key):
+            if _is_for_clients(key):
                 raise Invalid(f"the property {key!r} says how files are reached", hint="set it in the client instead")
-            if _PLACE.search(key.rstrip()) or _STORAGE.match(text):
+            if _is_place(key) or _is_url(text):
                 places[key] = self.root_of(text, f"property {key}")
         return places
+
+    def canonical(self, url: str) -> str:
+        """A URL as this catalog writes it: `file:/x`, as Java and Hadoop write it, is `file:///x`.
+
+        No other form is taken for the same: `s3a:` and `s3n:` reach a bucket through other credentials and settings.
+        """
+        if self._folder is not None and _ONE_SLASH.match(url):
+            return f"file://{url[5:]}"
+        return url
 
     def _inside(self, url: object, what: str) -> str:
         if not isinstance(url, str):
             raise Invalid(f"the {what} must be a string")
-        path = url.rstrip("/").removeprefix(f"{self.url}/")
-        if path == url.rstrip("/") or not path:
-            raise Invalid(f"the {what} {url!r} is not inside the warehouse", hint=f"it begins with {self.url}/")
+        whole = self.canonical(url).rstrip("/")
+        path = whole.removeprefix(f"{self.url}/")
+        if path == whole or not path:
+            raise Invalid(f"the {what} {_cut(url)} is not inside the warehouse", hint=f"it begins with {self.url}/")
         if _ODD.search(path):
             raise Invalid(f"the {what} {url!r} has characters that programs read in different ways")
         try:
@@ -189,11 +223,14 @@ class Warehouse:
 
     # ---- metadata files ----
 
-    def new_file(self, folder: str, before: str | None) -> str:
-        """The path of a table's next metadata file, in `folder`; `before` is the path of the last one."""
+    def new_file(self, folder: str, before: str | None, document: Document) -> str:
+        """The path of a table's next metadata file, in `folder`; `before` is the path of the last one.
+
+        Equal bytes have one name: whoever writes them again writes the same file.
+        """
         found = _NUMBER.match(before.rpartition("/")[2]) if before else None
         number = int(found[1]) + 1 if found else 0
-        return f"{folder}/{number:05d}-{self.new_uuid()}.metadata.json"
+        return f"{folder}/{number:05d}-{document.digest()}.metadata.json"
 
     def put_of(self, path: str, document: Document) -> Put:
         """The write that creates a metadata file; from now on it is in memory too, under its unique name."""
@@ -209,7 +246,10 @@ class Warehouse:
             return found
 
     def read(self, path: str) -> Document:
-        """A metadata file that the catalog names.   Raises: Corrupt.   Cost: 1 GET; 0 if it is in memory."""
+        """A metadata file that the catalog names, with the bytes that were committed.
+
+        Raises: Corrupt, also if its bytes are others.   Cost: 1 GET; 0 if it is in memory.
+        """
         found = self.cached(path)
         if found is None:
             try:
@@ -220,17 +260,36 @@ class Warehouse:
         return found
 
     def fetch(self, path: str) -> Document:
-        """A metadata file that nobody vouches for.   Raises: Missing; Invalid unless it is JSON.   Cost: 1 GET."""
+        """A metadata file as it lies there now.
+
+        Raises: Missing; Corrupt if it is not what its name says; Invalid unless it is a JSON object without doubled
+        names.   Cost: 1 GET.
+        """
+        wanted = _DIGEST.fullmatch(path.rpartition("/")[2])
+        if wanted is None:
+            return self.fetch_foreign(path)
+        document = Document(self._bytes(path))
+        if document.digest() != wanted[1]:
+            raise Corrupt(
+                f"{path} is not what was committed: its digest differs",
+                hint="another program rewrote it: restore the file from a backup, or roll the table back",
+            )
+        return document
+
+    def fetch_foreign(self, path: str) -> Document:
+        """A metadata file that another program may have written.   Raises, cost: as `fetch`, whatever its name says."""
+        data = self._bytes(path)
+        return Document(data, _strict_object(path, data))
+
+    def _bytes(self, path: str) -> bytes:
         data = self.store.get(_key(path), range=(0, METADATA_BYTES_MAX + 1)).data
         if len(data) > METADATA_BYTES_MAX:
             raise Invalid(f"{path} has more than {METADATA_BYTES_MAX} bytes")
-        try:
-            found = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise Invalid(f"{path} is not JSON") from None
-        if not isinstance(found, dict):
-            raise Invalid(f"{path} is not a JSON object")
-        return Document(data)
+        return data
+
+    def has_digest(self, path: str) -> bool:
+        """Whether the name of a metadata file holds its digest; those that version 0.1 wrote do not."""
+        return _DIGEST.fullmatch(path.rpartition("/")[2]) is not None
 
     def etag(self, path: str) -> str:
         """What a client may remember a version of a table by."""
@@ -315,8 +374,48 @@ def _walk(path: str) -> Iterator[str]:
 def property_text(key: object, value: object) -> str:
     """A property as it is stored: always text.   Raises: Invalid."""
     if not isinstance(key, str) or not isinstance(value, str | int | float):
-        raise Invalid(f"the property {key!r} must be a string")
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        raise Invalid(f"the property {_cut(key)} must be a string")
+    if len(key) > NAME_CHARACTERS_MAX:
+        raise Invalid(f"the name of a property has at most {NAME_CHARACTERS_MAX} characters, not {len(key)}")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if len(text) > VALUE_CHARACTERS_MAX:
+        raise Invalid(f"the property {key!r} has more than {VALUE_CHARACTERS_MAX} characters")
+    return text
+
+
+def _is_place(key: str) -> bool:
+    """Whether a property is called a path, location or folder."""
+    name = key.rstrip().lower()
+    return name[max(name.rfind(mark) for mark in "._-") + 1 :] in _PLACES
+
+
+def _is_url(text: str) -> bool:
+    """Whether a value begins like the URL of a store."""
+    scheme, colon, _ = text.lstrip()[:16].partition(":")
+    return bool(colon) and scheme.lower() in _STORAGES
+
+
+def _is_for_clients(key: str) -> bool:
+    """Whether a property would tell a client to use another store, or code, than the catalog says."""
+    name = key.strip().lower()
+    return name.startswith(_CLIENTS) or name[max(name.rfind(mark) for mark in ".-") + 1 :] in _SECRETS
+
+
+def _strict_object(path: str, data: bytes) -> dict[str, Any]:
+    """The JSON of a file that no digest vouches for: no name twice, which programs read in different ways (F30)."""
+    try:
+        found = records.parse_json(data, what=path, bytes_max=METADATA_BYTES_MAX)
+    except Invalid as error:
+        raise Invalid(f"{path} is not JSON that can be used: {error}") from None
+    if not isinstance(found, dict):
+        raise Invalid(f"{path} is not a JSON object")
+    return found
+
+
+def _cut(value: object) -> str:
+    """For messages: what a client sent, and not all of it."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _weight(document: Document) -> int:

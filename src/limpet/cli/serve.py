@@ -399,7 +399,7 @@ def _announce(kind: Kind, fleet: Fleet, listener: socket.socket, guarded: bool, 
             f"The catalog of {facts['fleet']} answers on {here}; {asks}.",
             f"""  PyIceberg  load_catalog("limpet", type="rest", uri="{here}"{token})""",
             f"  DuckDB     ATTACH '' AS limpet (TYPE iceberg, ENDPOINT '{here}', {authorization});",
-            f"  tables     {facts['fleet']}/warehouse",
+            f"  tables     {str(facts['fleet']).partition('?')[0].rstrip('/')}/warehouse",
         ]
     said.append(f"  look       {here}/readyz and {here}/metrics; Ctrl-C ends it")
     print("\n".join(said), flush=True)

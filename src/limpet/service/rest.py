@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.loaded import LoadedTable, Page
+from limpet.catalog.names import shown
 from limpet.catalog.refusals import NoSuchTable, NoSuchView
 from limpet.catalog.state import ID_LIFETIME
 from limpet.errors import Invalid, NotModified
@@ -26,11 +27,17 @@ __all__ = ["Rest"]
 
 SEPARATOR = "\x1f"
 PAGE_MAX = 10_000
+PAGE_MARK = "after"
 KEY_HEADER = b"idempotency-key"
 
 _NS = "/v1/namespaces/{namespace}"
 _UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NO_CONTENT = Response(204)
+
+
+class _Sender(TypedDict):
+    id_: str | None
+    actor: str
 
 
 class Rest:
@@ -98,7 +105,7 @@ class Rest:
         """Create one, with properties."""
         body = request.fields()
         namespace = _levels(body.get("namespace"))
-        properties = self._catalog.create_namespace(namespace, _mapping(body, "properties"), id_=_id_of(request))
+        properties = self._catalog.create_namespace(namespace, _mapping(body, "properties"), **_sender(request))
         return json_response({"namespace": namespace, "properties": properties})
 
     def namespace(self, request: Request) -> Response:
@@ -113,7 +120,7 @@ class Rest:
 
     def drop_namespace(self, request: Request) -> Response:
         """Drop it, if it is empty."""
-        self._catalog.drop_namespace(_namespace_of(request), id_=_id_of(request))
+        self._catalog.drop_namespace(_namespace_of(request), **_sender(request))
         return _NO_CONTENT
 
     def update_properties(self, request: Request) -> Response:
@@ -126,7 +133,7 @@ class Rest:
                 422, "UnprocessableEntityException", f"the property {both[0]!r} is to be both set and removed"
             )
         return json_response(
-            self._catalog.update_properties(_namespace_of(request), removals, updates, id_=_id_of(request))
+            self._catalog.update_properties(_namespace_of(request), removals, updates, **_sender(request))
         )
 
     # ---- tables ----
@@ -138,7 +145,7 @@ class Rest:
 
     def create_table(self, request: Request) -> Response:
         """Create a table, or stage it."""
-        return _loaded(self._catalog.create_table(_namespace_of(request), request.fields(), id_=_id_of(request)))
+        return _loaded(self._catalog.create_table(_namespace_of(request), request.fields(), **_sender(request)))
 
     def table(self, request: Request) -> Response:
         """Load it: 304 if the client has it already; with `snapshots=refs` only those that a branch or tag names."""
@@ -155,13 +162,13 @@ class Rest:
     def has_table(self, request: Request) -> Response:
         """204 if it is there."""
         if not self._catalog.has_table(_namespace_of(request), request.names[1]):
-            raise NoSuchTable(f"there is no table {request.names[1]!r}")
+            raise NoSuchTable(f"Table does not exist: {shown(tuple(_namespace_of(request)), request.names[1])}")
         return _NO_CONTENT
 
     def commit_table(self, request: Request) -> Response:
         """Commit updates, or create a staged table."""
         done = self._catalog.commit_table(
-            _namespace_of(request), request.names[1], request.fields(), id_=_id_of(request)
+            _namespace_of(request), request.names[1], request.fields(), **_sender(request)
         )
         body = {"metadata-location": done.metadata_location, "metadata": msgspec.Raw(done.metadata)}
         return json_response(body, headers=_etag(done.etag))
@@ -169,7 +176,7 @@ class Rest:
     def drop_table(self, request: Request) -> Response:
         """Drop it; with `purgeRequested` its files too."""
         purge = _choice(request.query(), "purgeRequested", ("false", "true")) == "true"
-        self._catalog.drop_table(_namespace_of(request), request.names[1], purge=purge, id_=_id_of(request))
+        self._catalog.drop_table(_namespace_of(request), request.names[1], purge=purge, **_sender(request))
         return _NO_CONTENT
 
     def register_table(self, request: Request) -> Response:
@@ -181,13 +188,13 @@ class Rest:
         name, location = _text(body, "name"), _text(body, "metadata-location")
         return _loaded(
             self._catalog.register_table(
-                _namespace_of(request), name, location, overwrite=overwrite, id_=_id_of(request)
+                _namespace_of(request), name, location, overwrite=overwrite, **_sender(request)
             )
         )
 
     def rename_table(self, request: Request) -> Response:
         """Give a table another name."""
-        self._catalog.rename_table(*_rename_of(request), id_=_id_of(request))
+        self._catalog.rename_table(*_rename_of(request), **_sender(request))
         return _NO_CONTENT
 
     def report_metrics(self, request: Request) -> Response:
@@ -197,7 +204,7 @@ class Rest:
 
     def commit_transaction(self, request: Request) -> Response:
         """Commit to several tables: all or none."""
-        self._catalog.commit_transaction(request.fields().get("table-changes"), id_=_id_of(request))
+        self._catalog.commit_transaction(request.fields().get("table-changes"), **_sender(request))
         return _NO_CONTENT
 
     # ---- views ----
@@ -209,7 +216,7 @@ class Rest:
 
     def create_view(self, request: Request) -> Response:
         """Create a view."""
-        return _loaded(self._catalog.create_view(_namespace_of(request), request.fields(), id_=_id_of(request)))
+        return _loaded(self._catalog.create_view(_namespace_of(request), request.fields(), **_sender(request)))
 
     def view(self, request: Request) -> Response:
         """Load it: 304 if the client has it already."""
@@ -222,23 +229,23 @@ class Rest:
     def has_view(self, request: Request) -> Response:
         """204 if it is there."""
         if not self._catalog.has_view(_namespace_of(request), request.names[1]):
-            raise NoSuchView(f"there is no view {request.names[1]!r}")
+            raise NoSuchView(f"View does not exist: {shown(tuple(_namespace_of(request)), request.names[1])}")
         return _NO_CONTENT
 
     def replace_view(self, request: Request) -> Response:
         """Commit updates to a view."""
         return _loaded(
-            self._catalog.replace_view(_namespace_of(request), request.names[1], request.fields(), id_=_id_of(request))
+            self._catalog.replace_view(_namespace_of(request), request.names[1], request.fields(), **_sender(request))
         )
 
     def drop_view(self, request: Request) -> Response:
         """Drop it."""
-        self._catalog.drop_view(_namespace_of(request), request.names[1], id_=_id_of(request))
+        self._catalog.drop_view(_namespace_of(request), request.names[1], **_sender(request))
         return _NO_CONTENT
 
     def rename_view(self, request: Request) -> Response:
         """Give a view another name."""
-        self._catalog.rename_view(*_rename_of(request), id_=_id_of(request))
+        self._catalog.rename_view(*_rename_of(request), **_sender(request))
         return _NO_CONTENT
 
     # ---- beyond the protocol ----
@@ -246,7 +253,7 @@ class Rest:
     def undrop(self, request: Request) -> Response:
         """`POST /limpet/undrop {namespace, name}`: put back the table or view that was dropped last."""
         body = request.fields()
-        return _loaded(self._catalog.undrop(_levels(body.get("namespace")), _text(body, "name"), id_=_id_of(request)))
+        return _loaded(self._catalog.undrop(_levels(body.get("namespace")), _text(body, "name"), **_sender(request)))
 
 
 def _no_oauth(_: Request) -> Response:
@@ -317,6 +324,11 @@ def _id_of(request: Request) -> str | None:
     return key.lower()
 
 
+def _sender(request: Request) -> _Sender:
+    """Under which id a request is remembered, and who sent it."""
+    return {"id_": _id_of(request), "actor": getattr(request, "actor", "")}
+
+
 def _levels(value: Any) -> list[str]:
     if value is None:
         raise Invalid("namespace is missing")
@@ -373,15 +385,27 @@ def _choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> st
 def _page_of(query: Mapping[str, str]) -> tuple[str, int | None]:
     """Where a page begins and how long it is at most; None: everything.   Raises: Invalid."""
     token, size = query.get("pageToken", ""), query.get("pageSize")
-    try:
-        after = urlsafe_b64decode(token.encode("ascii")).decode() if token else ""
-    except ValueError:
-        raise Invalid("the pageToken is none of ours", hint="begin again without one") from None
+    after = _after_of(token) if token else ""
     if size is None:
         return after, PAGE_MAX if "pageToken" in query else None
     if not size.isascii() or not size.isdigit() or not 1 <= len(size) <= 9 or int(size) < 1:
         raise Invalid("pageSize must be a whole number above 0")
     return after, min(int(size), PAGE_MAX)
+
+
+def _after_of(token: str) -> str:
+    """The name after which a page begins.   Raises: Invalid unless the token is one of ours, to the last character."""
+    try:
+        mark, _, after = urlsafe_b64decode(token.encode("ascii")).decode().partition(":")
+    except ValueError:
+        mark, after = "", ""
+    if mark != PAGE_MARK or not after or token != _token_of(after):
+        raise Invalid(f"Invalid pageToken: {token[:100]!r}", hint="begin again without one")
+    return after
+
+
+def _token_of(after: str) -> str:
+    return urlsafe_b64encode(f"{PAGE_MARK}:{after}".encode()).decode()
 
 
 def _etag_known(request: Request, suffix: str = "") -> str | None:
@@ -398,7 +422,7 @@ def _etag_known(request: Request, suffix: str = "") -> str | None:
 
 
 def _next(page: Page) -> dict[str, str | None]:
-    return {"next-page-token": urlsafe_b64encode(page.next.encode()).decode() if page.next else None}
+    return {"next-page-token": _token_of(page.next) if page.next else None}
 
 
 def _identifiers(namespace: list[str], page: Page) -> Response:

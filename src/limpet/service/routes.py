@@ -1,4 +1,4 @@
-"""From a path to its handler, by the raw path: `%2F` inside a name is part of the name."""
+"""From a path to its handler, by the raw path: `%2F` inside a name is part of the name, and `+` is a space."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ class Routes:
 
 
 def _decoded(part: bytes) -> str:
+    """A name in a path. Java's client and the reference server write a space as `+`; a plus is `%2B` for everybody."""
     try:
-        return unquote_to_bytes(part).decode()
+        return unquote_to_bytes(part.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
         raise Rejected(400, "BadRequestException", "a name in the path is not UTF-8") from None

@@ -15,7 +15,7 @@ from limpet import records
 from limpet.catalog.refusals import CommitFailed
 from limpet.errors import Invalid
 
-__all__ = ["ACTIONS", "fits", "updated"]
+__all__ = ["ACTIONS", "fits", "is_stale", "stale", "updated"]
 
 Json = dict[str, Any]
 
@@ -102,17 +102,31 @@ class _Work:
         self.changed = True
 
 
+def is_stale(number: int, last: int, parent: int | None) -> bool:
+    """Whether a snapshot was made for an older table, by its sequence number and that of the table.
+
+    A snapshot without a parent builds on nothing, so it is never stale: a concurrent CREATE OR REPLACE TABLE adds one.
+    The table's own number does not go back for it.
+    """
+    return number <= last and parent is not None
+
+
+def stale(number: int, last: int) -> CommitFailed:
+    """The refusal of a stale snapshot, in the words of the reference implementation."""
+    return CommitFailed(f"Cannot add snapshot with sequence number {number} older than last sequence number {last}")
+
+
 def _add_snapshot(work: _Work, update: Json) -> None:
     new, last = update["snapshot"], work.table["last-sequence-number"]
     number = new.get("sequence-number") or 0
-    if number <= last:
-        raise CommitFailed(f"the snapshot has sequence number {number}, and the table has {last} already")
+    if is_stale(number, last, new.get("parent-snapshot-id")):
+        raise stale(number, last)
     if work.snapshot(new["snapshot-id"]) is not None:
-        raise Invalid(f"there is a snapshot {new['snapshot-id']} already")
+        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
     work.added.add(new["snapshot-id"])
     work.set(
         last_updated_ms=new["timestamp-ms"],
-        last_sequence_number=number,
+        last_sequence_number=max(number, last),
         snapshots=[*work.table["snapshots"], new],
     )
 
@@ -124,7 +138,7 @@ def _set_ref(work: _Work, update: Json) -> None:
         return
     snapshot = work.snapshot(ref["snapshot-id"])
     if snapshot is None:
-        raise Invalid(f"{name!r} cannot be set to the snapshot {ref['snapshot-id']}, which is not there")
+        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
     at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
     if name == MAIN:
         entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}

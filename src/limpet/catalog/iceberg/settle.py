@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pydantic
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
@@ -24,10 +25,10 @@ from pyiceberg.table.update import (
     UpgradeFormatVersionUpdate,
 )
 
-from limpet.catalog.refusals import CommitFailed
+from limpet.catalog.iceberg.quick import is_stale, stale
 from limpet.errors import Invalid
 
-__all__ = ["UNSET_ID", "settled"]
+__all__ = ["UNSET_ID", "check_schema", "settled"]
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
@@ -65,7 +66,7 @@ class _Settler:
         match update:
             case AssignUUIDUpdate():
                 if not self._is_new and update.uuid != self._table.table_uuid:
-                    raise Invalid(f"the UUID of a table never changes; this one is {self._table.table_uuid}")
+                    raise Invalid(f"Cannot reassign uuid: the table has {self._table.table_uuid}")
             case UpgradeFormatVersionUpdate():
                 self._version = update.format_version
             case SetLocationUpdate():
@@ -88,14 +89,15 @@ class _Settler:
 
     def _add_snapshot(self, snapshot: Any) -> None:
         number = snapshot.sequence_number or 0
-        if self._version > 1 and number <= self._number:
-            raise CommitFailed(f"the snapshot has sequence number {number}, and the table has {self._number} already")
-        self._number = number
+        if self._version > 1 and is_stale(number, self._number, snapshot.parent_snapshot_id):
+            raise stale(number, self._number)
+        self._number = max(number, self._number)
         self._snapshots.add(snapshot.snapshot_id)
 
     def _with_ids(self, update: Any) -> Any:
         match update:
             case AddSchemaUpdate():
+                check_schema(update.schema_, self._version)
                 id_ = self._schemas.place(update.schema_.schema_id, update.schema_)
                 return None if id_ is None else _with(update, schema_=_with(update.schema_, schema_id=id_))
             case SetCurrentSchemaUpdate():
@@ -115,27 +117,56 @@ class _Settler:
         return update
 
 
+def check_schema(schema: Schema, format_version: int) -> None:
+    """Nothing, if tables of a format may have this schema.   Raises: Invalid for types and defaults of a later one."""
+    try:
+        schema.check_format_version_compatibility(format_version)
+    except ValueError as error:
+        raise Invalid(f"Invalid schema for v{format_version}: {error}") from None
+    for field in index_by_id(schema).values():
+        if field.initial_default is not None:
+            raise Invalid(
+                f"Invalid schema for v{format_version}: Invalid initial default for {field.name}: non-null default "
+                f"({field.initial_default!r:.40}) is not supported until v3"
+            )
+        if field.write_default is not None:
+            raise Invalid(
+                f"Invalid schema for v{format_version}: Invalid write default for {field.name}: non-null default "
+                f"({field.write_default!r:.40}) is not supported until v3"
+            )
+
+
 class _Ids:
     """The schemas, specs or orders of a table by id, and what a request means by the ids that it gives."""
 
     def __init__(self, known: dict[int, Any]) -> None:
         self._known = known
+        self._ids: dict[bytes, int] | None = None
         self._meant: dict[int, int] = {}
 
     def place(self, wanted: int, body: Any) -> int | None:
-        """The id for a new one; None if the table has it already, under whatever id."""
-        id_ = next((id_ for id_, known in self._known.items() if known == body), None)
-        is_new = id_ is None
-        if id_ is None:
-            id_ = wanted if wanted not in self._known else max(self._known) + 1
+        """The id for a new one; None if the table has it already, under whatever id.
+
+        They are compared by their bytes: to compare each with each takes seconds for a thousand of them.
+        """
+        if self._ids is None:
+            self._ids = {}
+            for id_, known in self._known.items():
+                self._ids.setdefault(_bytes_of(known), id_)
+        new = _bytes_of(body)
+        found = self._ids.get(new)
+        id_ = found if found is not None else wanted if wanted not in self._known else max(self._known) + 1
+        is_new = found is None
+        if is_new:
             self._known[id_] = body
+            self._ids[new] = id_
         self._meant[wanted] = self._meant[UNSET_ID] = id_
         return id_ if is_new else None
 
     def meant(self, id_: int, what: str) -> int:
         """The id that a request means.   Raises: Invalid."""
         if id_ == UNSET_ID and UNSET_ID not in self._meant:
-            raise Invalid(f"no {what} was added that could be the last one")
+            raise Invalid(f"Cannot set last added {what}: no {what} has been added")
         return self._meant.get(id_, id_)
 
 
@@ -154,6 +185,13 @@ def _numbered(table: TableMetadata, spec: PartitionSpec, settled: Sequence[Any])
             field = field.model_copy(update={"field_id": same[0].field_id if same else last})
         fields.append(field)
     return _with(spec, fields=tuple(fields))
+
+
+def _bytes_of(body: Any) -> bytes:
+    """A schema, or the fields of a spec or order, without its id."""
+    if isinstance(body, Schema):
+        return body.model_dump_json(exclude={"schema_id"}).encode()
+    return "\n".join(field.model_dump_json() for field in body).encode()
 
 
 def _parts(field: PartitionField) -> tuple[Any, ...]:

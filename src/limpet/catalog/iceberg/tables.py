@@ -40,7 +40,7 @@ from pyiceberg.view.metadata import ViewMetadata
 
 from limpet import records
 from limpet.catalog.iceberg import quick
-from limpet.catalog.iceberg.settle import UNSET_ID, settled
+from limpet.catalog.iceberg.settle import UNSET_ID, check_schema, settled
 from limpet.catalog.refusals import CommitFailed
 from limpet.catalog.warehouse import Document, property_text
 from limpet.errors import Corrupt, Invalid
@@ -48,9 +48,12 @@ from limpet.errors import Corrupt, Invalid
 __all__ = [
     "Commit",
     "apply",
+    "check_table",
     "check_view",
     "create",
+    "encoded",
     "files_of",
+    "listed",
     "new_table",
     "parse_commit",
     "parse_table",
@@ -58,6 +61,14 @@ __all__ = [
 ]
 
 FORMAT_VERSION_MAX = 2
+UPDATES_MAX = 10_000
+ADDED_MAX = 200
+"""Schemas, partition specs, sort orders and other updates that PyIceberg works out, in one commit."""
+REQUIREMENTS_MAX = 1000
+LIGHT_MAX = 32
+VALUES_MAX = 200_000
+DEFAULTS = {"write.parquet.compression-codec": "zstd"}
+"""What the reference implementation sets in new tables: without it Spark writes GZIP."""
 FORMS_MAX = 64
 FORM_BYTES_MAX = 64 << 10
 NO_UUID = "00000000-0000-4000-8000-000000000000"
@@ -104,13 +115,24 @@ class Commit:
     properties: Mapping[str, str]
     files: tuple[tuple[str, str], ...]
 
+    @property
+    def is_light(self) -> bool:
+        """Whether it can be worked out at once, whatever the table is: few updates, all of the quick kind."""
+        return self.plain is not None and len(self.plain) <= LIGHT_MAX
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has few updates, of whatever kind."""
+        return len(self.updates) <= LIGHT_MAX
+
 
 def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int) -> Document:
     """The metadata of a table that a client asks to create.   Raises: Invalid.
 
     What does not depend on the table's name is worked out once for all that are alike: PyIceberg takes a millisecond.
     """
-    properties = _properties(request.get("properties") or {})
+    check_size([request.get(name) for name in ("schema", "partition-spec", "write-order")], "the table")
+    properties = {**DEFAULTS, **_properties(request.get("properties") or {})}
     version = properties.get("format-version", str(FORMAT_VERSION_MAX))
     if version not in ("1", "2"):
         _refuse_version(version)
@@ -129,10 +151,11 @@ def _form(asked: bytes) -> Mapping[str, Any]:
     """The metadata of new tables with that schema, partition spec, sort order and properties; not to be changed."""
     fields, partitions, sorting, properties = msgspec.json.decode(asked)
     if "fields" not in fields:
-        raise Invalid("the schema has no fields")
+        raise Invalid("Invalid schema: the schema has no fields")
     schema = Schema.model_validate(fields)
     spec = PartitionSpec.model_validate(_with_field_ids(partitions) or {})
     order = SortOrder.model_validate(_with_null_order(sorting) or {})
+    check_schema(schema, int(properties.get("format-version", FORMAT_VERSION_MAX)))
     schema.find_column_name(0)  # builds the index of names, which finds those that are there twice
     metadata = new_table_metadata(schema, spec, order, "", properties, _uuid(NO_UUID))
     metadata.spec().check_compatible(metadata.schema())
@@ -140,12 +163,24 @@ def _form(asked: bytes) -> Mapping[str, Any]:
     return _document(metadata).json()
 
 
-def parse_commit(request: Mapping[str, Any]) -> Commit:
-    """A client's request to change a table.   Raises: Invalid, also for an update or requirement nobody knows."""
+def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> Commit:
+    """A client's request to change a table.   Raises: Invalid, also for an update or requirement nobody knows.
+
+    How much there is of it is checked first: what PyIceberg makes of it takes a thousand times as long. `canonical`
+    makes a URL what this catalog writes.
+    """
+    asked, required = listed(request, "updates", UPDATES_MAX), listed(request, "requirements", REQUIREMENTS_MAX)
+    check_size(asked, "the commit")
     try:
-        raw = [_with_defaults(update) for update in request.get("updates") or ()]
+        raw = [_with_defaults(update, canonical) for update in joined(asked)]
+        heavy = sum(update.get("action") not in quick.ACTIONS for update in raw if isinstance(update, Mapping))
+        if heavy > ADDED_MAX:
+            raise Invalid(
+                f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
+                hint="commit them in several steps",
+            )
         updates = _updates.validate_python(raw)
-        requirements = _requirements.validate_python(tuple(request.get("requirements") or ()))
+        requirements = _requirements.validate_python(tuple(required))
     except _REJECTS as error:
         _refuse("the commit", error)
     location: str | None = None
@@ -168,6 +203,57 @@ def parse_commit(request: Mapping[str, Any]) -> Commit:
                 _refuse_version(update.format_version)
     creates = any(isinstance(requirement, AssertCreate) for requirement in requirements)
     return Commit(requirements, updates, _plain(updates), creates, location, properties, tuple(files))
+
+
+def listed(request: Mapping[str, Any], name: str, most: int) -> list[Any]:
+    """A list in a commit. `updates` must be there, as the specification says.   Raises: Invalid."""
+    found = request.get(name)
+    if found is None and name != "updates":
+        return []
+    if not isinstance(found, list | tuple):
+        raise Invalid(f"Cannot parse {name} from non-array: {name} must be a list")
+    if len(found) > most:
+        raise Invalid(f"the commit has {len(found)} {name}; at most {most} are taken", hint="commit in several steps")
+    return [*found]
+
+
+def check_size(value: Any, what: str) -> None:
+    """Nothing, if a request holds no more values than can be worked out in good time.   Raises: Invalid."""
+    count, layer = 0, [value]
+    while layer:
+        count += len(layer)
+        if count > VALUES_MAX:
+            raise Invalid(f"{what} has more than {VALUES_MAX} values", hint="commit in several steps")
+        inner: list[Any] = []
+        for each in layer:
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, list | tuple):
+                inner += each
+        layer = inner
+
+
+def joined(updates: Sequence[Any]) -> list[Any]:
+    """The updates, with neighbours that remove snapshots made one: older clients send one for each snapshot."""
+    found: list[Any] = []
+    for update in updates:
+        match (found[-1] if found else None), update:
+            case (
+                {"action": "remove-snapshots", "snapshot-ids": list() as before},
+                {"action": "remove-snapshots", "snapshot-ids": list() as ids},
+            ):
+                before += ids
+            case _, {"action": "remove-snapshots", "snapshot-ids": list() as ids}:
+                found.append({"action": "remove-snapshots", "snapshot-ids": [*ids]})
+            case _:
+                found.append(update)
+    return found
+
+
+def check_table(table: TableMetadata) -> None:
+    """Nothing, if tables of its format may have its schemas.   Raises: Invalid."""
+    for schema in table.schemas:
+        check_schema(schema, table.format_version)
 
 
 def parse_table(document: Document) -> TableMetadata:
@@ -253,11 +339,16 @@ def create(commit: Commit, location: str, uuid: str) -> Document:
         first = [AssignUUIDUpdate(uuid=_uuid(uuid)), SetLocationUpdate(location=location)]
         empty = TableMetadataV1.model_construct(last_column_id=-1, schema=Schema())
         updates = settled(empty, (*first, *commit.updates), is_new=True)
-        return _document(update_table_metadata(empty, updates, enforce_validation=True))
+        return _document(_not_back(empty, update_table_metadata(empty, updates, enforce_validation=True), updates))
     except CommitFailedException as error:
         raise CommitFailed(_line(error)) from None
     except _REJECTS as error:
         _refuse("the table", error)
+
+
+def encoded(table: TableMetadata) -> Document:
+    """The metadata as this catalog writes it: what was parsed and checked, and nothing else."""
+    return _document(table)
 
 
 def check_view(metadata: Mapping[str, Any]) -> None:
@@ -274,6 +365,7 @@ def check_view(metadata: Mapping[str, Any]) -> None:
 def _updated(table: TableMetadata, updates: tuple[Any, ...], metadata_location: str) -> TableMetadata | None:
     shared = {name: _Kept(value) for name, value in table if isinstance(value, list)}
     new = update_table_metadata(table.model_copy(update=shared), updates, metadata_location=metadata_location)
+    new = _not_back(table, new, updates)
     if new.metadata_log is shared["metadata_log"]:
         return None  # nothing was changed, or the last location would have been added
     if isinstance(new, TableMetadataV1):
@@ -283,39 +375,73 @@ def _updated(table: TableMetadata, updates: tuple[Any, ...], metadata_location: 
     return new
 
 
+def _not_back(before: TableMetadata, after: TableMetadata, updates: Sequence[Any]) -> TableMetadata:
+    """The metadata with the highest sequence number there was: a snapshot without a parent may have an older one."""
+    if after.format_version == 1:
+        return after
+    numbers = [each.snapshot.sequence_number or 0 for each in updates if isinstance(each, AddSnapshotUpdate)]
+    highest = max([getattr(before, "last_sequence_number", 0), *numbers])
+    if after.last_sequence_number >= highest:
+        return after
+    return after.model_copy(update={"last_sequence_number": highest})
+
+
 def _check(requirement: Any, table: Mapping[str, Any]) -> None:
-    """Nothing, if the table is what the client requires.   Raises: CommitFailed."""
-    wanted: object
+    """Nothing, if the table is what the client requires. The words are those of the reference implementation.
+
+    Raises: CommitFailed.
+    """
     match requirement:
         case AssertCreate():
-            what, wanted, found = "table", None, table["table-uuid"]
+            raise CommitFailed("Requirement failed: table already exists")
         case AssertTableUUID():
-            what, wanted, found = "UUID", str(requirement.uuid), table["table-uuid"].lower()
+            what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), str(requirement.uuid)
         case AssertRefSnapshotId():
-            what, wanted = f"{requirement.ref!r} at snapshot", requirement.snapshot_id
-            found = table["refs"].get(requirement.ref, {}).get("snapshot-id")
+            _check_ref(requirement, table["refs"].get(requirement.ref))
+            return
         case AssertLastAssignedFieldId():
-            what, wanted, found = "last field", requirement.last_assigned_field_id, table["last-column-id"]
+            what, wanted = "last assigned field id changed: expected id", requirement.last_assigned_field_id
+            found = table["last-column-id"]
         case AssertCurrentSchemaId():
-            what, wanted, found = "schema", requirement.current_schema_id, table["current-schema-id"]
+            what, wanted = "current schema changed: expected id", requirement.current_schema_id
+            found = table["current-schema-id"]
         case AssertLastAssignedPartitionId():
-            what, wanted = "last partition field", requirement.last_assigned_partition_id
+            what, wanted = "last assigned partition id changed: expected id", requirement.last_assigned_partition_id
             found = table["last-partition-id"]
         case AssertDefaultSpecId():
-            what, wanted, found = "partition spec", requirement.default_spec_id, table["default-spec-id"]
+            what, wanted = "default partition spec changed: expected id", requirement.default_spec_id
+            found = table["default-spec-id"]
         case AssertDefaultSortOrderId():
-            what, wanted, found = "sort order", requirement.default_sort_order_id, table["default-sort-order-id"]
+            what, wanted = "default sort order changed: expected id", requirement.default_sort_order_id
+            found = table["default-sort-order-id"]
         case _:
             raise Invalid(f"there is no requirement {requirement.type!r}")
     if wanted != found:
-        raise CommitFailed(f"the commit requires {what} {wanted}, and the table has {found}")
+        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
+
+
+def _check_ref(requirement: AssertRefSnapshotId, ref: Mapping[str, Any] | None) -> None:
+    """Nothing, if a branch or tag is where the client requires it, or is not there.   Raises: CommitFailed."""
+    wanted, name = requirement.snapshot_id, requirement.ref
+    if ref is None:
+        if wanted is not None:
+            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
+    elif wanted is None:
+        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
+    elif wanted != ref["snapshot-id"]:
+        raise CommitFailed(
+            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
+            f"expected id {wanted} != {ref['snapshot-id']}"
+        )
 
 
 # ---- requests ----
 
 
-def _with_defaults(update: Any) -> Any:
+def _with_defaults(update: Any, canonical: Callable[[str], str]) -> Any:
     match update:
+        case {"action": "set-location", "location": str() as location}:
+            return {**update, "location": canonical(location)}
         case {"action": "add-spec", "spec": spec}:
             return {**update, "spec": _with_field_ids(spec)}
         case {"action": "add-sort-order", "sort-order": order}:
