@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 FAILURE_ROWS = 34
 AMBIENT = ("time", "random", "uuid", "threading", "secrets", "concurrent.futures", "asyncio", "multiprocessing")
@@ -61,12 +60,6 @@ def _parse(text: str) -> ast.Module:
 
 
 # ---- rules for the package ----
-
-
-def module_is_small(source: Source) -> Iterator[Finding]:
-    count = len(source.text.splitlines())
-    if count > MODULE_LINES_MAX:
-        yield 1, f"the module has {count} lines; the limit is {MODULE_LINES_MAX}"
 
 
 def functions_are_small(source: Source) -> Iterator[Finding]:
@@ -325,7 +318,6 @@ class Case:
 
 
 PACKAGE_RULES = [
-    Case(module_is_small, "x = 1\n" * (MODULE_LINES_MAX + 1)),
     Case(functions_are_small, "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX),
     Case(time_and_chance_come_from_runtime, "from time import sleep"),
     Case(time_and_chance_come_from_runtime, "from concurrent import futures"),

@@ -40,14 +40,14 @@ _ALL = [
     _bug(
         "a bucket's refusal is taken for final",
         "F1, counterexample 2",
-        0,
+        252,
         ("store.base", "    conflict_is_final = False\n", "    conflict_is_final = True\n"),
         ("cell.decide", "        return Verdict.REPLACED\n", "        return Verdict.UNKNOWN\n"),
     ),
     _bug(
         "the next seq is taken for ours",
         "F2",
-        0,
+        1,
         (
             "cell.decide",
             "    if found.write_id == write.write_id:\n",
@@ -105,13 +105,13 @@ _ALL = [
     _bug(
         "a lower token is let in",
         "F12",
-        1,
+        30,
         ("cell.decide", "    if offered.token < kept.token:\n", "    if offered.token < 0:\n"),
     ),
     _bug(
         "the token is compared with an older look",
         "F12",
-        5,
+        30,
         ("cell.cell", "self.attempt(seen, value, fence,", "self.attempt(self.read() if fence else seen, value, fence,"),
     ),
     _bug(
@@ -139,7 +139,7 @@ _ALL = [
     _bug(
         "two swaps within a tick have one version",
         "F15",
-        63,
+        70,
         ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
         ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
         ("store.directory.writer", "if new.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
