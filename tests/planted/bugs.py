@@ -209,7 +209,7 @@ _ALL = [
     _bug(
         "a folder is not synced",
         "F25",
-        2,
+        5,
         ("store.directory.writer", "            files.fsync(fd)\n            if folder", "            if folder"),
         scenario="directory",
     ),
