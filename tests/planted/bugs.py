@@ -139,10 +139,10 @@ _ALL = [
     _bug(
         "two swaps within a tick have one version",
         "F15",
-        70,
+        1670,
         ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
         ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
-        ("store.directory.writer", "if new.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
+        ("store.directory.writer", "if temp.stat.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
         scenario="directory",
     ),
     _bug(
@@ -209,9 +209,23 @@ _ALL = [
     _bug(
         "a folder is not synced",
         "F25",
-        2,
-        ("store.directory.writer", "            files.fsync(fd)\n            if folder", "            if folder"),
+        5,
+        ("store.directory.folders", "        self._files.fsync(folder.fd)\n        if folder", "        if folder"),
         scenario="directory",
+    ),
+    _bug(
+        "a new folder's parent is not synced",
+        "F25",
+        5,
+        ("store.directory.folders", "        if above is not None:\n            self.sync(above)\n", ""),
+        scenario="directory",
+    ),
+    _bug(
+        "a folder is known by its name alone",
+        "D1",
+        0,
+        ("store.directory.folders", "if met.st_ino == known.inode and met.st_dev == known.device:", "if True:"),
+        scenario="store/test_directory_others.py::test_no_link_below_the_root_is_followed",
     ),
     _bug(
         "a file is not synced",
@@ -219,19 +233,19 @@ _ALL = [
         5,
         (
             "store.directory.writer",
-            "(fd, above_ns)\n                if self._durable:\n                    files.fsync(fd)\n",
-            "(fd, above_ns)\n",
+            "(fd, above_ns, born_ns)\n                if self._durable:\n                    files.fsync(fd)\n",
+            "(fd, above_ns, born_ns)\n",
         ),
         scenario="directory",
     ),
     _bug(
         "a read-back confirms a write that was not synced",
         "F25, found by the simulation",
-        104,
+        873,
         (
             "store.directory.writer",
-            "                self.doubtful.add(folder)\n                raise unsettled(what",
-            "                raise unsettled(what",
+            "                self.doubtful.add(folder.path)\n                raise unsettled(str(what)",
+            "                raise unsettled(str(what)",
         ),
         scenario="directory",
     ),

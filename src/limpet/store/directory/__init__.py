@@ -1,6 +1,6 @@
 """A store in a plain directory.
 
-`store` has the verbs, `writer` is how bytes reach the disk, `folders` opens and keeps the folders, `walk` lists, `paths`
+`store` has the verbs, `writer` is how bytes reach the disk, `folders` opens and makes folders, `walk` lists, `paths`
 names the files, and `files` is the seam to the operating system.
 """
 

@@ -36,7 +36,7 @@ MKDIR_TRIES = 1000
 
 
 class Folder:
-    """A folder that is open while this is referred to. `durable`: whether its parents were synced since it was there."""
+    """A folder that is open while this is referred to. `durable`: whether its parents were synced since it was made."""
 
     __slots__ = ("_pin", "device", "durable", "fd", "inode", "path")
 
