@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import threading
 import warnings
@@ -43,6 +44,7 @@ class Seen:
     """A `FileStat` made by hand."""
 
     st_mode: int
+    st_dev: int
     st_ino: int
     st_size: int
     st_mtime_ns: int
@@ -92,19 +94,28 @@ class Tape:
     """Records each call as `name path`: the path is taken from `above`, and temp files are called TEMP."""
 
     def __init__(self, above: Path) -> None:
-        self.files = files_with(self._note, open=self._open)
+        self.files = files_with(self._note, open=self._open, create=self._create)
         self._said: list[str] = []
         self._above = str(above)
         self._paths: dict[int, str] = {}
 
-    def _open(self, path: str, flags: int, mode: int = 0o777, /) -> int:
-        fd = os.open(path, flags, mode)
+    def _open(self, path: str, flags: int, /) -> int:
+        fd = OsFiles.open(path, flags)
         self._paths[fd] = path
         return fd
 
+    def _create(self, folder: int, name: str, mode: int, /) -> int:
+        fd = OsFiles.create(folder, name, mode)
+        self._paths[fd] = f"{self._paths[folder]}/{name}"
+        return fd
+
     def _note(self, name: str, args: tuple[Any, ...]) -> None:
-        path = args[1] if name in ("link", "rename") else args[0]
-        path = self._paths.get(path, "") if isinstance(path, int) else path
+        if name == "pin":
+            return
+        at, *rest = args[2:] if name in ("link", "rename") else args
+        path = at if isinstance(at, str) else self._paths.get(at, "")
+        if rest and isinstance(rest[0], str):
+            path = f"{path}/{rest[0]}"
         short = path.removeprefix(self._above).lstrip("/") or "."
         self._said.append(f"{name} {'TEMP' if '.limpet/tmp/' in short else short}")
 
@@ -124,7 +135,7 @@ def coarse() -> Files:
         return count
 
     return files_with(
-        write=write, fstat=lambda fd: _same_inode(os.fstat(fd)), stat=lambda path: _same_inode(os.lstat(path))
+        write=write, fstat=lambda fd: _same_inode(os.fstat(fd)), stat=lambda *at: _same_inode(OsFiles.stat(*at))
     )
 
 
@@ -135,7 +146,7 @@ def unstamped() -> Files:
 
     def fstat(fd: int) -> FileStat:
         real = os.fstat(fd)
-        return Seen(real.st_mode, 1, real.st_size, asked_ns.get(fd, real.st_mtime_ns))
+        return _same_inode(real, asked_ns.get(fd, real.st_mtime_ns))
 
     def close(fd: int) -> None:
         asked_ns.pop(fd, None)
@@ -144,8 +155,10 @@ def unstamped() -> Files:
     return files_with(write=files.write, stat=files.stat, utime=asked_ns.__setitem__, fstat=fstat, close=close)
 
 
-def _same_inode(real: os.stat_result) -> Seen:
-    return Seen(real.st_mode, 1, real.st_size, real.st_mtime_ns)
+def _same_inode(real: FileStat, mtime_ns: int | None = None) -> Seen:
+    """Folders keep their own: nobody's folders are all alike while they are open."""
+    inode = real.st_ino if stat.S_ISDIR(real.st_mode) else 1
+    return Seen(real.st_mode, real.st_dev, inode, real.st_size, real.st_mtime_ns if mtime_ns is None else mtime_ns)
 
 
 def fork(work: Callable[[], object]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     try:
         yield where
     finally:
+        gc.collect()  # a store keeps folders open
         subprocess.run(["umount", where], check=True)
 
 
@@ -85,7 +87,7 @@ def test_every_call_of_a_write_may_fail(tmp_path: Path, code: int, case: str) ->
             store.delete(K) if new is None else store.put(K, new, when=when)
             assert _data(clean) == new
     assert not fault.failed
-    assert kinds["OutcomeUnknown"] >= 3  # open, fsync and fstat of the folder
+    assert kinds["OutcomeUnknown"] >= (2 if case in ("first", "absent") else 1)  # fsync of the folders
     assert kinds[KINDS[code].__name__] >= (3 if case == "delete" else 9)
 
 
@@ -98,17 +100,20 @@ def _data(store: DirectoryStore) -> bytes | None:
 
 @pytest.mark.parametrize("case", ["absent", "match"])
 def test_a_move_that_failed_and_was_made_is_unknown(tmp_path: Path, case: str) -> None:
-    def broken(move: Callable[[str, str], None]) -> Callable[[str, str], None]:
-        def call(source: str, target: str, /) -> None:
-            move(source, target)
+    def broken(move: Callable[[int, str, int, str], None]) -> Callable[[int, str, int, str], None]:
+        def call(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
+            move(folder, name, to_folder, to_name)
             raise OSError(errno.EIO, "reply lost")
 
         return call
 
-    files = files_with(link=broken(os.link), rename=broken(os.rename))
+    files = files_with(link=broken(OsFiles.link), rename=broken(OsFiles.rename))
     clean = DirectoryStore(tmp_path)
     clean.put(Key("a/other.json"), b"")
-    when: When = Absent() if case == "absent" else Match(clean.put(K, b"old"))
+    when: When = Absent()
+    if case == "match":
+        clean.put(K, b"older")
+        when = Match(clean.put(K, b"old"))  # now its lock file is there, too
     with pytest.raises(OutcomeUnknown):
         DirectoryStore(tmp_path, files=files).put(K, b"new", when=when)
     assert (clean.get(K).data, temps(tmp_path)) == (b"new", [])
@@ -178,7 +183,7 @@ def test_a_failing_read_is_never_an_empty_result(tmp_path: Path) -> None:
 
 def test_a_file_that_was_cut_short_is_corrupt(tmp_path: Path) -> None:
     DirectoryStore(tmp_path).put(K, b"12345")
-    files = files_with(fstat=lambda fd: Seen(os.fstat(fd).st_mode, 1, 9, 1))
+    files = files_with(fstat=lambda fd: Seen(os.fstat(fd).st_mode, 1, 1, 9, 1))
     with pytest.raises(Corrupt):
         DirectoryStore(tmp_path, files=files).get(K)
 
@@ -289,6 +294,7 @@ def test_a_lost_folder_is_made_again(tmp_path: Path) -> None:
 
 def test_a_fork_does_not_take_the_locks_with_it(tmp_path: Path) -> None:
     """A process with a lock forks a child that lives on, and is killed: the lock is free."""
+    (tmp_path / "lock").touch()
     lock = str(tmp_path / "lock")
     ready, told = os.pipe()
     stay, go = os.pipe()

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from limpet.sim.world import Flight, Process, Task, World
 
-__all__ = ["Disk", "Inode", "SimFiles", "Stat"]
+__all__ = ["Disk", "Inode", "Pinned", "SimFiles", "Stat"]
 
 R = TypeVar("R")
 TICK_NS = 4_000_000
@@ -34,7 +34,6 @@ class Inode:
     names: dict[str, Inode] = field(default_factory=dict)
     safe_data: bytes = b""
     safe_mtime_ns: int = 0
-    safe_mode: int = 0
     safe_names: dict[str, Inode] = field(default_factory=dict)
     links: int = 0
     opened: int = 0
@@ -50,9 +49,17 @@ class Stat:
     """A snapshot of an inode."""
 
     st_mode: int
+    st_dev: int
     st_ino: int
     st_size: int
     st_mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A descriptor that its process keeps open."""
+
+    fd: int
 
 
 class Disk:
@@ -63,12 +70,15 @@ class Disk:
         self._world = world
         self._used: set[int] = set()
         self.root = self.new(stat.S_IFDIR | 0o755)
+        self.root.links = 1
         self.locks: dict[str, Process | None] = {}
+        self.opened: dict[Process, list[SimFiles]] = {}
         self.waiting: list[tuple[str, Task]] = []
         self.losses = 0
         folder = self.root
         for name in folders.strip("/").split("/"):
             folder.names[name] = self.new(stat.S_IFDIR | 0o755)
+            folder.names[name].links = 1
             folder.safe_names = dict(folder.names)
             folder = folder.names[name]
         self.pace_s = 0.003 if world.chance(57) < 0.5 else 0.00005
@@ -101,11 +111,13 @@ class Disk:
             inode = inode.names[name] if name else inode
         return inode
 
-    def unlock_all(self, process: Process) -> None:
-        """A process has died: its locks are free."""
+    def bury(self, process: Process) -> None:
+        """A process has died: its locks are free, and its files and folders closed."""
         for path, holder in self.locks.items():
             if holder is process:
                 self.unlock(path)
+        for files in self.opened.pop(process, []):
+            files.close_all()
 
     def unlock(self, path: str) -> None:
         """Free a lock, and let one that waits try."""
@@ -120,7 +132,17 @@ class Disk:
         self.losses += 1
         self.locks.clear()
         self.waiting.clear()
+        self.opened.clear()
         self._lose(self.root, 0)
+        self._count_links(self.root, set())
+
+    def _count_links(self, folder: Inode, seen: set[int]) -> None:
+        """Names have come and gone: so have links."""
+        for inode in folder.names.values():
+            inode.links = inode.links + 1 if id(inode) in seen else 1
+            seen.add(id(inode))
+            if inode.is_folder:
+                self._count_links(inode, seen)
 
     def _lose(self, inode: Inode, draws: int) -> int:
         inode.opened = 0
@@ -138,10 +160,7 @@ class Disk:
                     del inode.names[name]
                 else:
                     inode.names[name] = safe
-        draws += 1
-        if self._world.chance(52, self.losses, draws) < 0.5:
-            inode.mode = inode.safe_mode or inode.mode & ~stat.S_ISUID
-        inode.safe_names, inode.safe_mode = dict(inode.names), inode.mode
+        inode.safe_names = dict(inode.names)
         for name in sorted(inode.names):
             draws = self._lose(inode.names[name], draws)
         return draws
@@ -158,29 +177,45 @@ class SimFiles:
         self._open: dict[int, Inode] = {}
         self._held: dict[int, str] = {}
         self._fds = 2
+        disk.opened.setdefault(process, []).append(self)
 
-    def open(self, path: str, flags: int, mode: int = 0o777, /) -> int:
+    def open(self, path: str, flags: int, /) -> int:
         """See `Files.open`."""
+        return self._do("open", path, lambda: self._opened(self._disk.find(path)))
+
+    def create(self, folder: int, name: str, mode: int, /) -> int:
+        """See `Files.create`."""
 
         def call() -> int:
-            if flags & os.O_CREAT:
-                folder, name = self._place(path)
-                if name in folder.names:
-                    raise FileExistsError(errno.EEXIST, "exists", path)
-                inode = self._disk.new(stat.S_IFREG | 0o644)
-                folder.names[name] = inode
-                inode.links = 1
-            else:
-                inode = self._disk.find(path)
+            names = self._names(folder)
+            if name in names:
+                raise FileExistsError(errno.EEXIST, "exists", name)
+            inode = self._disk.new(stat.S_IFREG | mode)
+            names[name] = inode
+            inode.links = 1
             return self._opened(inode)
 
-        return self._do("open", path, call)
+        return self._do("create", name, call)
+
+    def reopen(self, folder: int, name: str, /) -> int:
+        """See `Files.reopen`."""
+        return self._do("reopen", name, lambda: self._opened(self._found(folder, name)))
 
     def close(self, fd: int, /) -> None:
-        """See `Files.close`."""
-        inode = self._open.pop(fd)
-        inode.opened -= 1
-        self._disk.let_go(inode)
+        """See `Files.close`. What a dead process had open was closed when it died."""
+        inode = self._open.pop(fd, None)
+        if inode is not None:
+            inode.opened -= 1
+            self._disk.let_go(inode)
+
+    def close_all(self) -> None:
+        """The process has died."""
+        for fd in [*self._open]:
+            self.close(fd)
+
+    def pin(self, fd: int, /) -> Pinned:
+        """See `Files.pin`. It stays until the process ends: Python's own clean-up must not change the story."""
+        return Pinned(fd)
 
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
         """See `Files.write`: a short write now and then."""
@@ -204,9 +239,13 @@ class SimFiles:
         """See `Files.fstat`."""
         return self._do("fstat", f"fd {fd}", lambda: _stat(self._open[fd]))
 
-    def stat(self, path: str, /) -> Stat:
+    def stat(self, folder: int, name: str, /) -> Stat:
         """See `Files.stat`."""
-        return self._do("stat", path, lambda: _stat(self._disk.find(path)))
+        return self._do("stat", name, lambda: _stat(self._found(folder, name)))
+
+    def identify(self, path: str, /) -> Stat:
+        """See `Files.identify`."""
+        return self._do("identify", path, lambda: _stat(self._disk.find(path)))
 
     def utime(self, fd: int, mtime_ns: int, /) -> None:
         """See `Files.utime`."""
@@ -230,91 +269,78 @@ class SimFiles:
 
         def call() -> None:
             inode = self._open[fd]
-            inode.safe_data, inode.safe_mtime_ns, inode.safe_mode = inode.data, inode.mtime_ns, inode.mode
+            inode.safe_data, inode.safe_mtime_ns = inode.data, inode.mtime_ns
             inode.safe_names = dict(inode.names)
 
         self._do("fsync", f"fd {fd}", call)
 
-    def link(self, source: str, target: str, /) -> None:
+    def link(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
         """See `Files.link`."""
 
         def call() -> None:
-            inode = self._disk.find(source)
-            folder, name = self._place(target)
-            if name in folder.names:
-                raise FileExistsError(errno.EEXIST, "exists", target)
-            folder.names[name] = inode
+            inode = self._found(folder, name)
+            names = self._names(to_folder)
+            if to_name in names:
+                raise FileExistsError(errno.EEXIST, "exists", to_name)
+            names[to_name] = inode
             inode.links += 1
 
-        self._do("link", target, call)
+        self._do("link", to_name, call)
 
-    def rename(self, source: str, target: str, /) -> None:
+    def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
         """See `Files.rename`."""
 
         def call() -> None:
-            from_folder, from_name = self._place(source)
-            inode = self._disk.find(source)
-            folder, name = self._place(target)
-            old = folder.names.get(name)
-            del from_folder.names[from_name]
-            folder.names[name] = inode
+            inode = self._found(folder, name)
+            names = self._names(to_folder)
+            old = names.get(to_name)
+            del self._names(folder)[name]
+            names[to_name] = inode
             if old is not None:
                 old.links -= 1
                 self._disk.let_go(old)
 
-        self._do("rename", target, call)
+        self._do("rename", to_name, call)
 
-    def unlink(self, path: str, /) -> None:
+    def unlink(self, folder: int, name: str, /) -> None:
         """See `Files.unlink`."""
+        self._do("unlink", name, lambda: self._remove(folder, name))
 
-        def call() -> None:
-            inode = self._disk.find(path)
-            folder, name = self._place(path)
-            del folder.names[name]
-            inode.links -= 1
-            self._disk.let_go(inode)
-
-        self._do("unlink", path, call)
-
-    def mkdir(self, path: str, mode: int = 0o777, /) -> None:
+    def mkdir(self, folder: int, name: str, mode: int, /) -> None:
         """See `Files.mkdir`."""
 
         def call() -> None:
-            folder, name = self._place(path)
-            if name in folder.names:
-                raise FileExistsError(errno.EEXIST, "exists", path)
-            folder.names[name] = self._disk.new(stat.S_IFDIR | 0o755)
-            folder.names[name].links = 1
+            names = self._names(folder)
+            if name in names:
+                raise FileExistsError(errno.EEXIST, "exists", name)
+            names[name] = self._disk.new(stat.S_IFDIR | mode)
+            names[name].links = 1
 
-        self._do("mkdir", path, call)
+        self._do("mkdir", name, call)
 
-    def rmdir(self, path: str, /) -> None:
+    def rmdir(self, folder: int, name: str, /) -> None:
         """See `Files.rmdir`."""
 
         def call() -> None:
-            inode = self._disk.find(path)
-            if inode.names:
-                raise OSError(errno.ENOTEMPTY, "not empty", path)
-            folder, name = self._place(path)
-            del folder.names[name]
-            inode.links -= 1
-            self._disk.let_go(inode)
+            if self._found(folder, name).names:
+                raise OSError(errno.ENOTEMPTY, "not empty", name)
+            self._remove(folder, name)
 
-        self._do("rmdir", path, call)
+        self._do("rmdir", name, call)
 
-    def scandir(self, path: str, /) -> Sequence[tuple[str, bool]]:
+    def scandir(self, folder: int, /) -> Sequence[tuple[str, bool]]:
         """See `Files.scandir`."""
-        return self._do("scandir", path, lambda: [(n, i.is_folder) for n, i in self._disk.find(path).names.items()])
+        return self._do("scandir", f"fd {folder}", lambda: [(n, i.is_folder) for n, i in self._names(folder).items()])
 
-    def walk(self, path: str, /) -> Iterator[tuple[str, bool]]:
+    def walk(self, folder: int, /) -> Iterator[tuple[str, bool]]:
         """See `Files.walk`."""
-        yield from self.scandir(path)
+        yield from self.scandir(folder)
 
     def lock(self, path: str, /) -> int:
         """See `Files.lock`."""
 
         def call() -> int:
-            self._place(path)
+            self._disk.find(path)
             while self._disk.locks.get(path) is not None:
                 task = self._world.current()
                 self._disk.waiting.append((path, task))
@@ -337,13 +363,26 @@ class SimFiles:
         inode.opened += 1
         return self._fds
 
-    def _place(self, path: str) -> tuple[Inode, str]:
-        """The folder of a path, and the name in it."""
-        above, _, name = path.rpartition("/")
-        folder = self._disk.find(above)
-        if not folder.is_folder:
-            raise OSError(errno.ENOTDIR, "not a directory", path)
-        return folder, name
+    def _names(self, folder: int) -> dict[str, Inode]:
+        """The names in an open folder.   Raises: FileNotFoundError for one that was removed."""
+        inode = self._open[folder]
+        if not inode.is_folder:
+            raise OSError(errno.ENOTDIR, "not a directory")
+        if not inode.links:
+            raise FileNotFoundError(errno.ENOENT, "the folder was removed")
+        return inode.names
+
+    def _found(self, folder: int, name: str) -> Inode:
+        names = self._names(folder)
+        if name not in names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", name)
+        return names[name]
+
+    def _remove(self, folder: int, name: str) -> None:
+        inode = self._found(folder, name)
+        del self._names(folder)[name]
+        inode.links -= 1
+        self._disk.let_go(inode)
 
     def _do(self, what: str, path: str, call: Callable[[], R]) -> R:
         """Give way, maybe fail, act, give way."""
@@ -377,7 +416,7 @@ class SimFiles:
         if what == "lock" or world.chance(55, process.index, number) >= self._fault_rate:
             return ""
         kinds = ["eio"]
-        if what in ("open", "write", "link", "rename", "mkdir"):
+        if what in ("create", "write", "link", "rename", "mkdir"):
             kinds.append("enospc")
         if what in ("rename", "link", "unlink"):
             kinds.append("after")
@@ -386,4 +425,4 @@ class SimFiles:
 
 
 def _stat(inode: Inode) -> Stat:
-    return Stat(inode.mode, inode.number, len(inode.data), inode.mtime_ns)
+    return Stat(inode.mode, 1, inode.number, len(inode.data), inode.mtime_ns)

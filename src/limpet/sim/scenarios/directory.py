@@ -73,7 +73,7 @@ class _Machine(Cast):
                     self.world.coverage[kind, flight.step] += 1
                 self.world.kill(victim)
                 self.living.remove(victim)
-                self.disk.unlock_all(victim)
+                self.disk.bury(victim)
             if kind == "power_loss":
                 self.disk.lose_power()
                 self.end_epoch(f"power loss {strikes}")

@@ -57,7 +57,7 @@ class _Machine(Cast):
         self.world.healed = True
         for process in [*self.living]:
             self.world.kill(process)
-            self.disk.unlock_all(process)
+            self.disk.bury(process)
         self.inspect("the end")
         newcomer = self.newcomer("newcomer")
         try:
@@ -102,7 +102,7 @@ class _Machine(Cast):
                 self.world.coverage[kind, flight.step] += 1
             self.world.kill(victim)
             self.living.remove(victim)
-            self.disk.unlock_all(victim)
+            self.disk.bury(victim)
         if kind == "power_loss":
             self.disk.lose_power()
             self.books.lost_power()
@@ -128,11 +128,11 @@ class _Files(SimFiles):
         super().__init__(machine.disk, machine.world, process, fault_rate=machine.fault_rate)
         self._machine = machine
 
-    def rename(self, source: str, target: str, /) -> None:
+    def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
         """See `Files.rename`."""
-        super().rename(source, target)
+        super().rename(folder, name, to_folder, to_name)
         world, process = self._world, self._process
-        due = target.endswith(".usv") and world.chance(64, process.index, process.calls) < 0.1
+        due = to_name.endswith(".usv") and world.chance(64, process.index, process.calls) < 0.1
         if due and world.strike(f"{process.name}/{process.calls}/crash", "crash"):
             self._machine.strike("crash", [process])
             world.check_alive(process)

@@ -1,10 +1,10 @@
 """A store in a plain directory.
 
-`store` has the verbs, `writer` is how bytes reach the disk, `walk` lists, `paths` names the files, and `files` is the
-seam to the operating system.
+`store` has the verbs, `writer` is how bytes reach the disk, `folders` opens and makes folders, `walk` lists, `paths`
+names the files, and `files` is the seam to the operating system.
 """
 
-from limpet.store.directory.files import Files, FileStat, OsFiles
+from limpet.store.directory.files import Files, FileStat, OsFiles, WalkFiles
 from limpet.store.directory.store import DirectoryStore
 
-__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles"]
+__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "WalkFiles"]

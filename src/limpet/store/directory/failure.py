@@ -24,6 +24,11 @@ def failure(what: str, error: OSError) -> LimpetError:
         return Unavailable(reason, hint="raise the limit of open files (ulimit -n), or use fewer threads")
     if error.errno == errno.ENOTDIR:
         return Invalid(reason, hint="a file stands where the store needs a folder; check the path of the store")
+    if error.errno == errno.ELOOP:
+        return Denied(
+            f"{what}: {error.filename or 'its path'} is a symbolic link, and Limpet follows none below a store's root",
+            hint="replace the link by what it points to (or by a bind mount), or point the store's root there",
+        )
     return Unavailable(reason, hint="back off and retry; if it stays, check the disk (dmesg)")
 
 

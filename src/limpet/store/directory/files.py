@@ -2,16 +2,25 @@
 
 The simulation runs the store unchanged on another `Files`, with power loss and failing calls. So the seam is small, has
 no state that a caller can see, and raises nothing but `OSError`.
+
+**Links.** No symbolic link is ever followed. A path is opened with every component checked by the kernel (`openat2` on
+Linux, O_NOFOLLOW_ANY on macOS), or component by component where neither is there; everything else works on a name in an
+open folder. So a link that appears at any moment leads nowhere.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
-__all__ = ["FileStat", "Files", "OsFiles"]
+__all__ = ["FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]
 
 
 class FileStat(Protocol):
@@ -20,6 +29,10 @@ class FileStat(Protocol):
     @property
     def st_mode(self) -> int:
         """Kind and permissions."""
+
+    @property
+    def st_dev(self) -> int:
+        """The number of the file system."""
 
     @property
     def st_ino(self) -> int:
@@ -34,11 +47,29 @@ class FileStat(Protocol):
         """When the bytes were last written, on the file system's clock, or what `utime` set."""
 
 
-class Files(Protocol):
-    """A POSIX file system, as far as the store needs it. Paths are absolute; folders are opened like files."""
+class Pin(Protocol):
+    """A descriptor that stays open for as long as this is referred to. So its inode's number is not used again."""
 
-    def open(self, path: str, flags: int, mode: int = 0o777, /) -> int:
-        """`os.open`. Only with O_RDONLY (file or folder), or O_WRONLY | O_CREAT | O_EXCL (a new temp file)."""
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+
+
+class Files(Protocol):
+    """A POSIX file system, as far as the store needs it.
+
+    Paths are absolute, and a link anywhere in one raises ELOOP with the link's path. `folder` is an open folder, and a
+    name in one that was removed since raises FileNotFoundError.
+    """
+
+    def open(self, path: str, flags: int, /) -> int:
+        """`os.open` of a file or a folder that is there, for reading."""
+
+    def create(self, folder: int, name: str, mode: int, /) -> int:
+        """A new file in `folder`, for writing.   Raises: FileExistsError."""
+
+    def reopen(self, folder: int, name: str, /) -> int:
+        """Open a file of our own in `folder` for `utime` and `fsync`."""
 
     def close(self, fd: int, /) -> None:
         """`os.close`. The descriptor is gone even if it raises."""
@@ -52,45 +83,48 @@ class Files(Protocol):
     def fstat(self, fd: int, /) -> FileStat:
         """`os.fstat` of a file or a folder."""
 
-    def stat(self, path: str, /) -> FileStat:
-        """`os.lstat`: a link is not followed."""
+    def stat(self, folder: int, name: str, /) -> FileStat:
+        """`os.lstat` of a name in `folder`."""
+
+    def identify(self, path: str, /) -> FileStat:
+        """`os.lstat` of a path, links above its end followed: good only to compare it with what is open already."""
 
     def utime(self, fd: int, mtime_ns: int, /) -> None:
         """Set the modification time of an open file, as exactly as the file system can keep it."""
 
     def fchmod(self, fd: int, mode: int, /) -> None:
-        """`os.fchmod`. Only on folders."""
+        """`os.fchmod`."""
 
     def fsync(self, fd: int, /) -> None:
         """`os.fsync`: bytes and times of a file, or the names in a folder, survive a power loss from here on."""
 
-    def link(self, source: str, target: str, /) -> None:
-        """`os.link`: a second name, atomically.   Raises: FileExistsError; FileNotFoundError (also for no folder)."""
+    def link(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
+        """`os.link`: a second name, atomically.   Raises: FileExistsError; FileNotFoundError."""
 
-    def rename(self, source: str, target: str, /) -> None:
+    def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
         """`os.rename`: replace the target atomically."""
 
-    def unlink(self, path: str, /) -> None:
-        """`os.unlink`."""
+    def unlink(self, folder: int, name: str, /) -> None:
+        """`os.unlink`: of a link, the link itself."""
 
-    def mkdir(self, path: str, mode: int = 0o777, /) -> None:
+    def mkdir(self, folder: int, name: str, mode: int, /) -> None:
         """`os.mkdir`."""
 
-    def rmdir(self, path: str, /) -> None:
+    def rmdir(self, folder: int, name: str, /) -> None:
         """`os.rmdir`: only an empty folder."""
 
-    def scandir(self, path: str, /) -> Sequence[tuple[str, bool]]:
+    def scandir(self, folder: int, /) -> Sequence[tuple[str, bool]]:
         """The plain files and folders in a folder, in any order: (name, whether it is a folder). Links are left out.
 
         Not a snapshot. On tmpfs a name that is replaced during the call may be missing, in folders too large for one
         `getdents` (about 1,000 names).
         """
 
-    def walk(self, path: str, /) -> Iterator[tuple[str, bool]]:
+    def walk(self, folder: int, /) -> Iterator[tuple[str, bool]]:
         """The same, little by little, in no order: a folder of a million names costs nothing at once."""
 
     def lock(self, path: str, /) -> int:
-        """Open the lock file, making it if need be, and wait until nobody else has it locked; what `unlock` takes.
+        """Open the lock file, which must be there, and wait until it is locked by us; what `unlock` takes.
 
         It excludes other processes and other threads of this one. It ends with `unlock` or with the process.
         """
@@ -98,23 +132,169 @@ class Files(Protocol):
     def unlock(self, fd: int, /) -> None:
         """Give the lock back. It is free even if this raises."""
 
+    def pin(self, fd: int, /) -> Pin:
+        """Take the descriptor over: it is closed when nothing refers to the pin any more."""
+
+
+# ---- paths without links ----
+
+
+_PASS = getattr(os, "O_PATH", getattr(os, "O_SEARCH", os.O_RDONLY)) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_AT_FDCWD = -100
+_OPENAT2 = 437
+_RESOLVE_NO_SYMLINKS = 0x04
+_O_NOFOLLOW_ANY = 0x20000000
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def _by_openat2() -> Callable[[str, int], int] | None:
+    """`open` by one system call of Linux 5.6 and later; None where there is none, or a sandbox refuses it."""
+    try:
+        syscall = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError):
+        return None
+    # Arguments of their C types, made once: half the price of a call.
+    number, cwd, size = ctypes.c_long(_OPENAT2), ctypes.c_long(_AT_FDCWD), ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+    get_errno = ctypes.get_errno
+    known: dict[int, tuple[ctypes.c_void_p, _OpenHow]] = {}
+
+    def open_path(path: str, flags: int, /) -> int:
+        how = known.get(flags)
+        if how is None:
+            made = _OpenHow(flags, 0, _RESOLVE_NO_SYMLINKS)
+            how = known[flags] = (ctypes.c_void_p(ctypes.addressof(made)), made)
+        while True:
+            fd: int = syscall(number, cwd, path.encode("utf-8", "surrogateescape"), how[0], size)
+            if fd >= 0:
+                return fd
+            code = get_errno()
+            if code != errno.EINTR:
+                raise _error(code, path)
+
+    try:
+        os.close(open_path("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError:
+        return None
+    return open_path
+
+
+def _by_nofollow_any(path: str, flags: int, /) -> int:
+    """`open` by one system call of macOS 11 and later."""
+    try:
+        return os.open(path, flags | _O_NOFOLLOW_ANY)
+    except OSError as error:
+        raise _error(error.errno or 0, path) from None
+
+
+def _by_steps(path: str, flags: int, /) -> int:
+    """`open` one component after the other, wherever POSIX is."""
+    *folders, name = path.split("/")[1:]
+    at = os.open("/", _PASS)
+    try:
+        for folder in folders:
+            try:
+                inner = os.open(folder, _PASS, dir_fd=at)
+            except NotADirectoryError:
+                is_link = stat.S_ISLNK(os.stat(folder, dir_fd=at, follow_symlinks=False).st_mode)
+                raise _error(errno.ELOOP if is_link else errno.ENOTDIR, path) from None
+            os.close(at)
+            at = inner
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+        except OSError as error:
+            code = error.errno or 0
+            if code == errno.ENOTDIR:
+                with suppress(OSError):
+                    if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+                        code = errno.ELOOP
+            raise _error(code, path) from None
+    finally:
+        os.close(at)
+
+
+def _error(code: int, path: str) -> OSError:
+    """The error of an open; for a link in the path, with the first link as the file's name."""
+    if code == errno.ELOOP:
+        parts = path.split("/")
+        above = ("/".join(parts[:n]) for n in range(2, len(parts) + 1))
+        path = next((each for each in above if os.path.islink(each)), path)
+    return OSError(code, os.strerror(code), path)
+
+
+_open_path: Callable[[str, int], int] = (
+    _by_nofollow_any if sys.platform == "darwin" else (sys.platform == "linux" and _by_openat2()) or _by_steps
+)
+
+
+class _Pin:
+    """See `Pin`."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        try:  # noqa: SIM105 - at the end of the interpreter, suppress may be gone already
+            close(self.fd)
+        except OSError:
+            pass
+
 
 class OsFiles:
     """The real file system."""
 
-    open = staticmethod(os.open)
+    open = staticmethod(_open_path)
     close = staticmethod(os.close)
     write = staticmethod(os.write)
     pread = staticmethod(os.pread)
     fstat = staticmethod(os.fstat)
-    stat = staticmethod(os.lstat)
+    identify = staticmethod(os.lstat)
     fchmod = staticmethod(os.fchmod)
     fsync = staticmethod(os.fsync)
-    link = staticmethod(os.link)
-    rename = staticmethod(os.rename)
-    unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)
-    rmdir = staticmethod(os.rmdir)
+
+    @staticmethod
+    def create(folder: int, name: str, mode: int, /) -> int:
+        """See `Files.create`."""
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+
+    @staticmethod
+    def reopen(folder: int, name: str, /) -> int:
+        """See `Files.reopen`."""
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+
+    @staticmethod
+    def stat(folder: int, name: str, /) -> FileStat:
+        """See `Files.stat`."""
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+    @staticmethod
+    def link(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
+        """See `Files.link`."""
+        os.link(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder, follow_symlinks=False)
+
+    @staticmethod
+    def rename(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
+        """See `Files.rename`."""
+        os.rename(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder)
+
+    @staticmethod
+    def unlink(folder: int, name: str, /) -> None:
+        """See `Files.unlink`."""
+        os.unlink(name, dir_fd=folder)
+
+    @staticmethod
+    def mkdir(folder: int, name: str, mode: int, /) -> None:
+        """See `Files.mkdir`."""
+        os.mkdir(name, mode, dir_fd=folder)
+
+    @staticmethod
+    def rmdir(folder: int, name: str, /) -> None:
+        """See `Files.rmdir`."""
+        os.rmdir(name, dir_fd=folder)
 
     @staticmethod
     def utime(fd: int, mtime_ns: int, /) -> None:
@@ -122,27 +302,22 @@ class OsFiles:
         os.utime(fd, ns=(mtime_ns, mtime_ns))
 
     @staticmethod
-    def scandir(path: str, /) -> Sequence[tuple[str, bool]]:
+    def scandir(folder: int, /) -> Sequence[tuple[str, bool]]:
         """See `Files.scandir`."""
-        with os.scandir(path) as entries:
-            return [
-                (entry.name, folder)
-                for entry in entries
-                if (folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False)
-            ]
+        return [*OsFiles.walk(folder)]
 
     @staticmethod
-    def walk(path: str, /) -> Iterator[tuple[str, bool]]:
+    def walk(folder: int, /) -> Iterator[tuple[str, bool]]:
         """See `Files.walk`."""
-        with os.scandir(path) as entries:
+        with os.scandir(folder) as entries:
             for entry in entries:
-                if (folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False):
-                    yield entry.name, folder
+                if (is_folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False):
+                    yield entry.name, is_folder
 
-    @staticmethod
-    def lock(path: str, /) -> int:
+    @classmethod
+    def lock(cls, path: str, /) -> int:
         """See `Files.lock`. A descriptor of its own for each call: flock excludes descriptors, not threads."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = cls.open(path, os.O_RDWR | os.O_CLOEXEC)
         _locked.add(fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -159,6 +334,17 @@ class OsFiles:
         finally:
             _locked.discard(fd)
             os.close(fd)
+
+    @staticmethod
+    def pin(fd: int, /) -> Pin:
+        """See `Files.pin`."""
+        return _Pin(fd)
+
+
+class WalkFiles(OsFiles):
+    """The real file system, with paths opened step by step: what `OsFiles` is where the kernel has nothing better."""
+
+    open = staticmethod(_by_steps)
 
 
 _locked: set[int] = set()

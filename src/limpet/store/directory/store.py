@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -17,24 +17,23 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
+from limpet.store.clock import FileClock
 from limpet.store.directory import walk
 from limpet.store.directory.failure import failure
 from limpet.store.directory.files import Files, FileStat, OsFiles
+from limpet.store.directory.folders import Folders, look
 from limpet.store.directory.paths import file_path, folder_path
-from limpet.store.directory.writer import Writer, look, version_of
+from limpet.store.directory.writer import Writer, version_of
 from limpet.store.memory import clip
 
 __all__ = ["DirectoryStore"]
 
-OBSERVE_NS = 1_000_000
 SKIP_PAGES = 8
 DISK_AT_ONCE = 4
 """A disk syncs several files for little more than the price of one; without syncs, threads only fight each other."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NO_OBJECT = (errno.ENOENT, errno.ELOOP)
-# Not through a link, and without waiting for the writer of a pipe: neither is an object.
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Without waiting for the writer of a pipe, which is no object.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class DirectoryStore(BaseStore):
@@ -42,6 +41,12 @@ class DirectoryStore(BaseStore):
 
     `durability="fsync"`: an acknowledged write survives a power loss. `"os"`: it survives the process, not the machine.
     Opening and reading change nothing; the first write makes the root, and `.limpet` in it for locks and temp files.
+
+    The root may be reached through links, which are resolved once, when it is opened. Below it no link is followed:
+    listings pass over links, and a call that would need one is `Denied`.
+
+    `modified` is the file's mtime, but never later than the file system's clock: a file whose mtime lies in the future
+    (a copy from a machine with another clock) looks as if written just now, and moves no clock.
 
     Crash: the old object or the new one, whole; at worst a temp file more, which is swept after a day, and empty
     folders. A reader may see a write before it is durable, and so before it is acknowledged.
@@ -63,13 +68,15 @@ class DirectoryStore(BaseStore):
         if not str(root):
             raise Invalid("the root of a directory store is empty", hint="name a folder; . is the one you are in")
         self.root = Path(os.path.abspath(root))
-        self._base = str(self.root)
+        self._base = os.path.realpath(self.root)
         if self._base == "/":
             raise Invalid("the root of the file system cannot be a store", hint="give the store a folder of its own")
         self._files = files
         self.at_once = DISK_AT_ONCE if durability == "fsync" else 1
-        self._writer = Writer(self._base, files, self._runtime, durable=durability == "fsync")
-        self._newest_ns = 0
+        durable = durability == "fsync"
+        self._file_clock = FileClock(self._runtime, self._clock)
+        self._folders = Folders(self._base, files, self._runtime, durable=durable)
+        self._writer = Writer(files, self._folders, self._runtime, self._file_clock, durable=durable)
         self._walks: dict[str, tuple[str, Iterator[walk.Found]]] = {}
 
     def __repr__(self) -> str:
@@ -109,17 +116,17 @@ class DirectoryStore(BaseStore):
                     data = self._read(fd, key, wanted.start, wanted.stop)
             finally:
                 files.close(fd)
+        except FileNotFoundError:
+            raise _missing(key) from None
         except OSError as error:
-            if error.errno in _NO_OBJECT:
-                raise _missing(key) from None
             raise failure(f"could not read {key}", error) from error
         return Blob(data, version, self._modified(found), size)
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""
-        path = self._base + file_path(key)
+        folder, _, name = (self._base + file_path(key)).rpartition("/")
         try:
-            found = look(self._files, path)
+            found = look(self._files, self._folders.enter(folder), name)
         except OSError as error:
             raise failure(f"could not look at {key}", error) from error
         if found is None:
@@ -137,7 +144,6 @@ class DirectoryStore(BaseStore):
             found = self._writer.write(key, path, data, when)
         except OSError as error:
             raise failure(f"could not write {key}", error) from error
-        self._observe(found.st_mtime_ns)
         return version_of(found)
 
     def delete(self, key: Key) -> None:
@@ -200,9 +206,8 @@ class DirectoryStore(BaseStore):
     def hint(self, prefix: str) -> str | None:
         """See `Store.hint`: the folder's own mtime."""
         try:
-            return str(self._files.stat(self._below(prefix)[0]).st_mtime_ns)
-        except FileNotFoundError:
-            return ""
+            folder = self._folders.enter(self._below(prefix)[0])
+            return "" if folder is None else str(self._files.fstat(folder.fd).st_mtime_ns)
         except OSError:
             return None
 
@@ -221,19 +226,11 @@ class DirectoryStore(BaseStore):
         return data
 
     def _modified(self, found: FileStat) -> datetime:
-        self._observe(found.st_mtime_ns)
-        return _moment(found.st_mtime_ns)
+        return self._file_clock.modified(found.st_mtime_ns, self._probe)
 
-    def _observe(self, mtime_ns: int) -> None:
-        """Let the store's clock take note, where it would move by more than its price."""
-        if mtime_ns > self._newest_ns + OBSERVE_NS:
-            self._newest_ns = mtime_ns
-            self._clock.observe(_moment(mtime_ns))
-
-
-def _moment(unix_ns: int) -> datetime:
-    """Rounded down: LastModified is a lower bound."""
-    return _EPOCH + timedelta(0, 0, unix_ns // 1000)
+    def _probe(self) -> None:
+        with suppress(OSError):  # without the right to write
+            self._writer.probe()
 
 
 def _missing(key: Key) -> Missing:

@@ -9,17 +9,11 @@ of the lock has seen there stays until it acts, and what it has not seen can onl
 
 **Reading back.** A write that is visible but could not be synced is unknown. Reading it back must not turn that into
 an acknowledgement: so the next read in that folder by this store syncs it first, and fails if that fails.
-
-**Folders.** A folder is durable once its parent was synced. Its maker may be killed before that, and others may write
-into it meanwhile: so whoever syncs a folder looks for a mark (set-user-id, which has no meaning on a folder); without
-one it syncs the parent too, and then sets it. A folder that was pruned and made again has no mark (F25).
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -27,23 +21,20 @@ from limpet.errors import Conflict, Unsupported
 from limpet.keys import Key
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Match, Version, When
+from limpet.store.clock import FileClock
 from limpet.store.directory.failure import unsettled
 from limpet.store.directory.files import Files, FileStat
+from limpet.store.directory.folders import PRIVATE, Folder, Folders, look, open_folder
 from limpet.store.directory.paths import lock_name, parent
 
-__all__ = ["Writer", "look", "version_of"]
+__all__ = ["Writer", "version_of"]
 
 TICK_BITS = 22
 STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 TEMP_AGE_NS_MAX = 24 * 60 * 60 * 1_000_000_000
 TRIES_MAX = 100
 
-DURABLE = stat.S_ISUID
-
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_AGAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-MKDIR_TRIES = 1000
+_Move = Callable[[int, str, int, str], None]
 
 
 def version_of(found: FileStat) -> Version:
@@ -51,102 +42,143 @@ def version_of(found: FileStat) -> Version:
     return Version("%x-%x-%x" % (found.st_mtime_ns, found.st_ino, found.st_size))  # noqa: UP031 - twice as fast
 
 
-def look(files: Files, path: str) -> FileStat | None:
-    """What is there, if it is a plain file."""
-    try:
-        found = files.stat(path)
-    except FileNotFoundError:
-        return None
-    return found if stat.S_ISREG(found.st_mode) else None
+class _Place:
+    """Where an object goes: a name in a folder, and the folder once it is there."""
+
+    __slots__ = ("folder", "name", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path, _, self.name = path.rpartition("/")
+        self.folder: Folder | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.name}"
+
+
+class _Temp:
+    """A temp file: its name, in the folder of temp files, and what it is."""
+
+    __slots__ = ("folder", "name", "stat")
+
+    def __init__(self, folder: Folder, name: str, stat: FileStat) -> None:
+        self.folder = folder
+        self.name = name
+        self.stat = stat
 
 
 class Writer:
     """Writes and removes the files of one root. Raises `OSError` for what failed with nothing changed."""
 
-    def __init__(self, root: str, files: Files, runtime: Runtime, *, durable: bool) -> None:
-        self._root = root
-        self._below = root + "/"
-        self._own = f"{root}/.limpet"
+    def __init__(self, files: Files, folders: Folders, runtime: Runtime, clock: FileClock, *, durable: bool) -> None:
         self._files = files
+        self._folders = folders
         self._runtime = runtime
+        self._clock = clock
         self._durable = durable
         self._swept = False
         self.doubtful: set[str] = set()
 
     def write(self, key: Key, path: str, data: bytes, when: When) -> FileStat:
         """Put `data` at `path` if `when` holds.   Raises: Conflict; OutcomeUnknown; OSError."""
-        old = look(self._files, path)
+        place = _Place(path)
+        place.folder = self._folders.enter(place.path)
+        old = look(self._files, place.folder, place.name)
         _refuse(key, when, old)
-        temp, new = self._fill(data, above_ns=old.st_mtime_ns if old else -1)
+        temp = self._fill(data, above_ns=old.st_mtime_ns if old else -1)
         try:
             if old is None:
                 try:
-                    self._create(temp, path, new)
-                    return new
+                    self._create(temp, place)
+                    return temp.stat
                 except FileExistsError:
                     if isinstance(when, Absent):
                         raise Conflict(f"{key} exists") from None
-            return self._replace(key, path, temp, new, when)
+            return self._replace(key, place, temp, when)
         except BaseException:
-            self._drop(temp)
+            self._drop(temp.folder, temp.name)
             raise
 
     def confirm(self, path: str) -> None:
         """See that a read does not confirm a write of ours whose folder could not be synced.   Raises: OSError."""
-        if self.doubtful and (folder := parent(path)) in self.doubtful:
-            self._sync(folder)
-            self.doubtful.discard(folder)
+        if self.doubtful and (above := parent(path)) in self.doubtful:
+            folder = self._folders.enter(above)
+            if folder is not None:  # else it was pruned, and its objects deleted before that
+                self._folders.sync(folder)
+            self.doubtful.discard(above)
 
     def remove(self, key: Key, path: str) -> None:
         """Remove the file, and the folders that it leaves empty.   Raises: OutcomeUnknown; OSError."""
-        folder = parent(path)
-        try:
-            self._files.stat(folder)
-        except FileNotFoundError:
+        place = _Place(path)
+        place.folder = self._folders.enter(place.path)
+        if place.folder is None:
             return
         held = self._lock(key)
         try:
             with suppress(FileNotFoundError):
-                self._files.unlink(path)
+                self._files.unlink(place.folder.fd, place.name)
             # Synced even if it was gone already: whoever removed it may not have come so far.
-            self._settle(folder, f"{key} was deleted")
-            self._prune(folder)
+            self._settle(place.folder, f"{key} was deleted")
+            self._folders.prune(place.path)
         finally:
             self._unlock(held)
 
+    def probe(self) -> None:
+        """Read the file system's clock by a temp file, if there is a folder for those.   Raises: OSError."""
+        folder = self._folders.enter(self._folders.temps)
+        if folder is not None:
+            name = self._temp_name()
+            fd = self._files.create(folder.fd, name, PRIVATE)
+            try:
+                self._clock.witness(self._files.fstat(fd).st_mtime_ns)
+            finally:
+                self._files.close(fd)
+                self._drop(folder, name)
+
     # -- temp files
 
-    def _fill(self, data: bytes, *, above_ns: int) -> tuple[str, FileStat]:
+    def _temp_name(self) -> str:
+        return f"{self._runtime.rng.getrandbits(64):016x}"
+
+    def _new_temp(self, folder: Folder, name: str) -> int:
+        """A new file with the rights that all have, open for writing."""
+        fd = self._files.create(folder.fd, name, PRIVATE)
+        if self._folders.access != PRIVATE:
+            try:
+                self._files.fchmod(fd, self._folders.access)
+            except BaseException:
+                self._files.close(fd)
+                self._drop(folder, name)
+                raise
+        return fd
+
+    def _fill(self, data: bytes, *, above_ns: int) -> _Temp:
         """A durable temp file with `data`, stamped above `above_ns`."""
         files = self._files
-        temp = f"{self._own}/tmp/{self._runtime.rng.getrandbits(64):016x}"
-        try:
-            fd = files.open(temp, _NEW, 0o666)
-        except FileNotFoundError:
-            self._prepare()
-            fd = files.open(temp, _NEW, 0o666)
+        name = self._temp_name()
+        folder, fd = self._folders.in_temps(lambda folder: (folder, self._new_temp(folder, name)))
         try:
             try:
                 written = files.write(fd, data)
                 while written < len(data):
                     written += files.write(fd, memoryview(data)[written:])
-                new = self._stamp(fd, above_ns)
+                born_ns = files.fstat(fd).st_mtime_ns
+                self._clock.witness(born_ns)
+                if not self._swept:
+                    self._swept = True
+                    self._sweep(folder, born_ns)
+                new = self._stamp(fd, above_ns, born_ns)
                 if self._durable:
                     files.fsync(fd)
             finally:
                 files.close(fd)
         except BaseException:
-            self._drop(temp)
+            self._drop(folder, name)
             raise
-        return temp, new
+        return _Temp(folder, name, new)
 
-    def _stamp(self, fd: int, above_ns: int) -> FileStat:
+    def _stamp(self, fd: int, above_ns: int, born_ns: int) -> FileStat:
         """Give an open file an mtime that no other version of its object has."""
         files = self._files
-        born_ns = files.fstat(fd).st_mtime_ns
-        if not self._swept:
-            self._swept = True
-            self._sweep(born_ns)
         # Subtracted, not added: LastModified stays a lower bound of the file system's clock (F13).
         mtime_ns = born_ns - self._runtime.rng.getrandbits(TICK_BITS)
         for step_ns in STEPS_NS:
@@ -156,169 +188,123 @@ class Writer:
                 return new
         raise Unsupported("this file system does not keep the modification times of files", hint="use another disk")
 
-    def _stamp_again(self, temp: str, above_ns: int) -> FileStat:
-        fd = self._files.open(temp, _AGAIN)
+    def _stamp_again(self, temp: _Temp, above_ns: int) -> None:
+        fd = self._files.reopen(temp.folder.fd, temp.name)
         try:
-            new = self._stamp(fd, above_ns)
+            temp.stat = self._stamp(fd, above_ns, temp.stat.st_mtime_ns)
             if self._durable:
                 self._files.fsync(fd)
-            return new
         finally:
             self._files.close(fd)
 
-    def _drop(self, temp: str) -> None:
+    def _drop(self, folder: Folder, name: str) -> None:
         """Remove a temp file. One that stays is swept another day."""
         try:  # noqa: SIM105 - suppress() costs as much as the call
-            self._files.unlink(temp)
+            self._files.unlink(folder.fd, name)
         except OSError:
             pass
 
-    def _sweep(self, now_ns: int) -> None:
+    def _sweep(self, folder: Folder, now_ns: int) -> None:
         """Remove the temp files of writers that were killed long ago, by the file system's clock (F27)."""
-        temps = f"{self._own}/tmp"
-        for name, _ in self._files.scandir(temps):
+        for name, is_folder in self._files.scandir(folder.fd):
             # Another user's temp file, or one that is gone by now, is not ours to worry about.
             with suppress(OSError):
-                if self._files.stat(f"{temps}/{name}").st_mtime_ns < now_ns - TEMP_AGE_NS_MAX:
-                    self._files.unlink(f"{temps}/{name}")
+                if self._files.stat(folder.fd, name).st_mtime_ns < now_ns - TEMP_AGE_NS_MAX:
+                    (self._files.rmdir if is_folder else self._files.unlink)(folder.fd, name)
 
     # -- into place
 
-    def _create(self, temp: str, path: str, new: FileStat) -> None:
+    def _create(self, temp: _Temp, place: _Place) -> None:
         """Raises: FileExistsError, with nothing changed."""
-        self._publish(self._files.link, temp, path, new)
-        self._drop(temp)
+        self._publish(self._files.link, temp, place)
+        self._drop(temp.folder, temp.name)
 
-    def _replace(self, key: Key, path: str, temp: str, new: FileStat, when: When) -> FileStat:
+    def _replace(self, key: Key, place: _Place, temp: _Temp, when: When) -> FileStat:
         held = self._lock(key)
         try:
             for _ in range(TRIES_MAX):
-                old = look(self._files, path)
+                old = look(self._files, place.folder, place.name)
                 _refuse(key, when, old)
                 if old is None:
                     # Deleted meanwhile. Not by rename: a file that is linked just now would be replaced unseen, and
                     # the stamp might not lie above its own.
                     try:
-                        self._create(temp, path, new)
+                        self._create(temp, place)
                     except FileExistsError:
                         continue
-                    return new
-                if new.st_mtime_ns <= old.st_mtime_ns:
-                    new = self._stamp_again(temp, old.st_mtime_ns)
-                self._publish(self._files.rename, temp, path, new)
-                return new
-            raise FileExistsError(errno.EEXIST, "something that is not an object stands in its place", path)
+                    return temp.stat
+                if temp.stat.st_mtime_ns <= old.st_mtime_ns:
+                    self._stamp_again(temp, old.st_mtime_ns)
+                self._publish(self._files.rename, temp, place)
+                return temp.stat
+            raise FileExistsError(errno.EEXIST, "something that is not an object stands in its place", str(place))
         finally:
             self._unlock(held)
 
-    def _publish(self, move: Callable[[str, str], None], temp: str, path: str, new: FileStat) -> None:
-        folder = parent(path)
+    def _publish(self, move: _Move, temp: _Temp, place: _Place) -> None:
         for _ in range(TRIES_MAX):
             try:
-                move(temp, path)
+                folder = place.folder = place.folder or self._folders.make(place.path)
+                move(temp.folder.fd, temp.name, folder.fd, place.name)
                 break
             except FileNotFoundError as error:
                 # The folder is new, or a delete has pruned it since we made it.
                 missing = error
-                self._make_folder(folder)
+                place.folder = None
             except FileExistsError:
                 raise
             except OSError as error:
-                if self._landed(path, new):
-                    self.doubtful.add(folder)
-                    raise unsettled(path, error) from error
+                if self._landed(place, temp.stat):
+                    self.doubtful.add(place.path)
+                    raise unsettled(str(place), error) from error
                 raise
         else:
             raise missing
-        self._settle(folder, path)
+        self._settle(folder, place)
 
-    def _landed(self, path: str, new: FileStat) -> bool:
+    def _landed(self, place: _Place, new: FileStat) -> bool:
         """Whether a failed move was made all the same; if that cannot be told, yes."""
+        if place.folder is None:
+            return False
         try:
-            found = self._files.stat(path)
+            found = self._files.stat(place.folder.fd, place.name)
         except FileNotFoundError:
             return False
         except OSError:
             return True
         return version_of(found) == version_of(new)
 
-    # -- folders
-
-    def _settle(self, folder: str, what: str) -> None:
+    def _settle(self, folder: Folder, what: object) -> None:
         """Make a change in `folder` durable.   Raises: OutcomeUnknown, for it is visible already."""
         if self._durable:
             try:
-                self._sync(folder)
+                self._folders.sync(folder)
             except OSError as error:
-                self.doubtful.add(folder)
-                raise unsettled(what, error) from error
-
-    def _sync(self, folder: str) -> None:
-        """Make the names in `folder` survive a power loss, and the folder itself (F25)."""
-        files = self._files
-        try:
-            fd = files.open(folder, _FOLDER)
-        except FileNotFoundError:
-            # Pruned: what we wrote there was deleted, and that was synced.
-            return
-        try:
-            files.fsync(fd)
-            if folder.startswith(self._below):
-                mode = files.fstat(fd).st_mode
-                if not mode & DURABLE:
-                    self._sync(parent(folder))
-                    # A folder of another user's cannot be marked: then each write syncs its parent too.
-                    with suppress(OSError):
-                        files.fchmod(fd, stat.S_IMODE(mode) | DURABLE)
-        finally:
-            files.close(fd)
-
-    def _make_folder(self, folder: str) -> list[str]:
-        """Make `folder` and what is missing above it; those that were missing, topmost first."""
-        made: list[str] = []
-        missing = [folder]
-        tries = 0
-        while missing:
-            try:
-                self._files.mkdir(missing[-1])
-            except FileNotFoundError:
-                tries += 1
-                if tries > MKDIR_TRIES:
-                    raise  # a link that leads nowhere, or no place for folders; others prune no folder so often
-                missing.append(parent(missing[-1]))
-                continue
-            except FileExistsError:
-                pass
-            else:
-                made.append(missing[-1])
-            missing.pop()
-        return made
-
-    def _prune(self, folder: str) -> None:
-        """Remove folders that are empty now, from `folder` up. One that stays does no harm."""
-        with suppress(OSError):
-            while folder != self._root:
-                self._files.rmdir(folder)
-                folder = parent(folder)
-
-    def _prepare(self) -> None:
-        """Make the root and our own folder in it. What lies in there need not survive a power loss."""
-        for folder in self._make_folder(self._root):
-            if self._durable:
-                self._sync(parent(folder))
-        for name in ("", "/tmp", "/locks"):
-            with suppress(FileExistsError):
-                self._files.mkdir(self._own + name)
+                self.doubtful.add(folder.path)
+                raise unsettled(str(what), error) from error
 
     # -- locks
 
     def _lock(self, key: Key) -> int:
-        path = f"{self._own}/locks/{lock_name(key)}"
+        name = lock_name(key)
+        path = f"{self._folders.locks}/{name}"
         try:
             return self._files.lock(path)
         except FileNotFoundError:
-            self._prepare()
+            self._make_lock(name)
             return self._files.lock(path)
+
+    def _make_lock(self, name: str) -> None:
+        """It gets its rights before its name, as every object does."""
+        temp = self._temp_name()
+        temps, fd = self._folders.in_temps(lambda folder: (folder, self._new_temp(folder, temp)))
+        try:
+            self._files.close(fd)
+            locks = open_folder(self._files, self._folders.locks)
+            with suppress(FileExistsError):
+                self._files.link(temps.fd, temp, locks.fd, name)
+        finally:
+            self._drop(temps, temp)
 
     def _unlock(self, held: int) -> None:
         # What was done is done; a lock that cannot be given back goes with its descriptor.
