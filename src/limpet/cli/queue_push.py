@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.queue_options import DELAY_HELP, QueueArgument, duration_s, many
-from limpet.cli.shared import JsonOption, UrlOption, console, lines, opened, print_json
+from limpet.cli.shared import JsonOption, UrlOption, console, lines, opened, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def push(
     if json:
         print_json(pushed)
     elif pushed.created:
-        typer.echo(f"pushed {pushed.id} to {queue!r}")
+        say(f"pushed {pushed.id} to {queue!r}")
     else:
-        typer.echo(f"{pushed.id!r} was pushed to {queue!r} before; nothing was changed")
+        say(f"{pushed.id!r} was pushed to {queue!r} before; nothing was changed")
 
 
 def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: 
             for _ in pushing.run(stream):
                 show()
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: {_so_far(pushing)}", err=True)
+        say(f"interrupted: {_so_far(pushing)}", err=True)
         raise
     except BadLine as error:
         hint = _go_on(pushing, file) if pushing.pushed else error.hint
@@ -231,9 +231,9 @@ def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: 
         )
     elif pushing.pushed:
         batches = many(pushing.batches, "batch", "batches")
-        typer.echo(f"pushed {many(pushing.pushed, 'task')} to {queue.name!r} in {batches}")
+        say(f"pushed {many(pushing.pushed, 'task')} to {queue.name!r} in {batches}")
     else:
-        typer.echo("the file has no line; nothing was pushed")
+        say("the file has no line; nothing was pushed")
 
 
 def _so_far(pushing: Pushing) -> str:
