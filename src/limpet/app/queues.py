@@ -21,9 +21,11 @@ from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
 
 __all__ = [
+    "SQS",
     "LaterJournal",
     "NoStore",
     "demand_queue",
+    "has_store",
     "is_used",
     "journal_of",
     "open_queue",
@@ -53,6 +55,11 @@ def provider_of(url: str) -> str:
     if asked == SQS:
         return SQS
     raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is a {own}", hint="unset it, or open another URL")
+
+
+def has_store(url: str) -> bool:
+    """Whether the fleet has a store, with locks and cells: `sqs://` has queues only."""
+    return not url.startswith("sqs://")
 
 
 def journal_of(record: FleetRecord, store: Store, runtime: Runtime) -> Journal | None:

@@ -6,18 +6,23 @@ imported when it runs, so that `limpet --help` answers at once.
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Annotated, NoReturn
 
 import typer
 
 from limpet import __version__
 from limpet.cli import catalog, check, demo, doctor, iam, index, lock, queue, serve, status, supervise, upgrade, work
-from limpet.cli.shared import EXIT_INTERRUPTED, complain, lines
+from limpet.cli.shared import EXIT_INTERNAL, EXIT_INTERRUPTED, complain, lines, say
 from limpet.errors import LimpetError
 
 __all__ = ["app", "main"]
+
+TRACEBACK = "LIMPET_TRACEBACK"
 
 app = typer.Typer(
     name="limpet",
@@ -35,7 +40,8 @@ app = typer.Typer(
         "$ limpet work app:fleet -p 4 --url s3://acme/prod",
         "$ limpet status --url s3://acme/prod",
         "Exit codes: 0 done; 1 refused, failed or unhealthy; 2 wrong usage; 70 the lease was lost while the command "
-        "ran; 75 the lock is held; 130 interrupted. `lock run` passes the command's own code on.",
+        "ran; 71 a mistake in limpet itself; 75 the lock is held; 130 interrupted. `lock run` passes the command's own "
+        "code on.",
     ),
 )
 app.command(epilog=demo.EPILOG)(demo.demo)
@@ -64,16 +70,45 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    show_traceback: Annotated[
+        bool,
+        typer.Option("--traceback", help="Show the traceback of a mistake in limpet. LIMPET_TRACEBACK=1 does too."),
+    ] = False,
 ) -> None:
     """Options of `limpet` itself. (The help text is the app's.)"""
+    if show_traceback:
+        os.environ[TRACEBACK] = "1"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit. An error of Limpet's is one line and a hint, never a traceback."""
-    try:
-        app(args=arguments, prog_name="limpet")
-    except LimpetError as error:
-        sys.exit(complain(error))
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(0)
+    """Run the command line and exit. An error of Limpet's is one line and a hint, never a traceback.
+
+    Any other error is a mistake in limpet: one line too, and exit code 71, which nothing else has.
+    """
+    with _Internal():
+        try:
+            app(args=arguments, prog_name="limpet")
+        except LimpetError as error:
+            sys.exit(complain(error))
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(0)
+    raise AssertionError("the command line ends with an exit")
+
+
+class _Internal:
+    """A block out of which no error comes but an exit."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not isinstance(error, Exception):
+            return
+        if os.environ.get(TRACEBACK, "0") not in ("", "0"):
+            traceback.print_exception(error)
+        said, _, more = str(error).strip().partition("\n")
+        what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        say(f"limpet: internal error: {what[:500]}{' ...' if more else ''}", err=True)
+        say(f"hint: please report it; `limpet --traceback ...` or {TRACEBACK}=1 shows where it was", err=True)
+        sys.exit(EXIT_INTERNAL)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from limpet.cli.queue_options import DELAY_HELP, demand_queue, duration_s, many, now_of
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, opened, print_json
-from limpet.errors import Invalid, LimpetError, Missing
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, opened, print_json, say
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cli.queue_survey import Folder, Found
+    from limpet.cli.queue_survey import Folder, Found, Survey
     from limpet.runtime import Runtime
 
 __all__ = ["EPILOG", "Limits", "Violation", "check", "violations"]
@@ -41,12 +41,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that does not hold."""
+    """A rule that does not hold, or of which nobody knows whether it holds: then there is no `value`."""
 
     queue: str
     rule: str
     limit: float
-    value: float
+    value: float | None
     message: str
 
 
@@ -78,7 +78,8 @@ def check(
 ) -> None:
     """Check rules on every queue; one line for each that is violated, and the exit code tells. Changes nothing.
 
-    Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time.
+    Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time. A rule
+    that cannot be checked counts as violated: SQS tells no ages, so --max-age always fails there.
     """
     from limpet.runtime import system
 
@@ -90,11 +91,11 @@ def check(
     if json:
         print_json({"ok": not wrong, "queues": found, "violations": wrong})
     for each in wrong if not json else ():
-        typer.echo(each.message)
+        say(each.message)
     if wrong:
         raise typer.Exit(EXIT_FAILED)
     if not json:
-        typer.echo(f"ok: {many(len(found), 'queue')} within limits")
+        say(f"ok: {many(len(found), 'queue')} within limits")
 
 
 def violations(
@@ -106,14 +107,32 @@ def violations(
     Cost: 1 LIST per 1,000 objects that wait or failed, 1 or 2 more for each queue; 1 GET for each failed task, only
     where there are more than allowed.
     """
-    from limpet.cli.queue_survey import find
+    from limpet.app.queues import SQS, provider_of
+    from limpet.cli.queue_survey import find, surveys
 
     wanted = [*dict.fromkeys(queues)] if queues else None
     for name in wanted or ():
         demand_queue(fleet, fleet.queue(name))
+    if provider_of(fleet.url) == SQS:
+        counted = surveys(fleet, runtime, wanted)
+        return [each.queue for each in counted], [wrong for each in counted for wrong in _broken_on_sqs(each, limits)]
     found = sorted(find(fleet.store, wanted, _folders(limits)), key=lambda each: each.queue)
     wrong = [broken for each in found for broken in _broken(fleet, each, limits, runtime)]
     return wanted or [each.queue for each in found], wrong
+
+
+def _broken_on_sqs(counted: Survey, limits: Limits) -> list[Violation]:
+    name, wrong = counted.queue, []
+    if limits.age_s is not None:
+        said = f"{name}: --max-age cannot be checked: SQS does not tell how old a task is"
+        wrong.append(Violation(name, "max-age", limits.age_s, None, said))
+    if limits.failed is not None and counted.failed > limits.failed:
+        said = f"{name}: about {many(counted.failed, 'task')} failed, and --max-failed is {limits.failed:,}"
+        wrong.append(Violation(name, "max-failed", limits.failed, counted.failed, said))
+    if limits.pending is not None and counted.pending > limits.pending:
+        said = f"{name}: about {many(counted.pending, 'task')} pending, and --max-pending is {limits.pending:,}"
+        wrong.append(Violation(name, "max-pending", limits.pending, counted.pending, said))
+    return wrong
 
 
 def _folders(limits: Limits) -> Mapping[Folder, float]:
@@ -166,10 +185,13 @@ def _failed(fleet: Fleet, found: Found, enough: int, runtime: Runtime) -> tuple[
         for key, blob in fleet.store.get_many(keys).items():
             if isinstance(blob, Missing):
                 continue
-            if isinstance(blob, LimpetError):
-                raise blob
-            cell = Cell(fleet.store, key, RECEIPT_CODEC, runtime, deletable=True)
-            failed += cell.decode(blob).value.state == "failed"
+            try:
+                if isinstance(blob, LimpetError):
+                    raise blob
+                cell = Cell(fleet.store, key, RECEIPT_CODEC, runtime, deletable=True)
+                failed += cell.decode(blob).value.state == "failed"
+            except (Corrupt, Invalid, Unsupported):  # something failed, and how it ended cannot be read
+                failed += 1
         if failed > enough and start + AT_ONCE < len(names):
             return failed, False
     return failed, True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.shared import EXIT_FAILED, console, lines
+from limpet.cli.shared import EXIT_FAILED, clean, console, lines, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def demo(
         show.run()
     except KeyboardInterrupt:
         show.screen.close()
-        typer.echo(f"interrupted; what was written stays in {place}")
+        say(f"interrupted; what was written stays in {place}")
         raise
     finally:
         show.screen.close()
@@ -113,7 +113,7 @@ class _Show:
         """Play it, then tell what the store says.   Raises: Unsupported for a store that ignores conditions."""
         import limpet
         from limpet.cli.demo_tasks import QUEUE
-        from limpet.cli.queue_options import clean, in_store
+        from limpet.cli.queue_options import in_store
 
         self._fleet = limpet.open(self._place)
         self._indexed = limpet.open(self._place)  # the same, but its requests are counted apart
@@ -283,8 +283,6 @@ class _Show:
         return event
 
     def _take_in(self, event: Event) -> None:
-        from limpet.cli.queue_options import clean
-
         member = self.board.crew[event.who]
         member.heard_s = event.at_s
         match event.what:

@@ -16,20 +16,22 @@ from limpet.cli.shared import (
     JsonOption,
     UrlOption,
     ago,
+    clean,
     complain,
     console,
     existing,
     lines,
     opened,
     print_json,
+    say,
 )
-from limpet.errors import Invalid, Missing
+from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
     from limpet.cell import Seen
     from limpet.lease import LeaseRecord
 
-__all__ = ["app", "break_", "ls", "run", "show"]
+__all__ = ["app", "break_", "ls", "run", "show", "unreadable"]
 
 EXIT_NOT_FOUND = 127
 
@@ -131,13 +133,14 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     lock takes it over.
     """
     fleet = opened(url, read_only=True)
-    found = list(fleet.locks())
+    bad: list[dict[str, Any]] = []
+    found = list(fleet.locks(on_error=lambda key, error: bad.append(unreadable(key, error))))
     now = _now(found)
     if json:
-        print_json([_facts(seen, now) for seen in found])
+        print_json([*(_facts(seen, now) for seen in found), *bad])
         return
     out = console()
-    if not found:
+    if not found and not bad:
         out.print(f"no lock was ever used at {fleet.url}", soft_wrap=True, markup=False)
         return
     from rich.table import Table
@@ -152,7 +155,9 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
         holder = facts["holder"] if facts["state"] != "free" else "-"
         ttl = f"{facts['ttl_s']:g} s"
         heartbeat = f"{ago(facts['age_s'])} ago"
-        table.add_row(_text(facts["name"]), _state(facts["state"]), _text(holder), str(facts["token"]), heartbeat, ttl)
+        table.add_row(clean(facts["name"]), _state(facts["state"]), clean(holder), str(facts["token"]), heartbeat, ttl)
+    for facts in bad:
+        table.add_row(clean(facts["key"]), "[red]unreadable[/red]", clean(facts["error"]), "-", "-", "-")
     out.print(table)
     out.print("\n[dim]Heartbeats are stamped by the store's clock; a free lock's is its last change.[/dim]")
 
@@ -167,9 +172,11 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show one lock: who holds it, with which token, since when. Changes nothing."""
 
+    from limpet.keys import lock_key
+
     fleet = opened(url, read_only=True)
     seen = _found(fleet.lock_seen(name), name)
-    facts = _facts(seen, _now([seen]))
+    facts = {**_facts(seen, _now([seen])), "key": lock_key(name)}
     if json:
         print_json(facts)
         return
@@ -179,15 +186,15 @@ def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) ->
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     held = facts["state"] != "free"
-    table.add_row("lock", _text(facts["name"]))
+    table.add_row("lock", clean(facts["name"]))
     table.add_row("state", _state(facts["state"]))
-    table.add_row("holder" if held else "last holder", _text(f"{facts['holder']}  ({facts['worker_id']})"))
+    table.add_row("holder" if held else "last holder", clean(f"{facts['holder']}  ({facts['worker_id']})"))
     table.add_row("token", f"{facts['token']}  (the next holder gets {facts['token'] + 1})")
     table.add_row("taken", f"{facts['taken_at']:%Y-%m-%d %H:%M:%S} UTC, by the holder's clock")
     stamp = f"{facts['heartbeat_at']:%Y-%m-%d %H:%M:%S} UTC, by the store's clock: {ago(facts['age_s'])} ago"
     table.add_row("last heartbeat" if held else "last change", stamp)
     table.add_row("ttl", f"{facts['ttl_s']:g} s")
-    table.add_row("key", _text(facts["key"]))
+    table.add_row("key", clean(facts["key"]))
     console().print(table)
 
 
@@ -220,18 +227,18 @@ def break_(
         said = (
             f"{before['holder']} holds {name!r} with token {before['token']}; last heartbeat {ago(before['age_s'])} ago"
         )
-        typer.echo(f"{said}.", err=True)
+        say(f"{said}.", err=True)
         if not typer.confirm("Break it?", err=True):
-            typer.echo("nothing was changed", err=True)
+            say("nothing was changed", err=True)
             raise typer.Exit(EXIT_FAILED)
     if was_held:
         fleet.lock(name).break_()
     if json:
         print_json({"name": name, "broken": was_held, "was": before})
     elif not was_held:
-        typer.echo(f"{name!r} is free already; nothing was changed")
+        say(f"{name!r} is free already; nothing was changed")
     else:
-        typer.echo(
+        say(
             f"{name!r} is free. The next holder gets token {before['token'] + 1}; what {before['holder']} still writes "
             f"with token {before['token']} is refused once that one has written."
         )
@@ -252,8 +259,6 @@ def _now(found: Iterable[Seen[LeaseRecord]]) -> datetime:
 
 def _facts(seen: Seen[LeaseRecord], now: datetime) -> dict[str, Any]:
     """What people want to know of a lock; the same in tables and in JSON."""
-    from limpet.keys import lock_key
-
     record = seen.value
     assert seen.modified is not None
     age_s = max(0.0, (now - seen.modified).total_seconds())
@@ -268,16 +273,25 @@ def _facts(seen: Seen[LeaseRecord], now: datetime) -> dict[str, Any]:
         "heartbeat_at": seen.modified,
         "age_s": round(age_s, 1),
         "ttl_s": record.ttl_s,
-        "key": lock_key(record.name),
+        "key": _key(record.name),
     }
+
+
+def _key(name: str) -> str | None:
+    """Where a lock of that name lies; None for a name that no lock of Limpet's can have."""
+    from limpet.keys import lock_key
+
+    try:
+        return lock_key(name)
+    except Invalid:
+        return None
+
+
+def unreadable(key: str, error: LimpetError) -> dict[str, Any]:
+    """A lock that cannot be read, as facts."""
+    return {"key": key, "state": "unreadable", "error": str(error)}
 
 
 def _state(state: str) -> str:
     colour = {"held": "green", "overdue": "red"}.get(state)
     return f"[{colour}]{state}[/{colour}]" if colour else state
-
-
-def _text(value: str) -> str:
-    from rich.markup import escape
-
-    return escape(value)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from limpet.cli.queue_options import IdArgument, QueueArgument, demand_queue, in_store, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, existing, lines, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, existing, lines, print_json, say
 from limpet.errors import Invalid, Missing
 
 __all__ = ["EPILOGS", "cancel", "pause", "purge", "resume", "retry", "sweep"]
@@ -76,12 +76,12 @@ def retry(
     if json:
         print_json({"queue": queue, "retried": ids})
     elif not ids:
-        typer.echo(f"nothing in {queue!r} has failed")
+        say(f"nothing in {queue!r} has failed")
     elif id is not None:
-        typer.echo(f"{id!r} waits again, as {ids[0]!r}")
+        say(f"{id!r} waits again, as {ids[0]!r}")
     else:
         shown = ", ".join(ids[:IDS_SHOWN]) + (", ..." if len(ids) > IDS_SHOWN else "")
-        typer.echo(f"waiting again, {many(len(ids), 'task')}: {shown}")
+        say(f"waiting again, {many(len(ids), 'task')}: {shown}")
 
 
 def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:
@@ -101,9 +101,9 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
     if json:
         print_json({"queue": queue, "id": id, "cancelled": cancelled})
     elif cancelled:
-        typer.echo(f"{id!r} is cancelled")
+        say(f"{id!r} is cancelled")
     else:
-        typer.echo(f"{id!r} has ended already; nothing was changed: limpet queue show {queue} {id}", err=True)
+        say(f"{id!r} has ended already; nothing was changed: limpet queue show {queue} {id}", err=True)
     if not cancelled:
         raise typer.Exit(EXIT_FAILED)
 
@@ -132,9 +132,9 @@ def _set_paused(queue: str, url: str | None, paused: bool, *, json: bool) -> Non
     if json:
         print_json({"queue": queue, "paused": paused})
     elif paused:
-        typer.echo(f"{queue!r} is paused; go on with: limpet queue resume {queue}")
+        say(f"{queue!r} is paused; go on with: limpet queue resume {queue}")
     else:
-        typer.echo(f"{queue!r} is not paused")
+        say(f"{queue!r} is not paused")
 
 
 def purge(
@@ -156,15 +156,15 @@ def purge(
         said = f"{waiting} would be dropped from {queue!r}, {stats.in_flight:,} of them in flight"
         if not sys.stdin.isatty():
             raise Invalid(f"{said}, and nobody is here to ask", hint="add --yes")
-        typer.echo(f"{said}.", err=True)
+        say(f"{said}.", err=True)
         if not typer.confirm("Drop them all?", err=True):
-            typer.echo("nothing was changed", err=True)
+            say("nothing was changed", err=True)
             raise typer.Exit(EXIT_FAILED)
     gone = handle.purge()
     if json:
         print_json({"queue": queue, "purged": gone})
     else:
-        typer.echo(f"dropped {many(gone, 'task')} of {queue!r}")
+        say(f"dropped {many(gone, 'task')} of {queue!r}")
 
 
 def sweep(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
@@ -179,4 +179,4 @@ def sweep(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     if json:
         print_json({"queue": queue, "removed": gone})
     else:
-        typer.echo(f"{queue!r} is tidy; {many(gone, 'object')} removed")
+        say(f"{queue!r} is tidy; {many(gone, 'object')} removed")

@@ -17,8 +17,9 @@ from limpet.cli.queue_bill import (
     requests_of,
     sqs,
 )
-from limpet.cli.queue_options import QueueArgument, clean, demand_queue, in_store, many
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
+from limpet.cli.queue_options import QueueArgument, demand_queue, in_store, many
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
+from limpet.cli.status import APPROXIMATE
 
 if TYPE_CHECKING:
     from limpet.keys import Key
@@ -50,20 +51,15 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
 
     It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
     """
-    from limpet.cli.queue_survey import ALL, survey
-    from limpet.queue import BucketQueue
+    from limpet.cli.queue_survey import ALL, surveys
     from limpet.runtime import system
 
     fleet = opened(url, read_only=True)
-    handle = fleet.queue(queue)
-    if isinstance(handle, BucketQueue):
-        found = survey(fleet.store, system(), [queue], limits=ALL)
-        if not found:
-            demand_queue(fleet, handle)
-        facts = asdict(found[0])
-        del facts["at_least"]
-    else:
-        facts = {"queue": queue, **asdict(handle.stats())}
+    found = surveys(fleet, system(), [queue], limits=ALL)
+    if not found:
+        demand_queue(fleet, fleet.queue(queue))
+    facts = found[0].facts()
+    del facts["at_least"]
     if json:
         print_json(facts)
         return
@@ -71,8 +67,12 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     paused = "  [yellow]paused[/yellow]" if facts["paused"] else ""
     out.print(f"[bold]{clean(queue)}[/bold]{paused}")
     for key in ("pending", "in_flight", "scheduled", "completed", "failed"):
-        out.print(f"  {key.replace('_', ' '):<10} {facts[key]:>9,}")
+        out.print(f"  {key.replace('_', ' '):<10} {'-' if facts[key] is None else format(facts[key], ','):>9}")
     out.print(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
+    if "trouble" in facts:
+        out.print(f"  [red]{clean(facts['trouble'])}[/red]", soft_wrap=True)
+    if "approximate" in facts:
+        out.print(f"[dim]{APPROXIMATE}[/dim]", soft_wrap=True)
 
 
 def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:

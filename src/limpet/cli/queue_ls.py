@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from limpet.cli.queue_options import clean, demand_queue, in_store, now_of
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
+from limpet.cli.queue_options import demand_queue, in_store, now_of
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -62,20 +62,20 @@ def ls(
     fleet = opened(url, read_only=True)
     if queue is None:
         if states:
-            raise Invalid(f"of which queue should --{states[0]} be?", hint="limpet queue ls QUEUE --" + states[0])
+            raise Invalid(f"--{states[0]} needs a queue name", hint="limpet queue ls QUEUE --" + states[0])
         _ls_queues(fleet, json=json)
         return
     _ls_entries(fleet, queue, states[0] if states else "pending", n, json=json)
 
 
 def _ls_queues(fleet: Fleet, *, json: bool) -> None:
-    from limpet.cli.queue_survey import survey
+    from limpet.cli.queue_survey import surveys
     from limpet.cli.status import print_queues
     from limpet.runtime import system
 
-    found = survey(fleet.store, system())
+    found = surveys(fleet, system())
     if json:
-        print_json(found)
+        print_json([each.facts() for each in found])
         return
     print_queues(console(), fleet.url, found)
 

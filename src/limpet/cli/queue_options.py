@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.errors import Missing, Unsupported
+from limpet.cli.shared import clean
+from limpet.errors import Unsupported
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -25,7 +26,6 @@ __all__ = [
     "in_store",
     "many",
     "now_of",
-    "queue_names",
     "when",
 ]
 
@@ -36,7 +36,6 @@ DELAY_HELP = "such as 90s, 15m, 1h or 2d"
 
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def duration_s(text: str) -> float:
@@ -59,36 +58,12 @@ def in_store(queue: Queue, what: str) -> BucketQueue:
     )
 
 
-def queue_names(fleet: Fleet) -> list[str]:
-    """The queues that have anything in them, or had.   Cost: 1 LIST."""
-    from limpet.keys import QUEUES, name_of
-
-    return sorted(name_of(part) for part in fleet.store.list_dirs(QUEUES))
-
-
 def demand_queue(fleet: Fleet, queue: Queue) -> None:
-    """Go on only if there is such a queue, so that a typo changes nothing. (SQS tells by itself.)
+    """Go on only if the queue was ever used, so that a typo changes nothing.   Raises: Missing.   Cost: 1 LIST."""
+    from limpet.app.queues import demand_queue
+    from limpet.runtime import system
 
-    Raises: Missing.   Cost: 1 LIST.
-    """
-    from difflib import get_close_matches
-
-    from limpet.keys import QueueKeys, name_of
-    from limpet.queue import BucketQueue
-
-    if not isinstance(queue, BucketQueue):
-        return
-    name, names = queue.name, queue_names(fleet)
-    if name_of(QueueKeys.of(name).root.partition("/")[2]) in names:
-        return
-    near = get_close_matches(name, names, n=1)
-    if near:
-        hint = f"did you mean {near[0]!r}? `limpet queue ls` shows all"
-    elif names:
-        hint = f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-    else:
-        hint = "no queue was ever used here; `limpet queue push` makes one"
-    raise Missing(f"there is no queue {name!r} at {fleet.url}", hint=hint)
+    demand_queue(fleet.store, fleet.url, queue, system())
 
 
 def now_of(*stamps: datetime | None) -> datetime:
@@ -106,10 +81,3 @@ def when(moment: datetime | None) -> str:
 def many(count: int, one: str, more: str | None = None) -> str:
     """`1 task`, `2 tasks`."""
     return f"{count:,} {one if count == 1 else more or one + 's'}"
-
-
-def clean(text: str) -> str:
-    """Text of a stranger, safe on a terminal: no control characters, no markup (F34)."""
-    from rich.markup import escape
-
-    return escape(_UNPRINTABLE.sub("?", text))

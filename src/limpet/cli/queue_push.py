@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.queue_options import DELAY_HELP, QueueArgument, duration_s, many
-from limpet.cli.shared import JsonOption, UrlOption, console, lines, opened, print_json
+from limpet.cli.shared import JsonOption, UrlOption, console, lines, opened, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -57,10 +57,13 @@ def push(
     batch: Annotated[
         int, typer.Option("--batch", min=1, max=1000, help="How many tasks of a file share an object.")
     ] = 100,
+    create: Annotated[
+        bool, typer.Option("--create/--no-create", help="Whether a fleet or a queue that is not there is made.")
+    ] = True,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Push a task, or a file of tasks. The queue is made by its first push.
+    """Push a task, or a file of tasks. The queue is made by its first push, and stderr then says "(new queue)".
 
     A task is a JSON object of at most 256 KiB. Once the command has ended, no crash loses it.
 
@@ -74,17 +77,30 @@ def push(
         if id is not None or delay is not None:
             raise Invalid("--id and --delay are for a single task, not for --file", hint="leave them out")
         with _lines_of(file) as stream:
-            _push_file(opened(url).queue(queue), stream, file, batch=batch, json=json)
+            _push_file(_queue(url, queue, create=create), stream, file, batch=batch, json=json)
         return
     assert payload is not None
     task = parse_payload(payload, what="the payload")
-    pushed = opened(url).queue(queue).push(task, id=id, delay_s=delay or 0.0)
+    pushed = _queue(url, queue, create=create).push(task, id=id, delay_s=delay or 0.0)
     if json:
         print_json(pushed)
     elif pushed.created:
-        typer.echo(f"pushed {pushed.id} to {queue!r}")
+        say(f"pushed {pushed.id} to {queue!r}")
     else:
-        typer.echo(f"{pushed.id!r} was pushed to {queue!r} before; nothing was changed")
+        say(f"{pushed.id!r} was pushed to {queue!r} before; nothing was changed")
+
+
+def _queue(url: str | None, name: str, *, create: bool) -> Queue:
+    """The queue to push to. If it is new, or its fleet is, that is said: it may be a typo.   Cost: 1 LIST more."""
+    from limpet.app.queues import is_used
+
+    fleet = opened(url, create=create)
+    queue = fleet.queue(name, create=create)
+    if fleet.is_new:
+        say(f"(new fleet at {fleet.url})", err=True)
+    elif create and not is_used(fleet.store, queue):
+        say("(new queue)", err=True)
+    return queue
 
 
 def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:
@@ -212,7 +228,7 @@ def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: 
             for _ in pushing.run(stream):
                 show()
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: {_so_far(pushing)}", err=True)
+        say(f"interrupted: {_so_far(pushing)}", err=True)
         raise
     except BadLine as error:
         hint = _go_on(pushing, file) if pushing.pushed else error.hint
@@ -231,9 +247,9 @@ def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: 
         )
     elif pushing.pushed:
         batches = many(pushing.batches, "batch", "batches")
-        typer.echo(f"pushed {many(pushing.pushed, 'task')} to {queue.name!r} in {batches}")
+        say(f"pushed {many(pushing.pushed, 'task')} to {queue.name!r} in {batches}")
     else:
-        typer.echo("the file has no line; nothing was pushed")
+        say("the file has no line; nothing was pushed")
 
 
 def _so_far(pushing: Pushing) -> str:

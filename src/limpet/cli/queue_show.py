@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from limpet.cli.queue_ls import lease_facts
-from limpet.cli.queue_options import IdArgument, QueueArgument, clean, demand_queue, in_store, now_of, when
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
+from limpet.cli.queue_options import IdArgument, QueueArgument, demand_queue, in_store, now_of, when
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, clean_lines, console, lines, opened, print_json
 from limpet.errors import Missing
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Json
     out.print(table)
     if facts.get("traceback"):
         out.print()
-        out.print(clean(facts["traceback"].rstrip()), soft_wrap=True, style="dim")
+        out.print(clean_lines(facts["traceback"].rstrip()), soft_wrap=True, style="dim")
 
 
 def facts_of(fleet: Fleet, queue: BucketQueue, id: str) -> dict[str, Any]:
@@ -121,8 +121,7 @@ def _ended(queue: BucketQueue, result: Result) -> dict[str, Any]:
     seen = queue.storage.receipt(keys.failed_of(name)).read()
     facts |= {"error": result.error, "traceback": result.traceback}
     if seen is not None:
-        payload = msgspec.json.decode(seen.value.payload)
-        facts |= {"payload": payload, "pushed_at": seen.value.pushed_at}
+        facts |= {"payload": _decoded(seen.value.payload), "pushed_at": seen.value.pushed_at}
         facts |= {"tasks": seen.value.count} if seen.value.count > 1 else {}
         facts |= {"raw": seen.value.raw} if seen.value.raw else {}
     return facts
@@ -141,13 +140,13 @@ def _waiting(queue: BucketQueue, id: str) -> dict[str, Any] | None:
         return None
     facts: dict[str, Any] = {"pushed_at": content.pushed_at}
     if part is not None and part[1] < len(content.payloads):
-        facts["payload"] = msgspec.json.decode(content.payloads[part[1]])
+        facts["payload"] = _decoded(content.payloads[part[1]])
     elif part is not None:
         return None
     elif batch:
         facts["tasks"] = len(content.ids)
     else:
-        facts["payload"] = msgspec.json.decode(content.payloads[0])
+        facts["payload"] = _decoded(content.payloads[0])
     seen = queue.storage.lease(entry).read()
     if seen is None:
         return {**facts, "state": "waits"}
@@ -187,9 +186,17 @@ def _scheduled(queue: BucketQueue, id: str) -> dict[str, Any] | None:
                 "state": "scheduled",
                 "due_at": due_of(due),
                 "pushed_at": task.pushed_at,
-                "payload": msgspec.json.decode(task.payload),
+                "payload": _decoded(task.payload),
             }
     return None
+
+
+def _decoded(data: bytes | msgspec.Raw) -> Any:
+    """A payload as JSON; what is none, as text that says so."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return f"(not JSON: {error}) {bytes(data)[:1000]!r}"
 
 
 _STATES = {"completed": "green", "held": "green", "failed": "red", "cancelled": "red", "overdue": "red"}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from limpet.cell import Cell, Seen
-from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import State
 from limpet.queue.names import batch_of, count_of, is_batch, life_before, name_of_receipt
@@ -23,7 +23,10 @@ from limpet.queue.storage import CONTROL_CODEC, LEASE_CODEC
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Stat, Store
 
-__all__ = ["ALL", "LEASES_MAX", "OBJECTS_MAX", "Folder", "Found", "Survey", "find", "is_live", "survey"]
+if TYPE_CHECKING:
+    from limpet.app import Fleet
+
+__all__ = ["ALL", "LEASES_MAX", "OBJECTS_MAX", "Folder", "Found", "Survey", "find", "is_live", "survey", "surveys"]
 
 Folder = Literal["completed", "failed", "pending", "scheduled"]
 FOLDERS: tuple[Folder, ...] = ("completed", "failed", "pending", "scheduled")
@@ -49,11 +52,20 @@ class Survey:
     pending: int
     in_flight: int
     scheduled: int
-    completed: int
+    completed: int | None
     failed: int
     oldest_s: float | None
     paused: bool
     at_least: tuple[str, ...]
+    trouble: str = ""
+    """Why some of it could not be found out."""
+    approximate: bool = False
+    """Whether these are numbers of SQS. Then `completed` and `oldest_s` are None: it does not tell them."""
+
+    def facts(self) -> dict[str, Any]:
+        """The fields for `--json`, without those that say nothing."""
+        facts = asdict(self)
+        return {name: value for name, value in facts.items() if name not in ("trouble", "approximate") or value}
 
 
 @dataclass(slots=True)
@@ -153,6 +165,40 @@ def _walk(
     return None
 
 
+def surveys(
+    fleet: Fleet,
+    runtime: Runtime,
+    queues: Iterable[str] | None = None,
+    *,
+    limits: Mapping[Folder, float] | None = None,
+) -> list[Survey]:
+    """Count these queues of a fleet, or all there are, wherever they live; see `survey`.
+
+    On SQS: 1 request for the names, 3 or more for each queue.
+    """
+    from limpet.app.queues import SQS, provider_of
+
+    if provider_of(fleet.url) != SQS:
+        return survey(fleet.store, runtime, queues, limits=limits)
+    return [_of_sqs(fleet, name) for name in (fleet.queues() if queues is None else queues)]
+
+
+def _of_sqs(fleet: Fleet, name: str) -> Survey:
+    stats = fleet.queue(name).stats()
+    return Survey(
+        queue=name,
+        pending=stats.pending,
+        in_flight=stats.in_flight,
+        scheduled=stats.scheduled,
+        completed=stats.completed,
+        failed=stats.failed,
+        oldest_s=stats.oldest_s,
+        paused=stats.paused,
+        at_least=(),
+        approximate=True,
+    )
+
+
 def survey(
     store: Store,
     runtime: Runtime,
@@ -179,6 +225,11 @@ def _counted(store: Store, runtime: Runtime, found: Found, now: datetime) -> Sur
         cut |= {"in_flight", "oldest_s"}
     if len(leases) > LEASES_MAX:
         cut.add("in_flight")
+    trouble = ""
+    try:
+        paused = found.control and _paused(store, runtime, found.keys)
+    except (Corrupt, Invalid, Unsupported) as error:  # the other queues are shown all the same
+        paused, trouble = False, f"cannot tell whether it is paused: {error}"
     return Survey(
         queue=found.queue,
         pending=found.pending,
@@ -187,20 +238,21 @@ def _counted(store: Store, runtime: Runtime, found: Found, now: datetime) -> Sur
         completed=found.ended_well(),
         failed=sum(count_of(name) for name in found.ended_badly()),
         oldest_s=max(0.0, (now - found.oldest).total_seconds()) if found.oldest else None,
-        paused=found.control and _paused(store, runtime, found.keys),
+        paused=paused,
         at_least=tuple(sorted(cut)),
+        trouble=trouble,
     )
 
 
 def _in_flight(store: Store, runtime: Runtime, key: Key, blob: Blob | LimpetError, now: datetime) -> int:
     """The tasks of an entry, if its claim is alive. One that is gone, or cannot be read, is nobody's."""
-    if isinstance(blob, Missing):
+    if isinstance(blob, (Missing, Corrupt, Invalid)):
         return 0
     if isinstance(blob, LimpetError):
         raise blob
     try:
         seen = Cell(store, key, LEASE_CODEC, runtime, deletable=True).decode(blob)
-    except Corrupt:
+    except (Corrupt, Unsupported):
         return 0
     return count_of(key.rsplit("/", 2)[1]) if is_live(seen, now) else 0
 

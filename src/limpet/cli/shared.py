@@ -12,7 +12,8 @@ from limpet import records
 from limpet.errors import Held, Invalid, LeaseLost, LimpetError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderHook
+    from rich.table import Table
 
     from limpet.app import Fleet
 
@@ -20,18 +21,23 @@ __all__ = [
     "ENV_URL",
     "EXIT_FAILED",
     "EXIT_HELD",
+    "EXIT_INTERNAL",
     "EXIT_INTERRUPTED",
     "EXIT_LOST",
     "EXIT_USAGE",
     "JsonOption",
     "UrlOption",
     "ago",
+    "clean",
+    "clean_lines",
     "complain",
     "console",
     "existing",
     "lines",
     "opened",
     "print_json",
+    "printable",
+    "say",
 ]
 
 ENV_URL = "LIMPET_URL"
@@ -39,6 +45,7 @@ ENV_URL = "LIMPET_URL"
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOST = 70
+EXIT_INTERNAL = 71
 EXIT_HELD = 75
 EXIT_INTERRUPTED = 130
 
@@ -56,11 +63,38 @@ def lines(*each: str) -> str:
     return "\n\n".join(f"`{line}`" if line.startswith("$") else line for line in each)
 
 
+def printable(text: str) -> str:
+    """`text` on one line, safe on a terminal: whatever does not print is escaped as in a Python string.
+
+    That covers control characters, line ends, terminal escapes, and marks that change the direction of text (F34).
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def clean(text: str) -> str:
+    """`printable` text for a `console`: what looks like Rich's markup is not."""
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
+def clean_lines(text: str) -> str:
+    """As `clean`, for text of several lines, such as a traceback."""
+    return "\n".join(clean(line.expandtabs()) for line in text.split("\n"))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line. Everything that commands print goes through here, `print_json`, or a `console`."""
+    typer.echo(printable(text), err=err)
+
+
 def complain(error: LimpetError) -> int:
     """Say on stderr what went wrong, and what to do about it; the exit code for it."""
-    print(f"limpet: {error}", file=sys.stderr)
+    say(f"limpet: {error}", err=True)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        say(f"hint: {error.hint}", err=True)
     match error:
         case Held():
             return EXIT_HELD
@@ -73,18 +107,73 @@ def complain(error: LimpetError) -> int:
 
 
 def print_json(value: Any) -> None:
-    """`value`, of plain types or structs, as indented JSON on stdout."""
+    """`value`, of plain types or structs, as indented JSON on stdout. What does not print is written as \\uXXXX."""
     import msgspec
 
-    print(msgspec.json.format(records.encode(value), indent=2).decode())
+    text = msgspec.json.format(records.encode(value), indent=2).decode()
+    if not text.replace("\n", "").isprintable():
+        text = "".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text)
+    typer.echo(text)
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where tables and coloured lines go. Without a terminal they come out plain, and no line is cut."""
+    """Where tables and coloured lines go. Without a terminal they come out plain: no line is cut, and the cells of a
+    table are parted by tabs. Control characters never reach the terminal, wherever they come from."""
     from rich.console import Console
 
     plain_width = None if (sys.stderr if stderr else sys.stdout).isatty() else int(os.environ.get("COLUMNS") or 160)
-    return Console(stderr=stderr, highlight=False, width=plain_width)
+    made = Console(stderr=stderr, highlight=False, width=plain_width)
+    made.push_render_hook(_safe_hook(plain=plain_width is not None))
+    return made
+
+
+def _safe_hook(*, plain: bool) -> RenderHook:
+    """What every console of ours does with everything that it prints."""
+    from rich.console import ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+    from rich.segment import Segment
+    from rich.table import Table
+
+    class Safe:
+        """Something to print, without control characters in it."""
+
+        def __init__(self, inner: ConsoleRenderable) -> None:
+            self._inner = inner
+
+        def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
+            if plain and isinstance(self._inner, Table):
+                for row in _rows_of(out, self._inner):
+                    yield Segment("\t".join(map(printable, row)))
+                    yield Segment.line()
+                return
+            for segment in out.render(self._inner, options):
+                if segment.control or segment.text.isprintable():
+                    yield segment
+                else:
+                    lines = segment.text.split("\n")
+                    yield Segment("\n".join(map(printable, lines)), segment.style)
+
+    class SafeHook(RenderHook):
+        """Makes everything `Safe`."""
+
+        def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+            return [Safe(each) for each in renderables]
+
+    return SafeHook()
+
+
+def _rows_of(out: Console, table: Table) -> list[list[str]]:
+    """The cells of a table as plain text, with its header if it shows one."""
+    columns = [[*column.cells] for column in table.columns]
+    if table.show_header:
+        columns = [[column.header, *cells] for column, cells in zip(table.columns, columns, strict=True)]
+    return [
+        [" ".join(out.render_str(str(cell)).plain.split("\n")) for cell in row] for row in zip(*columns, strict=True)
+    ]
 
 
 def opened(url: str | None, *, read_only: bool = False, create: bool = True) -> Fleet:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import clean, now_of
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
+from limpet.cli.queue_options import many, now_of
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,10 @@ EPILOG = lines(
 )
 
 LOCKS_MAX = 1000
+APPROXIMATE = (
+    "Numbers of SQS: approximate, and late by up to a minute. In flight counts what rests before its next attempt too; "
+    "SQS tells neither ages nor what was completed."
+)
 
 
 def status(
@@ -40,23 +44,34 @@ def status(
     in flight: tasks in the hands of a worker that is alive. oldest: how long ago the oldest task was pushed that has
     not ended. failed: what failed or was cancelled, and was not retried.
     """
-    from limpet.cli.queue_survey import ALL, survey
+    from limpet.app.queues import has_store
+    from limpet.cli.queue_survey import ALL, surveys
     from limpet.runtime import system
 
     fleet = opened(url, read_only=True)
-    queues = survey(fleet.store, system(), limits=ALL if full else None)
-    locks, more = _held(fleet)
+    queues = surveys(fleet, system(), limits=ALL if full else None)
+    locks, bad, more = _held(fleet) if has_store(fleet.url) else ([], [], False)
     spent = fleet.meter.snapshot()
     if json:
-        print_json({"url": fleet.url, "queues": queues, "locks_held": locks, "requests": spent.requests})
+        facts = {
+            "url": fleet.url,
+            "queues": [each.facts() for each in queues],
+            "locks_held": locks,
+            "requests": spent.requests,
+        }
+        print_json({**facts, "locks_unreadable": bad} if bad else facts)
         return
     out = console()
     print_queues(out, fleet.url, queues)
+    if not has_store(fleet.url):
+        return
     out.print()
     _print_locks(out, locks, more=more)
+    for each in bad:
+        out.print(f"[red]unreadable[/red]: {clean(each['key'])}: {clean(each['error'])}", soft_wrap=True)
     by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in sorted(spent.requests.items()))
     out.print(
-        f"\n[dim]This took {spent.total():,} requests ({by_verb}): ${spent.dollars('s3'):.6f} on S3.[/dim]",
+        f"\n[dim]This took {many(spent.total(), 'request')} ({by_verb}): ${spent.dollars('s3'):.6f} on S3.[/dim]",
         soft_wrap=True,
     )
 
@@ -66,7 +81,7 @@ def print_queues(out: Console, url: str, queues: Sequence[Survey]) -> None:
     from rich.table import Table
 
     if not queues:
-        out.print(f"no queue was ever used at {url}", markup=False, soft_wrap=True)
+        out.print(f"no queue was ever used at {clean(url)}", soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("queue", overflow="fold")
@@ -78,8 +93,13 @@ def print_queues(out: Console, url: str, queues: Sequence[Survey]) -> None:
         counts[4] = f"[red]{counts[4]}[/red]" if each.failed else counts[4]
         plus = "+" if "oldest_s" in each.at_least else ""
         oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
-        table.add_row(clean(each.queue), *counts, oldest, "[yellow]paused[/yellow]" if each.paused else "")
+        remark = (
+            f"[red]{clean(each.trouble)}[/red]" if each.trouble else "[yellow]paused[/yellow]" if each.paused else ""
+        )
+        table.add_row(clean(each.queue), *counts, oldest, remark)
     out.print(table)
+    if any(each.approximate for each in queues):
+        out.print(f"\n[dim]{APPROXIMATE}[/dim]", soft_wrap=True)
     if any(each.at_least for each in queues):
         out.print(
             "\n[dim]+ at least: counting stopped at 10,000 objects of a kind. `limpet status --full`, or `limpet queue "
@@ -89,12 +109,17 @@ def print_queues(out: Console, url: str, queues: Sequence[Survey]) -> None:
 
 
 def _count(survey: Survey, key: str) -> str:
-    return f"{getattr(survey, key):,}{'+' if key in survey.at_least else ''}"
+    value = getattr(survey, key)
+    return "-" if value is None else f"{value:,}{'+' if key in survey.at_least else ''}"
 
 
-def _held(fleet: Fleet) -> tuple[list[dict[str, Any]], bool]:
-    """The locks that are held, among the first 1,000; and whether there are more to look at."""
-    seen = [*islice(fleet.locks(), LOCKS_MAX + 1)]
+def _held(fleet: Fleet) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """The locks that are held among the first 1,000, those that cannot be read, and whether there are more."""
+    from limpet.cli.lock import unreadable
+
+    bad: list[dict[str, Any]] = []
+    found = fleet.locks(on_error=lambda key, error: bad.append(unreadable(key, error)))
+    seen = [*islice(found, LOCKS_MAX + 1)]
     now = now_of(*(each.modified for each in seen))
     held = []
     for each in seen[:LOCKS_MAX]:
@@ -112,7 +137,7 @@ def _held(fleet: Fleet) -> tuple[list[dict[str, Any]], bool]:
                 "ttl_s": record.ttl_s,
             }
         )
-    return held, len(seen) > LOCKS_MAX
+    return held, bad, len(seen) > LOCKS_MAX
 
 
 def _print_locks(out: Console, locks: Sequence[dict[str, Any]], *, more: bool) -> None:

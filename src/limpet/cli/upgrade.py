@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.shared import JsonOption, UrlOption, existing, lines, print_json
+from limpet.cli.shared import JsonOption, UrlOption, existing, lines, print_json, say
 
 __all__ = ["upgrade"]
 
@@ -45,6 +45,6 @@ def upgrade(
         steps.append(f"writers of level {before.min_writer} -> {after.min_writer}")
     formats = ", ".join(f"{room} {number}" for room, number in sorted(after.format.items()))
     if changed:
-        typer.echo(f"upgraded {fleet.url}: {', '.join(steps)}")
+        say(f"upgraded {fleet.url}: {', '.join(steps)}")
     else:
-        typer.echo(f"nothing to do: {fleet.url} has the formats of this limpet ({formats})")
+        say(f"nothing to do: {fleet.url} has the formats of this limpet ({formats})")

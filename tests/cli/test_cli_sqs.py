@@ -1,0 +1,136 @@
+"""Commands on a fleet whose queues are on SQS: they work, or say that they cannot. Never `ok` by default."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+import limpet
+from cli.harness import Here
+from servers.moto import REGION, Moto
+from servers.process import NotInstalled
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[dict[str, str]]:
+    """What a client of a moto server needs in its environment."""
+    try:
+        with Moto() as server:
+            yield dict(server.bucket.env)
+    except NotInstalled as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def url(moto: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {**moto, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, value)
+    return f"sqs://{REGION}/t{uuid4().hex[:8]}"
+
+
+def test_check_is_red_with_one_message_waiting(here: Here, url: str) -> None:
+    limpet.open(url).queue("jobs").push({"n": 1})
+    done = here("check", "--max-pending", "0", "-u", url)
+    assert (done.code, done.out) == (1, "jobs: about 1 task pending, and --max-pending is 0\n")
+    done = here("check", "--max-pending", "1", "--max-failed", "0", "-u", url)
+    assert (done.code, done.out) == (0, "ok: 1 queue within limits\n")
+    done = here("check", "--max-pending", "0", "-q", "jobs", "-u", url, "--json")
+    assert (done.code, json.loads(done.out)["ok"]) == (1, False)
+
+
+def test_a_rule_that_cannot_be_checked_is_violated(here: Here, url: str) -> None:
+    limpet.open(url).queue("jobs").push({"n": 1})
+    done = here("check", "--max-age", "1h", "-u", url)
+    assert (done.code, done.out) == (1, "jobs: --max-age cannot be checked: SQS does not tell how old a task is\n")
+    done = here("check", "--max-pending", "5", "-q", "jbos", "-u", url)
+    assert done.code == 1
+    assert done.err.splitlines()[0] == f"limpet: there is no queue 'jbos' at {url}"
+    assert "did you mean 'jobs'?" in done.err
+
+
+def test_failed_tasks_count_and_so_does_a_dead_letter_queue(here: Here, url: str) -> None:
+    queue = limpet.open(url).queue("jobs", max_attempts=1)
+    queue.push({"n": 1})
+    with queue.claim(wait_s=5) as claim:
+        for task in claim:
+            task.fail("no")
+    wire = queue._wire  # type: ignore[attr-defined]
+    prefix = url.rpartition("/")[2]
+    dead = wire.client.create_queue(QueueName=f"{prefix}-dead")["QueueUrl"]
+    arn = wire.client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "9"})
+    main = wire.client.get_queue_url(QueueName=f"{prefix}_jobs")["QueueUrl"]
+    wire.client.set_queue_attributes(QueueUrl=main, Attributes={"RedrivePolicy": policy})
+    wire.client.send_message_batch(QueueUrl=dead, Entries=[{"Id": str(n), "MessageBody": "x"} for n in range(2)])
+    assert queue.stats().failed == 3
+    done = here("check", "--max-failed", "2", "-u", url)
+    assert (done.code, done.out) == (1, "jobs: about 3 tasks failed, and --max-failed is 2\n")
+
+
+def test_status_ls_and_stats_show_the_numbers_of_sqs(here: Here, url: str) -> None:
+    fleet = limpet.open(url)
+    for n in range(3):
+        fleet.queue("jobs").push({"n": n})
+    fleet.queue("later").push({"n": 1}, delay_s=600)
+    claim = fleet.queue("jobs").claim(wait_s=5)
+    assert claim
+    assert fleet.queues() == ["jobs", "later"]
+    rows = json.loads(here("queue", "ls", "-u", url, "--json").out)
+    counts = {row["queue"]: (row["pending"], row["in_flight"], row["scheduled"], row["completed"]) for row in rows}
+    assert counts == {"jobs": (3, 1, 0, None), "later": (0, 0, 1, None)}
+    assert all(row["approximate"] for row in rows)
+    for command in (("status",), ("queue", "ls")):
+        done = here(*command, "-u", url)
+        assert done.code == 0
+        assert done.out.splitlines()[1].split("\t")[:4] == ["jobs", "3", "1", "0"]
+        assert "approximate" in done.out
+        assert "no queue was ever used" not in done.out
+    done = here("queue", "stats", "jobs", "-u", url)
+    assert done.code == 0, done.err
+    assert [line.split() for line in done.out.splitlines()[1:5]] == [
+        ["pending", "3"],
+        ["in", "flight", "1"],
+        ["scheduled", "0"],
+        ["completed", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("ls", "jobs"), "cannot list its tasks"),
+        (("show", "jobs", "x"), "cannot show a task's lease"),
+        (("peek", "jobs"), "has no peek"),
+        (("cost", "jobs"), "cannot be priced"),
+        (("cancel", "jobs", "x"), "has no cancel"),
+        (("pause", "jobs"), "has no pause"),
+        (("resume", "jobs"), "has no pause"),
+        (("sweep", "jobs"), "cannot be swept"),
+        (("push", "jobs", "{}", "--id", "x"), "has no ids"),
+    ],
+)
+def test_what_sqs_cannot_do_is_said(here: Here, url: str, command: tuple[str, ...], said: str) -> None:
+    limpet.open(url).queue("jobs").push({"n": 1})
+    done = here("queue", *command, "-u", url)
+    assert (done.code, done.out) == (1, "")
+    line, hint = done.err.splitlines()
+    assert line.startswith("limpet: queue 'jobs' lives in sqs, which ")
+    assert said in line
+    assert hint.startswith("hint: ")
+
+
+def test_what_sqs_can_do_works(here: Here, url: str) -> None:
+    done = here("queue", "push", "jobs", "{}", "-u", url)
+    assert (done.code, done.err) == (0, "(new queue)\n")
+    assert here("queue", "push", "jobs", "{}", "-u", url).err == ""
+    assert here("queue", "retry", "jobs", "--all", "-u", url).code == 0
+    done = here("queue", "purge", "jobs", "--yes", "-u", url)
+    assert (done.code, done.out) == (0, "dropped 2 tasks of 'jobs'\n")
+    for command in (("stats", "jbos"), ("purge", "jbos", "--yes"), ("retry", "jbos", "--all")):
+        assert here("queue", *command, "-u", url).code == 1
