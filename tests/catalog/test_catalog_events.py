@@ -35,7 +35,8 @@ KEYS = CatalogKeys.of("executions")
 
 
 def batches(store: Store) -> list[EventBatch]:
-    return [msgspec.json.decode(store.get(stat.key).data, type=EventBatch) for stat in store.list(KEYS.ledger)]
+    blobs = [store.get(stat.key, size_max=None) for stat in store.list(KEYS.ledger)]
+    return [msgspec.json.decode(blob.data, type=EventBatch) for blob in blobs]
 
 
 def events(store: Store) -> list[Event]:

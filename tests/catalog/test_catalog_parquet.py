@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_helpers import steady
 from limpet.catalog.parquet import ParquetSnapshots, arrow, write_table
 from limpet.catalog.records import Told
-from limpet.catalog.state import State
+from limpet.catalog.state import State, time_text
 from limpet.errors import Corrupt
 
 CODEC = ParquetSnapshots()
@@ -26,10 +27,11 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2499, 1, 1), timezones=st.just(UTC)).map(time_text)
 states = st.builds(
     State,
     st.dictionaries(texts, plain, max_size=6),
-    st.dictionaries(texts, st.builds(Told, texts, texts, st.none() | plain), max_size=6),
+    st.dictionaries(texts, st.builds(Told, texts, moments, st.none() | plain), max_size=6),
 )
 
 

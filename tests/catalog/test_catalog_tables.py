@@ -744,7 +744,7 @@ def test_log_at_and_verify(catalog: Catalog) -> None:
         with pytest.raises(Missing):
             catalog.at(never)
     assert catalog.verify().broken is None
-    assert catalog.verify().commits == now.version
+    assert catalog.verify().chain.commits == now.version
 
 
 # ---- cost ----
@@ -805,5 +805,7 @@ def test_the_chain_can_be_walked_when_the_state_cannot_be_read(
     reader = cold(catalog)
     with pytest.raises(Corrupt):
         reader.at()
-    assert reader.verify().broken is None
+    found = reader.verify()
+    assert found.chain.broken is None
+    assert "its digest differs" in found.damaged[0], "the state cannot be told from it"
     assert [row.what for commit in reader.log(2) for row in commit.rows] == ["create table", "create table"]

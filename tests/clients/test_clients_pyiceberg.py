@@ -41,7 +41,7 @@ ARROW = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("city", 
 CLIENTS, APPENDS = 8, 4
 PATIENT = {"commit.retry.num-retries": "100", "commit.retry.min-wait-ms": "5", "commit.retry.max-wait-ms": "200"}
 LONG = "x" * 255
-ODD_NAMES = ["a/b", "a.b", ".hidden", "...", "a b", "a%2Fb", "a%b", "a+b", "a?b#c", "Ærø-東京-🐚", "a\\b", "~x", LONG]
+ODD_NAMES = ["a/b", "a.b", ".hidden", "...", "a b", "a%2Fb", "a%b", "c+d", "a?b#c", "Ærø-東京-🐚", "a\\b", "~x", LONG]
 
 
 def rows(*pairs: tuple[int, str | None]) -> pa.Table:
@@ -178,7 +178,7 @@ def test_properties_and_statistics(served: Served, catalog: RestCatalog, namespa
     with table.update_statistics() as update:
         update.set_statistics(statistics)
     again = served.catalog().load_table(table.name())
-    assert again.properties == {"owner": "you", "new": "ß"}
+    assert again.properties == {"owner": "you", "new": "ß", "write.parquet.compression-codec": "zstd"}
     assert again.metadata.statistics == [statistics]
 
 

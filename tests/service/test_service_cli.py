@@ -127,7 +127,7 @@ def test_undrop_without_a_service(fleet: limpet.Fleet, run: Run) -> None:
     code, out, _ = run("undrop", "a.u")
     assert code == 0
     assert "'a.u' is back" in out
-    assert "there is a table 'a.u'" in run("undrop", "a.u")[2]
+    assert "Table already exists: a.u" in run("undrop", "a.u")[2]
     assert "no table or view 'a.x' was dropped" in run("undrop", "a.x")[2]
     assert run("undrop", "u")[0] == 2
     with fleet.lead_catalog() as catalog:

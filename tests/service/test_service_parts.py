@@ -66,7 +66,8 @@ ROUTES = Routes(
         (b"/v1/namespaces/a/tables/b", ("a", "b")),
         (b"/v1/namespaces/a%2Fb%1Fc/tables/%C3%BC%20x.y", ("a/b\x1fc", "ü x.y")),
         (b"/v1/namespaces/tables/tables/tables", ("tables", "tables")),
-        (b"/v1/namespaces/%2e%2e/tables/a+b%2B", ("..", "a+b+")),
+        (b"/v1/namespaces/%2e%2e/tables/a+b%2B", ("..", "a b+")),
+        (b"/v1/namespaces/a+b%20c/tables/+", ("a b c", " ")),
     ],
 )
 def test_names_are_decoded_one_by_one(path: bytes, names: tuple[str, ...]) -> None:

@@ -128,7 +128,9 @@ def test_tables_from_create_to_drop(served: CatalogServer, make: Make) -> None:
     assert served.ask("DELETE", f"/v1/namespaces/{target}/tables/u").status == 204
     assert served.ask("DELETE", f"/v1/namespaces/{target}/tables/u").error == (404, "NoSuchTableException")
     register = {"name": "v", "metadata-location": moved["metadata-location"]}
-    assert served.ask("POST", f"/v1/namespaces/{space}/register", register).json == moved
+    registered = served.ask("POST", f"/v1/namespaces/{space}/register", register).json
+    assert registered["metadata"] == moved["metadata"]
+    assert registered["metadata-location"] != moved["metadata-location"], "a file of the catalog's own"
     undrop = served.ask("POST", "/limpet/undrop", {"namespace": [target], "name": "u"})
     assert undrop.error[0] in (400, 409), "its folder is that of `v` now"
     assert served.ask("DELETE", f"/v1/namespaces/{space}/tables/v?purgeRequested=true").status == 204
@@ -343,3 +345,45 @@ def test_health_readiness_and_metrics(served: CatalogServer, make: Make) -> None
     ):
         assert any(line.startswith(beginning) for line in lines), beginning
     assert all(re.fullmatch(r"# (HELP|TYPE) .+|[a-z_]+(\{.*\})? [0-9.e+-]+", line) for line in lines)
+
+
+def test_a_plus_in_a_path_is_a_space_and_no_client_reaches_the_other_table(served: CatalogServer, make: Make) -> None:
+    """Java writes a space as `+`; PyIceberg and DuckDB write `%20`; all of them write a plus as `%2B`."""
+    space = make()
+    tables = f"/v1/namespaces/{space}/tables"
+    assert _create(served, space, "a b").status == 200
+    assert _create(served, space, "a+b").error == (400, "BadRequestException")
+    for path in ("a+b", "a%20b"):
+        assert served.ask("GET", f"{tables}/{path}").json["metadata"]["location"]
+    assert served.ask("GET", f"{tables}/a%2Bb").error == (404, "NoSuchTableException")
+    assert served.ask("DELETE", f"{tables}/a%2Bb").error == (404, "NoSuchTableException")
+    assert served.ask("POST", f"{tables}/a%2Bb", _set(p="1")).error == (404, "NoSuchTableException")
+    assert served.ask("DELETE", f"{tables}/a+b").status == 204
+    assert _create(served, space, "a+b").status == 200
+    assert _create(served, space, "a b").error == (400, "BadRequestException")
+    assert served.ask("GET", f"{tables}/a+b").error == (404, "NoSuchTableException"), "there is no table `a b`"
+    assert served.ask("DELETE", f"{tables}/a%20b").error == (404, "NoSuchTableException")
+    assert served.ask("HEAD", f"{tables}/a%2Bb").status == 204
+
+
+def test_page_tokens_are_ours_to_the_last_character(served: CatalogServer, make: Make) -> None:
+    space = make()
+    for name in "abc":
+        _create(served, space, name)
+    listed = f"/v1/namespaces/{space}/tables?pageSize=1"
+    token = served.ask("GET", listed).json["next-page-token"]
+    assert served.ask("GET", f"{listed}&pageToken={token}").json["identifiers"][0]["name"] == "b"
+    for bad in (token[:-1], f"{token}!", f"!{token}", token[1:], "YQ==", "x", "abcd", "1", token + token, "%00"):
+        assert served.ask("GET", f"{listed}&pageToken={bad}").error == (400, "BadRequestException"), bad
+
+
+def test_a_table_of_a_missing_namespace_is_a_missing_table(served: CatalogServer, make: Make) -> None:
+    space = make()
+    _create(served, space, "t")
+    for path in (f"{space}%1Ft/tables/snapshots", "nowhere/tables/t"):
+        for method in ("GET", "DELETE"):
+            assert served.ask(method, f"/v1/namespaces/{path}").error == (404, "NoSuchTableException")
+        assert served.ask("POST", f"/v1/namespaces/{path}", _set(p="1")).error == (404, "NoSuchTableException")
+    assert served.ask("GET", "/v1/namespaces/nowhere/views/v").error == (404, "NoSuchViewException")
+    assert served.ask("GET", "/v1/namespaces/nowhere/tables").error == (404, "NoSuchNamespaceException")
+    assert _create(served, "nowhere", "t").error == (404, "NoSuchNamespaceException")

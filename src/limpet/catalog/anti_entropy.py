@@ -6,6 +6,7 @@ was never acknowledged, and is only reported.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from limpet.catalog.chain import log
 from limpet.catalog.compactor import Publisher
 from limpet.catalog.records import Batch, Commit, Head
 from limpet.catalog.storage import OBJECT_BYTES_MAX, Storage, delete_all
-from limpet.errors import Corrupt, Denied, Missing
+from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.keys import CatalogKeys
 from limpet.store.api import Stat, Store
 
@@ -28,11 +29,13 @@ MOST = 10_000
 CLOCK_AGE_S = 60.0
 TRIES_MAX = 3
 
+_log = logging.getLogger("limpet.catalog")
+
 
 @dataclass(frozen=True, slots=True)
 class Handed:
     """What a pass over the events found: batches that were handed over and removed, and objects that are no batch, or
-    too large for one."""
+    too large for one, or that the compactor does not take. Those stay where they are."""
 
     batches: int
     strays: int
@@ -41,17 +44,29 @@ class Handed:
 def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = MOST) -> Handed:
     """Have the batches of events that wait folded, and remove each from the ledger once that is published.
 
-    Raises: whatever `publish` meets; what was not folded still waits.   Cost: 1 LIST per 1,000 batches, 1 publication
+    One that the compactor does not take holds up no other: then they are handed over one by one.
+    Raises: Unavailable and the like; what was not folded still waits.   Cost: 1 LIST per 1,000 batches, 1 publication
     for each 64 of them or 16 MiB, 1 DELETE each.   Crash: what was folded and not removed is recognised by the next.
     """
     batches = strays = 0
     waiting: list[Stat] = []
 
     def send() -> None:
-        if waiting:
-            publish([stat.key for stat in waiting], 0)
-            delete_all(store, [stat.key for stat in waiting])
-            waiting.clear()
+        nonlocal batches, strays
+        groups = [[stat.key for stat in waiting]] if waiting else []
+        waiting.clear()
+        while groups:
+            keys_ = groups.pop(0)
+            try:
+                publish(keys_, 0)
+            except (Invalid, Corrupt) as error:
+                if len(keys_) > 1:
+                    groups = [[key] for key in keys_]
+                    continue
+                _log.warning("the events in %s cannot be folded, and stay there: %s", keys_[0], error)
+                batches, strays = batches - 1, strays + 1
+                continue
+            delete_all(store, keys_)
 
     for stat in islice(store.list(keys.ledger), most):
         if keys.batch_id(stat.key) is None or stat.size > OBJECT_BYTES_MAX:
@@ -103,8 +118,9 @@ def was_met(batch: Batch, commit: Commit) -> bool:
 def judged(storage: Storage, *, grace_s: float, most: int = MOST) -> list[Judged]:
     """The fate of each ledger object that is older than `grace_s`, by the chain of the newest head.
 
-    Raises: Corrupt.   Cost: 1 LIST per 1,000 objects, 1 GET, 1 GET for each commit since the oldest of them, and 1 GET
-    for each batch that is not among those; once a minute 1 PUT + 1 HEAD for the clock.
+    Where a commit record is damaged, nothing older can be told: what is left there may be published yet, and stays.
+    Cost: 1 LIST per 1,000 objects, 1 GET, 1 GET for each commit since the oldest of them, and 1 GET for each batch that
+    is not among those; once a minute 1 PUT + 1 HEAD for the clock.
     """
     store, cell = storage.store, storage.head()
     before = store_time(store, cell.read) - timedelta(seconds=grace_s)
@@ -112,12 +128,14 @@ def judged(storage: Storage, *, grace_s: float, most: int = MOST) -> list[Judged
     for tries in range(1, TRIES_MAX + 1):
         seen = cell.read()
         old = [stat for stat in listed if stat.modified < before]
+        judging = _Judging(storage, seen.value if seen else None, old)
         try:
-            return _Judging(storage, seen.value if seen else None, old).run()
-        except Corrupt:  # or it was collected since this head was read
+            return judging.run()
+        except Corrupt as error:  # or it was collected since this head was read
             after = cell.read()
             if tries == TRIES_MAX or after is None or seen is None or after.version == seen.version:
-                raise
+                _log.warning("what became of some ledger objects cannot be told: %s", error)
+                return judging.leave_open()
     raise AssertionError
 
 
@@ -151,6 +169,11 @@ class _Judging:
             self._end(Fate.OPEN, [*self._waiting])
         elif self._waiting:
             self._walk(self._head)
+        return self._found
+
+    def leave_open(self) -> list[Judged]:
+        """What was told so far; the rest may be published yet."""
+        self._end(Fate.OPEN, [*self._waiting])
         return self._found
 
     def _walk(self, head: Head) -> None:

@@ -8,8 +8,9 @@ is who sends it, for the log; it decides nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -21,7 +22,7 @@ from limpet.catalog import chain, history, namespaces, tables, transactions, vie
 from limpet.catalog.entries import PURGED, Content, Entry, check_free, check_namespace_exists, entry_in, find
 from limpet.catalog.leader import Decide, Grant, Leader, NotLeader
 from limpet.catalog.loaded import Ahead, LoadedTable, Page
-from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, shown
+from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, parsed, shown
 from limpet.catalog.records import Commit
 from limpet.catalog.refusals import NeedsMetadata
 from limpet.catalog.state import MINTED, State, scoped
@@ -31,12 +32,33 @@ from limpet.catalog.view import View, newest_head
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "Verified"]
 
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 
 TRIES_MAX = 10
 ID_CHARACTERS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What `Catalog.verify` found: the chain, how many metadata files were read, how many of them have no digest
+    (version 0.1 wrote them), and which cannot be used."""
+
+    chain: chain.Checked
+    files: int
+    undigested: int = 0
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """All that is wrong."""
+        return (*self.chain.faults, *self.damaged)
+
+    @property
+    def broken(self) -> str | None:
+        """The first thing that is wrong; None if nothing is."""
+        return self.faults[0] if self.faults else None
 
 
 class Catalog:
@@ -209,7 +231,14 @@ class Catalog:
     def finish_purges(self) -> int:
         """Delete what is left of purged tables; in how many folders.   Raises: Unavailable; Denied."""
         roots = tuple(key[2:] for key, _ in self._state().under(f"{PURGED}/"))
-        self._purge(roots)
+        failed: LimpetError | None = None
+        for root in roots:
+            try:
+                self._purge((root,))
+            except LimpetError as error:  # the others go on
+                failed = failed or error
+        if failed is not None:
+            raise failed
         return len(roots)
 
     def rename_table(
@@ -302,10 +331,13 @@ class Catalog:
 
     # ---- the past ----
 
-    def log(self, limit: int | None = None) -> list[Commit]:
-        """The last commits, the newest first.   Raises: Corrupt.   Cost: 1 GET each."""
+    def log(self, limit: int | None = None, damaged: Callable[[Corrupt], None] | None = None) -> list[Commit]:
+        """The last commits, the newest first.   Cost: 1 GET each.
+
+        Raises: Corrupt; with `damaged` that is called instead for each record that cannot be read.
+        """
         seen = newest_head(self.storage)
-        return [*islice(chain.log(self.storage, seen.value), limit)] if seen else []
+        return [*islice(chain.log(self.storage, seen.value, damaged), limit)] if seen else []
 
     def at(self, when: int | datetime | None = None) -> history.Past:
         """What the catalog held as of a version, or a time; None: now.
@@ -314,10 +346,28 @@ class Catalog:
         """
         return history.at(self.storage, self.view.now(), self.warehouse, when)
 
-    def verify(self) -> chain.Checked:
-        """Walk the whole chain and compare every digest.   Cost: 1 GET a commit."""
+    def verify(self) -> Verified:
+        """Walk the whole chain, and read the metadata of every table and view; compare every digest.
+
+        Cost: 1 GET a commit and 1 for each table and view, whatever is in memory.
+        """
         seen = newest_head(self.storage)
-        return chain.verify(self.storage, seen.value) if seen else chain.Checked(0, 0, None)
+        if seen is None:
+            return Verified(chain.Checked(0, 0), 0)
+        checked, faults, files, undigested = chain.verify(self.storage, seen.value), [], 0, 0
+        try:
+            state = self._state()
+        except Corrupt as error:
+            return Verified(checked, 0, 0, (str(error),))
+        for kind, what in (("t", "table"), ("v", "view")):
+            for key, value in state.under(f"{kind}/"):
+                try:
+                    path = Entry.of(value).path
+                    files, undigested = files + 1, undigested + (not self.warehouse.has_digest(path))
+                    self.warehouse.fetch(path)
+                except (Corrupt, Invalid, Missing) as error:
+                    faults.append(f"the metadata of {what} {shown(*parsed(key))}: {error}")
+        return Verified(checked, files, undigested, tuple(faults))
 
     # ---- how ----
 

@@ -1,6 +1,7 @@
 """The audit chain: every commit there was, from the head backwards. It is walked, never listed.
 
-Each commit record names the one before it by digest, so nothing in the past can be changed without its showing.
+Each commit record names the one before it by digest, so nothing in the past can be changed without its showing. It
+names older ones too, at ever greater distances: beyond a damaged record the walk goes on from one of those.
 """
 
 from __future__ import annotations
@@ -20,22 +21,38 @@ __all__ = ["Checked", "find", "log", "state_of", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a walk of the chain found: how many commits, the oldest version kept, and what is wrong, if anything."""
+    """What a walk of the chain found: how many commits, the oldest version kept, and everything that is wrong."""
 
     commits: int
     oldest: int
-    broken: str | None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> str | None:
+        """The first thing that is wrong; None if nothing is."""
+        return self.faults[0] if self.faults else None
 
 
-def log(storage: Storage, head: Head) -> Iterator[Commit]:
-    """The commits, the newest first, as far back as they are kept.   Raises: Corrupt.   Cost: 1 GET each."""
-    links = head.links
-    while links:
-        commit = _read(storage, head, links[0])
+def log(storage: Storage, head: Head, damaged: Callable[[Corrupt], None] | None = None) -> Iterator[Commit]:
+    """The commits, the newest first, as far back as they are kept.   Cost: 1 GET each.
+
+    Raises: Corrupt; with `damaged` that is called instead, and the walk goes on with the next older commit that a
+    sound one names.
+    """
+    ahead = {link.version: link for link in head.links}
+    while ahead:
+        link = ahead.pop(max(ahead))
+        try:
+            commit = _read(storage, head, link)
+        except Corrupt as error:
+            if damaged is None:
+                raise
+            damaged(error)
+            continue
         if commit is None:
             return
         yield commit
-        links = commit.links
+        ahead |= {each.version: each for each in commit.links if each.version < commit.version}
 
 
 def find(storage: Storage, head: Head, is_at_or_before: Callable[[Commit], bool]) -> Commit:
@@ -83,22 +100,24 @@ def state_of(storage: Storage, head: Head, commit: Commit) -> State:
 
 
 def verify(storage: Storage, head: Head) -> Checked:
-    """Walk the whole chain and compare every digest, version, token and time.   Cost: 1 GET a commit."""
+    """Walk the whole chain and compare every digest, version, token and time; name all that is wrong.
+
+    Cost: 1 GET a commit.
+    """
     commits, oldest, token, at = 0, head.version + 1, head.token, head.at
+    faults: list[str] = []
     try:
         with suppress(Missing):  # it is written before the next commit
             storage.commit(head.links[0])
-        for commit in log(storage, head):
-            if commit.version != oldest - 1:
-                return Checked(commits, oldest, f"after version {oldest} comes {commit.version}")
-            if commit.token > token or commit.at > at:
-                return Checked(
-                    commits, oldest, f"version {commit.version} has a later token or time than its successor"
-                )
-            commits, oldest, token, at = commits + 1, commit.version, commit.token, commit.at
     except Corrupt as error:
-        return Checked(commits, oldest, str(error))
-    return Checked(commits, oldest, None)
+        faults.append(str(error))
+    for commit in log(storage, head, lambda error: faults.append(str(error))):
+        if commit.version != oldest - 1:
+            faults.append(f"after version {oldest} comes {commit.version}")
+        if commit.token > token or commit.at > at:
+            faults.append(f"version {commit.version} has a later token or time than its successor")
+        commits, oldest, token, at = commits + 1, commit.version, commit.token, commit.at
+    return Checked(commits, oldest, tuple(dict.fromkeys(faults)))
 
 
 def _read(storage: Storage, head: Head, link: Link) -> Commit | None:

@@ -28,6 +28,7 @@ from limpet.catalog.decide import (
     judge,
     links_after,
     next_head,
+    unusable,
 )
 from limpet.catalog.records import Batch, Commit, Head, Row, SnapshotRef
 from limpet.catalog.state import State, time_text
@@ -255,6 +256,9 @@ class Compactor:
                 raise Invalid(str(error)) from None
             if batch.domain != self._storage.keys.domain:
                 raise Invalid(f"{path} is a batch of the domain {batch.domain!r}")
+            wrong = unusable(batch.rows)
+            if wrong is not None:
+                raise Invalid(f"{path} is not published: {wrong}")
             batches.append(batch)
         return batches
 

@@ -6,10 +6,12 @@ a request that comes twice, or too late, gets the answer of the one that worked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from limpet.catalog.records import Applied, Batch, Commit, Head, Link, Row, SnapshotRef, Tail
+from limpet.catalog.names import check_name, key_of, parsed
+from limpet.catalog.records import Applied, Batch, Change, Commit, Head, Link, Row, SnapshotRef, Tail
+from limpet.errors import Invalid
 
 __all__ = [
     "APPLIED_MAX",
@@ -24,10 +26,12 @@ __all__ = [
     "judge",
     "links_after",
     "next_head",
+    "unusable",
 ]
 
 APPLIED_MAX = 16
 TAIL_BYTES_MAX = 256 << 10
+PATH_CHARACTERS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,61 @@ def judge(head: Head | None, batches: Sequence[Batch], token: int) -> Go | Refus
     elif any(batch.base_version != head.version for batch in batches):
         return Refused(False, f"the batch was validated on another version than {head.version}")
     return Go(_rows(batches))
+
+
+def unusable(rows: Sequence[Row]) -> str | None:
+    """Why no reader could use what these rows would publish; None if all can.
+
+    A published row stays in the state for ever, so it is looked at before that, whoever wrote it. Keys of kinds that
+    this version does not know are left alone: no reader of this version looks there.
+    """
+    for row in rows:
+        if not row.id or not row.what:
+            return "a row has no id, or does not say what it is"
+        for change in row.changes:
+            wrong = _wrong(change)
+            if wrong is not None:
+                return f"the entry {change.key[:100]!r} of request {row.id[:100]!r} {wrong}"
+    return None
+
+
+def _wrong(change: Change) -> str | None:
+    """What is wrong with an entry: its key, or the value that it gets."""
+    kind, slash, rest = change.key.partition("/")
+    if not slash or kind not in ("n", "t", "v", "l", "p"):
+        return None
+    if kind in ("l", "p"):
+        if not _is_path(rest):
+            return "is of no folder"
+        return None if change.value in (None, 1) else "has a value that is none of a folder's"
+    if not _is_name_key(change.key):
+        return "has no name that a table, view or namespace can have"
+    value = change.value
+    if value is None:
+        return None
+    if kind == "n":
+        sound = isinstance(value, Mapping) and all(isinstance(each, str) for each in (*value.keys(), *value.values()))
+        return None if sound else "has properties that are no texts"
+    if not isinstance(value, list | tuple) or len(value) < 2 or not all(isinstance(each, str) for each in value):
+        return "does not say where its metadata lies"
+    return None if all(map(_is_path, value)) else "names a path that is none"
+
+
+def _is_name_key(key: str) -> bool:
+    """Whether a key is one that a name makes."""
+    namespace, name = parsed(key)
+    try:
+        for level in (*namespace, name):
+            check_name(level)
+    except Invalid:
+        return False
+    kind = key[0]
+    return (kind == "n" or bool(namespace)) and key == key_of(kind, namespace, name)  # type: ignore[arg-type]
+
+
+def _is_path(path: str) -> bool:
+    """Whether a text is a path below the warehouse: no segment is empty or leads upwards."""
+    return len(path) <= PATH_CHARACTERS_MAX and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def _rows(batches: Sequence[Batch]) -> tuple[Row, ...]:

@@ -18,7 +18,7 @@ from limpet.catalog.names import Kind, Namespace, alike, children, key_of, name_
 from limpet.catalog.records import Change
 from limpet.catalog.refusals import AlreadyExists, NoSuchNamespace, NoSuchTable, NoSuchView
 from limpet.catalog.state import State
-from limpet.errors import Invalid
+from limpet.errors import Corrupt, Invalid
 
 __all__ = [
     "LIVE",
@@ -53,7 +53,12 @@ class Entry:
 
     @staticmethod
     def of(value: Sequence[str]) -> Entry:
-        """The entry that the state holds."""
+        """The entry that the state holds.   Raises: Corrupt for one that no version of Limpet decides on."""
+        if not isinstance(value, list | tuple) or len(value) < 2 or not all(isinstance(each, str) for each in value):
+            raise Corrupt(
+                f"the catalog holds an entry that cannot be used: {repr(value)[:100]}",
+                hint="drop the table by its name",
+            )
         root, file, *more = value
         return Entry(root, file if "/" in file else f"{root}/metadata/{file}", tuple(more))
 

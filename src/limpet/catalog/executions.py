@@ -7,10 +7,11 @@ twice, by any number of compactors, in any order, is kept once.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,13 +19,14 @@ from limpet import records
 from limpet.catalog.compactor import Published
 from limpet.catalog.parquet import ParquetEvents
 from limpet.catalog.quarantine import isolate
-from limpet.catalog.records import Applied
-from limpet.catalog.sink import EventBatch
+from limpet.catalog.records import Applied, Moment, MomentOrNone, moment
+from limpet.catalog.sink import SCHEMA, EventBatch
 from limpet.catalog.storage import OBJECT_BYTES_MAX, above
 from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key, is_ulid
+from limpet.records import Count, Digest, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Store
 from limpet.store.outcome import put_bytes
@@ -36,41 +38,45 @@ PATHS_MAX = 256
 APPLIED_MAX = 256
 GONE_MAX = 1000
 ROWS_MAX = 250_000
+FILES_MAX = 100_000
+STATE_BYTES_MAX = 1 << 30
 LATE_S = 3600.0
+
+_log = logging.getLogger("limpet.events")
 
 
 class StateFile(msgspec.Struct, frozen=True, array_like=True):
     """A file of folded events: its digest, its size, and the first and last id in it."""
 
-    id: str
-    sha256: str
-    size: int
-    rows: int
-    first: str
-    last: str
+    id: Name
+    sha256: Digest
+    size: Annotated[int, msgspec.Meta(ge=0, le=STATE_BYTES_MAX)]
+    rows: Count
+    first: Name
+    last: Name
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True):
     """A file that was merged into another one, and when. Readers may still be at it."""
 
-    id: str
-    at: str
+    id: Name
+    at: Moment
 
 
 class EventHead(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `manifests/executions.json` beside the cell's header. `newest` is when the newest batch that was
     folded was written, by the store's clock."""
 
-    version: int = 0
-    files: tuple[StateFile, ...] = ()
-    gone: tuple[Gone, ...] = ()
-    applied: tuple[Applied, ...] = ()
-    last_id: str = ""
-    newest: str = ""
-    events: int = 0
-    duplicates: int = 0
-    late: int = 0
-    quarantined: int = 0
+    version: Count = 0
+    files: Annotated[tuple[StateFile, ...], msgspec.Meta(max_length=FILES_MAX)] = ()
+    gone: Annotated[tuple[Gone, ...], msgspec.Meta(max_length=GONE_MAX)] = ()
+    applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=2 * APPLIED_MAX)] = ()
+    last_id: Name = ""
+    newest: MomentOrNone = ""
+    events: Count = 0
+    duplicates: Count = 0
+    late: Count = 0
+    quarantined: Count = 0
 
 
 def to_merge(files: Sequence[StateFile], rows: int) -> int:
@@ -90,29 +96,27 @@ def is_late(event: Event, newest: str) -> bool:
     """Whether an event comes more than an hour after what was folded already: a reader may have counted without it."""
     if not newest:
         return False
-    return datetime.fromisoformat(event.at) < datetime.fromisoformat(newest) - timedelta(seconds=LATE_S)
+    return moment(event.at) < moment(newest) - timedelta(seconds=LATE_S)
 
 
 def read_batch(data: bytes, domain: str) -> EventBatch:
     """A batch of events, checked.   Raises: Invalid, with the reason why it belongs in quarantine."""
-    if len(data) > OBJECT_BYTES_MAX:
-        raise Invalid(f"it has {len(data)} bytes, more than a batch may have")
     try:
-        batch = records.decoder(EventBatch).decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"it is not a valid batch: {error or 'nested too deeply'}") from None
+        batch = records.decode(data, EventBatch, what="it", size_max=OBJECT_BYTES_MAX)
+    except Corrupt as error:
+        raise Invalid(str(error)) from None
+    if batch.schema > SCHEMA:
+        raise Invalid(f"a newer version of limpet wrote it (schema {batch.schema}; this one reads up to {SCHEMA})")
     if batch.domain != domain:
         raise Invalid(f"it is a batch of the domain {batch.domain!r}")
-    if batch.position is not None and not 0 <= batch.position < 1 << 62:
-        raise Invalid(f"its position is {batch.position}")
     for event in batch.events:
         if not is_ulid(event.id):
             raise Invalid(f"an event has the id {event.id[:40]!r}")
         try:
-            at = datetime.fromisoformat(event.at)
-        except ValueError:
-            at = None
-        if at is None or at.tzinfo is None:
+            at = moment(event.at)
+        except Corrupt:
+            raise Invalid(f"event {event.id} has the time {event.at[:40]!r}") from None
+        if at.year not in records.YEARS:
             raise Invalid(f"event {event.id} has the time {event.at[:40]!r}")
     return batch
 
@@ -195,18 +199,22 @@ class Executions:
     def scan(self) -> Iterator[tuple[Event, int | None]]:
         """Every event as of one head, with its position, in no order.
 
-        Raises: Corrupt; Conflict if it took so long that files were merged and removed meanwhile.
-        Cost: 1 GET + 1 for each file.
+        Raises: Corrupt, after all events of the other files, if files are damaged or missing; Conflict if it took so
+        long that files were merged and removed meanwhile.   Cost: 1 GET + 1 for each file.
         """
         head = self.head()
+        damaged: list[str] = []
         for file in head.files:
             try:
-                table = self._table(file)
+                yield from self._codec.events(self._table(file))
+            except Corrupt as error:
+                damaged.append(str(error))
             except Missing:
-                if self.head().version == head.version:
-                    raise Corrupt(f"{self.keys.state(file.id)} is missing") from None
-                raise Conflict("files were merged while they were read") from None
-            yield from self._codec.events(table)
+                if self.head().version != head.version:
+                    raise Conflict("files were merged while they were read") from None
+                damaged.append(f"{self.keys.state(file.id)} is missing")
+        if damaged:
+            raise Corrupt(f"{len(damaged)} of {len(head.files)} files of events cannot be read: {damaged[0]}")
 
     def _begin(self, cell: Cell[EventHead]) -> Seen[EventHead]:
         """An empty head, before any file: so a head that is lost is never taken for one that never was."""
@@ -226,9 +234,9 @@ class Executions:
             return seen
 
     def _get(self, paths: Sequence[str]) -> dict[str, Blob]:
-        """The objects that are there: one that is not was folded and removed."""
+        """The objects that are there: one that is not was folded and removed.   Raises: Corrupt for one too large."""
         found: dict[str, Blob] = {}
-        for path, outcome in self.store.get_many([Key(path) for path in paths], size_max=None).items():
+        for path, outcome in self.store.get_many([Key(path) for path in paths], size_max=OBJECT_BYTES_MAX).items():
             if isinstance(outcome, Blob):
                 found[path] = outcome
             elif not isinstance(outcome, Missing):
@@ -272,13 +280,19 @@ class Executions:
     def _build(self, head: EventHead, read: _Read) -> EventHead:
         """The head after those events, with its new files written under new names above all that the head knows."""
         merging = to_merge(head.files, len(read.events))
-        kept, merged = head.files[: len(head.files) - merging], head.files[len(head.files) - merging :]
-        tables = [self._table(file) for file in merged]
+        tables: list[Any] = []
+        for file in reversed(head.files[len(head.files) - merging :]):
+            table = self._sound_table(file)
+            if table is None:
+                break  # a damaged file stays as it is, and the smaller ones after it are merged
+            tables.insert(0, table)
+        split = len(head.files) - len(tables)
+        kept, merged = head.files[:split], head.files[split:]
         known = {id_ for table in tables for id_ in self._codec.ids(table)}
         first, last = min(read.events, default=""), max(read.events, default="")
         for file in kept:
-            if file.first <= last and first <= file.last:
-                known.update(self._codec.ids(self._table(file)))
+            if file.first <= last and first <= file.last and (table := self._sound_table(file)) is not None:
+                known.update(self._codec.ids(table))
         fresh = [found for id_, found in read.events.items() if id_ not in known]
         last_id, files, gone = head.last_id, head.files, head.gone
         if fresh:
@@ -309,9 +323,20 @@ class Executions:
             put_bytes(self.store, self.runtime, self.keys.state(floor), data, Absent())
             yield StateFile(floor, hashlib.sha256(data).hexdigest(), len(data), len(ids), ids[0], ids[-1])
 
+    def _sound_table(self, file: StateFile) -> Any | None:
+        """The table of a file; None for a damaged one, which is said in the log: the others go on (A5).
+
+        Events that it holds and that are handed over again are kept twice.
+        """
+        try:
+            return self._table(file)
+        except Corrupt as error:
+            _log.warning("a file of folded events is damaged and is left out: %s", error)
+            return None
+
     def _table(self, file: StateFile) -> Any:
         key = self.keys.state(file.id)
-        data = self.store.get(key, size_max=None).data
+        data = self.store.get(key, size_max=file.size).data
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise Corrupt(f"{key} is not what was folded: its digest differs")
         return self._codec.from_bytes(data, what=key)

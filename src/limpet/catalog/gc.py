@@ -6,24 +6,35 @@ swap and begins anew above the floor (counterexample 10). Table data is never to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from limpet.catalog.anti_entropy import MOST, Fate, judged, store_time
 from limpet.catalog.chain import find
 from limpet.catalog.executions import EventHead, Executions
-from limpet.catalog.records import Commit, Head, SnapshotRef
+from limpet.catalog.records import Commit, Head, SnapshotRef, moment
 from limpet.catalog.storage import Storage, delete_all
 from limpet.catalog.view import newest_head
 from limpet.errors import Corrupt, Invalid, Missing
 from limpet.keys import Key
 from limpet.store.api import Stat
 
-__all__ = ["Ledger", "collect_events", "collect_ledger", "delete_below", "floor_at", "garbage", "raise_floor"]
+__all__ = [
+    "Collected",
+    "Ledger",
+    "collect",
+    "collect_events",
+    "collect_ledger",
+    "delete_below",
+    "floor_at",
+    "garbage",
+    "raise_floor",
+]
 
 TRIES_MAX = 3
 GRACE_S = 3600.0
@@ -77,7 +88,7 @@ def _floor(storage: Storage, head: Head, before: datetime, version: int) -> str:
     """
 
     def is_past(commit: Commit) -> bool:
-        return commit.version <= version and datetime.fromisoformat(commit.at) <= before
+        return commit.version <= version and moment(commit.at) <= before
 
     oldest = find(storage, head, is_past)
     base = oldest.snapshot.version if oldest.snapshot else 0
@@ -132,7 +143,7 @@ def collect_ledger(storage: Storage, *, grace_s: float = GRACE_S, most: int = MO
     """Delete batches of the catalog that are settled and older than `grace_s`. For the API.
 
     What it cannot read stays. The grace time must exceed the patience of a leader, which asks for them again.
-    Raises: Corrupt.   Cost: as `judged`, and 1 DELETE each.   Crash: the rest goes next time.
+    Cost: as `judged`, and 1 DELETE each.   Crash: the rest goes next time.
     """
     found = judged(storage, grace_s=grace_s, most=most)
     settled = {fate: [Key(each.path) for each in found if each.fate is fate] for fate in _SETTLED}
@@ -140,10 +151,51 @@ def collect_ledger(storage: Storage, *, grace_s: float = GRACE_S, most: int = MO
     return Ledger(*map(len, settled.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What one turn of garbage collection did, and what went wrong in which part of it."""
+
+    floor: str = ""
+    history: int = 0
+    ledger: Ledger = Ledger()
+    events: int = 0
+    faults: tuple[str, ...] = ()
+
+
+def collect(
+    storage: Storage,
+    executions: Executions,
+    *,
+    keep: timedelta,
+    keep_versions: int = 1,
+    grace_s: float = GRACE_S,
+    ledger: bool = True,
+) -> Collected:
+    """All parts of garbage collection, each by itself: what is damaged in one holds up no other.
+
+    `ledger`: the batches too, which the compactor's role may not delete.
+    Raises: Invalid; Unavailable; OutcomeUnknown.
+    """
+    found: dict[str, Any] = {}
+    faults: list[str] = []
+    parts: dict[str, Callable[[], Any]] = {
+        "floor": lambda: raise_floor(storage, keep=keep, keep_versions=keep_versions),
+        "history": lambda: delete_below(storage, grace_s=grace_s),
+        **({"ledger": lambda: collect_ledger(storage, grace_s=grace_s)} if ledger else {}),
+        "events": lambda: collect_events(executions, grace_s=grace_s),
+    }
+    for name, part in parts.items():
+        try:
+            found[name] = part()
+        except Corrupt as error:
+            faults.append(f"{name}: {error}")
+    return Collected(**found, faults=tuple(faults))
+
+
 def garbage(head: EventHead, listed: Iterable[Stat], ids: Iterable[str | None], before: datetime) -> list[str]:
     """The files of events that no head names: merged before that time, or written before it and never named."""
     named = {file.id for file in head.files}
-    merged = {gone.id: datetime.fromisoformat(gone.at) for gone in head.gone}
+    merged = {gone.id: moment(gone.at) for gone in head.gone}
     return [
         id_
         for stat, id_ in zip(listed, ids, strict=True)

@@ -10,7 +10,7 @@ from itertools import islice
 from limpet.catalog import chain
 from limpet.catalog.entries import Content, Entry
 from limpet.catalog.names import Namespace, key_of, parsed, shown
-from limpet.catalog.records import Commit
+from limpet.catalog.records import Commit, moment
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
 from limpet.catalog.tables import DROP, PURGE
@@ -87,4 +87,4 @@ def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[Commit], bo
         return lambda commit: commit.version <= when
     if when.tzinfo is None:
         raise Invalid("a time needs its zone", hint="such as 2026-11-16T12:00:00+00:00")
-    return lambda commit: datetime.fromisoformat(commit.at) <= when
+    return lambda commit: moment(commit.at) <= when

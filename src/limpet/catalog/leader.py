@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from limpet.catalog.compactor import Published, Publisher, Refusal, Unreachable
+from limpet.catalog.decide import unusable
 from limpet.catalog.records import ACTOR, Batch, Change, Row
 from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
@@ -31,6 +32,8 @@ EPOCH_PATIENCE_S = 5.0
 STALL_S = 120.0
 """A leader that has not taken a turn for so long is not renewed any more (F16)."""
 LOOK_EVERY_S = 2.0
+DECIDE_S = 2.0
+"""For so long the requests of one group are decided; those that are left go with the next one."""
 BACKOFF_S = 0.2
 GATHER_SHARE = 0.5
 GATHER_MAX_S = 0.1
@@ -268,6 +271,7 @@ class Leader:
             term.version, term.state, term.last_id = published.version, state, max(term.last_id, published.commit)
             self._took_s = self._runtime.elapsed_s() - since_s
             break
+        self._put_back(waiting[len(group.told) :])
         self._expect(len(group.told))
         for pending, result, error in group.told:
             if error is not None:
@@ -275,17 +279,27 @@ class Leader:
             else:
                 pending.answer(result)
 
+    def _put_back(self, pending: Sequence[_Pending]) -> None:
+        """Let requests wait for the next group that were not decided in this one: they are the first of it."""
+        if pending:
+            with self._mutex:
+                self._waiting[:0] = pending
+                self._wake.set()
+
     def _expect(self, answered: int) -> None:
         """Let the next group wait for who is there, and for who will be answered now and may come back."""
         with self._mutex:
             self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
 
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, State]:
-        """Decide in order, each on what those before it leave behind."""
+        """Decide in order, each on what those before it leave behind; as many as can be decided in good time."""
         group, state = _Group(), term.state.copy()
         at = time_text(self._storage.store.now())
         state.tidy(at)
-        for pending in waiting:
+        begun_s = self._runtime.elapsed_s()
+        for number, pending in enumerate(waiting):
+            if number and self._runtime.elapsed_s() - begun_s > DECIDE_S:
+                break
             told = state.told(pending.id)
             if told is not None:
                 group.told.append((pending, told.result, None))
@@ -297,6 +311,10 @@ class Leader:
                 continue
             signed = (Change(ACTOR, pending.actor),) if pending.actor else ()
             row = Row(pending.id, grant.what, (*grant.changes, *signed), grant.result)
+            wrong = unusable([row])
+            if wrong is not None:
+                group.told.append((pending, None, Invalid(f"it cannot be published: {wrong}")))
+                continue
             state.apply([row], at)
             group.rows.append(row)
             group.writes += grant.writes

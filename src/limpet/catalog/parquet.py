@@ -18,6 +18,7 @@ from limpet.events import Event
 __all__ = ["ParquetEvents", "ParquetSnapshots", "arrow", "read_table", "write_table"]
 
 ENTRY, ANSWERS = "entry", "answers"
+TABLE_BYTES_MAX = 4 << 30
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
@@ -45,7 +46,11 @@ def read_table(data: bytes, schema: Any, *, what: str) -> Any:
     """The table of a file with exactly that schema.   Raises: Corrupt, naming `what`."""
     pa = arrow()
     try:
-        table = pa.parquet.ParquetFile(BytesIO(data)).read(use_threads=False)
+        file = pa.parquet.ParquetFile(BytesIO(data))
+        sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)]
+        if not 0 <= sum(sizes) <= TABLE_BYTES_MAX or min(sizes, default=0) < 0:
+            raise Corrupt(f"{what} would take {sum(sizes)} bytes in memory, more than {TABLE_BYTES_MAX}")
+        table = file.read(use_threads=False)
         table.validate(full=True)
         alike = table.schema.equals(schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -89,7 +94,7 @@ class ParquetSnapshots:
         try:
             entries = dict(zip(keys, map(_decode, values), strict=True))
             answers = _answers(told)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Corrupt(f"{what} holds a value that is not what it should be: {error}") from None
         if None in entries.values():
             raise Corrupt(f"{what} has an entry without a value")

@@ -10,6 +10,7 @@ import msgspec
 from limpet import records
 from limpet.errors import Corrupt, Missing
 from limpet.keys import CatalogKeys, Key
+from limpet.records import Count, Digest, Name
 from limpet.store.api import Blob, Store
 
 __all__ = ["Reason", "forget", "isolate", "quarantined", "reason_of", "retry"]
@@ -20,12 +21,12 @@ REASON_CHARS_MAX = 500
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a batch lies in quarantine: where it was, what is wrong with it, and what it was like."""
 
-    id: str
-    path: str
-    reason: str
-    size: int
-    sha256: str
-    written_at: str
+    id: Name
+    path: Name
+    reason: Name
+    size: Count
+    sha256: Digest
+    written_at: Name
 
 
 def isolate(store: Store, keys: CatalogKeys, id_: str, blob: Blob, reason: str) -> None:
@@ -46,7 +47,10 @@ def isolate(store: Store, keys: CatalogKeys, id_: str, blob: Blob, reason: str) 
 
 
 def quarantined(store: Store, keys: CatalogKeys) -> Iterator[Reason]:
-    """What lies in quarantine, in the order of ids.   Raises: Corrupt.   Cost: 1 LIST per 1,000 objects, 1 GET each."""
+    """What lies in quarantine, in the order of ids; of one whose reason is damaged it says just that.
+
+    Cost: 1 LIST per 1,000 objects, 1 GET each.
+    """
     for stat in store.list(keys.quarantine):
         id_ = keys.id_of(stat.key)
         if id_ is not None and stat.key == keys.reason(id_):
@@ -54,6 +58,10 @@ def quarantined(store: Store, keys: CatalogKeys) -> Iterator[Reason]:
                 yield reason_of(store, keys, id_)
             except Missing:
                 continue  # it was taken out since
+            except Corrupt as error:
+                at = stat.modified.isoformat(timespec="seconds")
+                said = f"why it is here cannot be read: {error}"[:REASON_CHARS_MAX]
+                yield Reason(id=id_, path=keys.batch(id_), reason=said, size=stat.size, sha256="0" * 64, written_at=at)
 
 
 def reason_of(store: Store, keys: CatalogKeys, id_: str) -> Reason:
@@ -72,7 +80,7 @@ def retry(store: Store, keys: CatalogKeys, id_: str, fold: Callable[[str, Blob],
     Cost: 2 GETs, a fold, 2 DELETEs.   Crash: it stays, and the next retry finds its events folded.
     """
     said = reason_of(store, keys, id_)
-    blob = store.get(keys.quarantined(id_), size_max=None)
+    blob = store.get(keys.quarantined(id_), size_max=said.size)
     if hashlib.sha256(blob.data).hexdigest() != said.sha256:
         raise Corrupt(f"{keys.quarantined(id_)} is not what was put there: its digest differs")
     new = fold(id_, blob)

@@ -1,14 +1,54 @@
-"""What the catalog writes: batches of events, commit records, and the head."""
+"""What the catalog writes: batches of events, commit records, and the head.
+
+All of it has bounds: what is beyond them is `Corrupt`, whoever wrote it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ["ACTOR", "Applied", "Batch", "Change", "Commit", "Head", "Link", "Row", "SnapshotRef", "Tail", "Told"]
+from limpet.errors import Corrupt
+from limpet.records import Count, Digest, Name, Positive
+
+__all__ = [
+    "ACTOR",
+    "SCHEMA",
+    "SNAPSHOT_BYTES_MAX",
+    "Applied",
+    "Batch",
+    "Change",
+    "Commit",
+    "Head",
+    "Link",
+    "Moment",
+    "MomentOrNone",
+    "Row",
+    "SnapshotRef",
+    "StateKey",
+    "Tail",
+    "Told",
+    "moment",
+]
 
 SCHEMA = 1
+ROWS_MAX = 65_536
+CHANGES_MAX = 65_536
+TAIL_MAX = 4096
+APPLIED_KEPT_MAX = 256
+LINKS_MAX = 64
+PATHS_KEPT_MAX = 256
+SNAPSHOT_BYTES_MAX = 1 << 30
+
+StateKey = Annotated[str, msgspec.Meta(max_length=16_384)]
+"""16 levels and a name of 255 characters each, of which each may be escaped into three."""
+_MOMENT = r"(19[7-9]\d|2[0-4]\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z)"
+Moment = Annotated[str, msgspec.Meta(pattern=f"^{_MOMENT}$", max_length=32)]
+"""A time in UTC as text that sorts. `moment` reads it."""
+MomentOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_MOMENT})?$", max_length=32)]
+"""The same; an empty text if there is none yet."""
 ACTOR = "@"
 """The key under which a row says who sent its request. It is a change like others, because version 0.1 compares digests
 of what it has decoded and encoded again: a new field of `Row` would make it refuse the head."""
@@ -17,7 +57,7 @@ of what it has decoded and encoded again: a new field of `Row` would make it ref
 class Change(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the state gets a value, or goes (None)."""
 
-    key: str
+    key: StateKey
     value: Any
 
 
@@ -27,9 +67,9 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     Whoever sends the same id again is told the same (counterexample 8).
     """
 
-    id: str
-    what: str
-    changes: tuple[Change, ...] = ()
+    id: Name
+    what: Name
+    changes: Annotated[tuple[Change, ...], msgspec.Meta(max_length=CHANGES_MAX)] = ()
     result: Any = None
 
     @property
@@ -42,68 +82,68 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger object. `base_version` is what its rows were validated on; None for the epoch of a new leader."""
 
-    schema: int = SCHEMA
-    domain: str
-    token: int
-    base_version: int | None
-    rows: tuple[Row, ...] = ()
+    schema: Positive = SCHEMA
+    domain: Name
+    token: Count
+    base_version: Count | None
+    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)] = ()
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
     """What the client of a request was told, and when that was published."""
 
-    what: str
-    at: str
+    what: Name
+    at: Moment
     result: Any = None
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
     """Where a commit record lies, and the digest of its bytes."""
 
-    version: int
-    id: str
-    sha256: str
+    version: Positive
+    id: Name
+    sha256: Digest
 
 
 class SnapshotRef(msgspec.Struct, frozen=True):
     """A snapshot: the whole state as of a version."""
 
-    id: str
-    sha256: str
-    version: int
-    size: int
+    id: Name
+    sha256: Digest
+    version: Positive
+    size: Annotated[int, msgspec.Meta(ge=0, le=SNAPSHOT_BYTES_MAX)]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """A commit record. `links`: the commit before, then older ones at ever greater distances. `snapshot` is the newest
     one that the head named when this was published, as of its own version or an earlier one."""
 
-    schema: int = SCHEMA
-    domain: str
-    id: str
-    version: int
-    token: int
-    at: str
-    paths: tuple[str, ...]
-    rows: tuple[Row, ...]
-    links: tuple[Link, ...]
+    schema: Positive = SCHEMA
+    domain: Name
+    id: Name
+    version: Positive
+    token: Count
+    at: Moment
+    paths: Annotated[tuple[Name, ...], msgspec.Meta(max_length=PATHS_KEPT_MAX)]
+    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)]
+    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]
     snapshot: SnapshotRef | None
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
     """The rows of one commit that the snapshot does not hold yet, and when it was published."""
 
-    version: int
-    at: str
-    rows: tuple[Row, ...]
+    version: Positive
+    at: Moment
+    rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)]
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
     """A batch that was published, and as what."""
 
-    path: str
-    version: int
-    commit: str
+    path: Name
+    version: Count
+    commit: Name
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,14 +153,25 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     head holds all of it, and whoever publishes the next version writes it first.
     """
 
-    version: int
-    token: int
-    at: str
-    links: tuple[Link, ...]
+    version: Positive
+    token: Count
+    at: Moment
+    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]
     snapshot: SnapshotRef | None
-    tail: tuple[Tail, ...]
-    applied: tuple[Applied, ...]
-    last_id: str
-    gc_floor: str = ""
-    seal: str = ""
+    tail: Annotated[tuple[Tail, ...], msgspec.Meta(max_length=TAIL_MAX)]
+    applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=APPLIED_KEPT_MAX)]
+    last_id: Name
+    gc_floor: Name = ""
+    seal: Name = ""
     """SHA-256 of the head without it, only where it is stored: what another hand changed is seen on reading (F23)."""
+
+
+def moment(text: str) -> datetime:
+    """The time of a stored text.   Raises: Corrupt."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise Corrupt(f"{text[:40]!r} is no time with a zone")
+    return at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from limpet.cell import Cell, struct_codec
@@ -19,7 +21,7 @@ NEXT_MAX = 1 << 62
 class SequenceRecord(msgspec.Struct, frozen=True):
     """The fields of `sequence/<domain>.json` beside the cell's header: the first position that nobody has."""
 
-    next: int
+    next: Annotated[int, msgspec.Meta(ge=0, le=NEXT_MAX)]
 
 
 class Sequence:

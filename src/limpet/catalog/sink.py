@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -13,14 +14,17 @@ from limpet.catalog.sequence import Sequence
 from limpet.errors import LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key
+from limpet.records import Name, Positive
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Store
 from limpet.store.metered import MeteredStore
 from limpet.store.outcome import put_bytes
 
-__all__ = ["EventBatch", "Held", "LedgerSink", "is_due"]
+__all__ = ["SCHEMA", "EventBatch", "Held", "LedgerSink", "is_due"]
 
 SCHEMA = 1
+EVENTS_MAX = 100_000
+POSITION_MAX = (1 << 62) - 1
 SHARE = 0.015
 """Requests that events may take for each request of the work itself. With the last flush they stay below 2 %."""
 FLUSH_COUNT = 10_000
@@ -36,11 +40,11 @@ _log = logging.getLogger("limpet.events")
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger object of the domain `executions`. The events have the positions from `position` on, or none."""
 
-    schema: int = SCHEMA
-    domain: str
-    source: str
-    position: int | None
-    events: tuple[Event, ...]
+    schema: Positive = SCHEMA
+    domain: Name
+    source: Name
+    position: Annotated[int, msgspec.Meta(ge=0, le=POSITION_MAX)] | None
+    events: Annotated[tuple[Event, ...], msgspec.Meta(max_length=EVENTS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from limpet.catalog.records import ACTOR, Row, Told
+from limpet.catalog.records import ACTOR, Row, Told, moment
 
 __all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "scoped", "time_text"]
 
@@ -118,7 +118,7 @@ def is_live(id_: str, told_at: str, at: str) -> bool:
 
 
 def _oldest(at: str, lifetime: timedelta) -> str:
-    return time_text(datetime.fromisoformat(at) - lifetime)
+    return time_text(moment(at) - lifetime)
 
 
 def time_text(at: datetime) -> str:

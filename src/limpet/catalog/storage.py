@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from limpet import records
-from limpet.catalog.records import Batch, Commit, Head, Link, SnapshotRef
+from limpet.catalog.records import SCHEMA, Batch, Commit, Head, Link, SnapshotRef
 from limpet.catalog.state import State
 from limpet.cell import Cell, Codec
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
@@ -126,7 +126,7 @@ class Storage:
             put_bytes(self.store, self.runtime, key, data, Absent())
         except OutcomeUnknown:
             with suppress(Missing):
-                if self.store.get(key, size_max=None).data != data:
+                if self.store.get(key, size_max=OBJECT_BYTES_MAX).data != data:
                     raise Corrupt(f"{key} is not what the head names", hint="delete it: it is written anew") from None
             raise
 
@@ -137,7 +137,7 @@ class Storage:
     def commit(self, link: Link) -> Commit:
         """A commit record that another one points to.   Raises: Missing; Corrupt.   Cost: 1 GET."""
         key = self.keys.commit(link.id)
-        data = self._checked(key, link.sha256)
+        data = self._checked(key, link.sha256, OBJECT_BYTES_MAX)
         commit = self._decoded(data, Commit, key)
         if (commit.version, commit.id) != (link.version, link.id):
             raise Corrupt(f"{key} is of version {commit.version}, not {link.version}")
@@ -154,25 +154,27 @@ class Storage:
         if ref is None:
             return State()
         key = self.keys.snapshot(ref.id)
-        return self._codec.from_bytes(self._checked(key, ref.sha256), what=key)
+        return self._codec.from_bytes(self._checked(key, ref.sha256, ref.size), what=key)
 
     def is_empty(self) -> bool:
         """Whether nothing was ever published here.   Cost: 2 LISTs."""
         return not any(next(iter(self.store.list(prefix)), None) for prefix in (self.keys.commits, self.keys.snapshots))
 
-    def _checked(self, key: Key, sha256: str) -> bytes:
-        data = self.store.get(key, size_max=None).data
+    def _checked(self, key: Key, sha256: str, size_max: int) -> bytes:
+        data = self.store.get(key, size_max=size_max).data
         if _digest(data) != sha256:
             raise Corrupt(f"{key} is not what was published: its digest differs")
         return data
 
     def _decoded(self, data: bytes, kind: type[S], what: str) -> S:
-        if len(data) > OBJECT_BYTES_MAX:
-            raise Corrupt(f"{what} has {len(data)} bytes, more than an object of the catalog may have")
-        try:
-            return records.decoder(kind).decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Corrupt(f"{what} is not a valid {kind.__name__}: {error}") from None
+        found = records.decode(data, kind, what=what, size_max=OBJECT_BYTES_MAX)
+        schema = getattr(found, "schema", SCHEMA)
+        if schema > SCHEMA:
+            raise Corrupt(
+                f"a newer version of limpet wrote {what} (schema {schema}; this one reads up to {SCHEMA})",
+                hint="upgrade limpet here",
+            )
+        return found
 
 
 def delete_all(store: Store, keys: Sequence[Key]) -> None:

@@ -282,10 +282,10 @@ class Warehouse:
         return Document(data, _strict_object(path, data))
 
     def _bytes(self, path: str) -> bytes:
-        data = self.store.get(_key(path), range=(0, METADATA_BYTES_MAX + 1)).data
-        if len(data) > METADATA_BYTES_MAX:
-            raise Invalid(f"{path} has more than {METADATA_BYTES_MAX} bytes")
-        return data
+        try:
+            return self.store.get(_key(path), size_max=METADATA_BYTES_MAX).data
+        except Corrupt as error:
+            raise Invalid(f"{path} cannot be read: {error}") from None
 
     def has_digest(self, path: str) -> bool:
         """Whether the name of a metadata file holds its digest; those that version 0.1 wrote do not."""

@@ -105,28 +105,40 @@ def gc(
     Table data is never touched. What was dropped before the history that is kept can no longer be undropped.
     """
     from limpet.app.catalogs import executions_of, storage_of
-    from limpet.catalog.gc import collect_events, collect_ledger, delete_below, raise_floor
+    from limpet.catalog.gc import collect
     from limpet.runtime import system
 
     keep_s, grace_s = duration_s(keep), duration_s(grace)
     fleet = opened(url, read_only=False)
     storage = storage_of(fleet.store, system())
     with console(stderr=True).status("collecting"):
-        floor = raise_floor(storage, keep=timedelta(seconds=keep_s), keep_versions=keep_versions)
-        history = delete_below(storage, grace_s=grace_s)
-        ledger = collect_ledger(storage, grace_s=grace_s)
-        events = collect_events(executions_of(fleet.store, system()), grace_s=grace_s)
+        executions = executions_of(fleet.store, system())
+        keeping = timedelta(seconds=keep_s)
+        done = collect(storage, executions, keep=keeping, keep_versions=keep_versions, grace_s=grace_s)
+    ledger = done.ledger
     if json:
-        facts = {"floor": floor, "history": history, "applied": ledger.applied, "dead": ledger.dead, "events": events}
-        print_json(facts)
-        return
-    console().print(
-        f"deleted {many(history, 'commit record and snapshot', 'commit records and snapshots')}, "
-        f"{many(ledger.applied, 'published batch', 'published batches')}, "
-        f"{many(ledger.dead, 'batch that nobody published', 'batches that nobody published')}, "
-        f"{many(events, 'merged file of events', 'merged files of events')}",
-        soft_wrap=True,
-    )
+        print_json(
+            {
+                "floor": done.floor,
+                "history": done.history,
+                "applied": ledger.applied,
+                "dead": ledger.dead,
+                "events": done.events,
+                "faults": done.faults,
+            }
+        )
+    else:
+        console().print(
+            f"deleted {many(done.history, 'commit record and snapshot', 'commit records and snapshots')}, "
+            f"{many(ledger.applied, 'published batch', 'published batches')}, "
+            f"{many(ledger.dead, 'batch that was never published', 'batches that were never published')}, "
+            f"{many(done.events, 'merged file of events', 'merged files of events')}",
+            soft_wrap=True,
+        )
+        for fault in done.faults:
+            console().print(f"[red]damaged[/red]: {clean(fault)}", soft_wrap=True)
+    if done.faults:
+        raise typer.Exit(EXIT_FAILED)
 
 
 quarantine = typer.Typer(

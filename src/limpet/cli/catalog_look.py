@@ -13,6 +13,9 @@ from limpet.cli.shared import EXIT_FAILED, JsonOption, console, lines, print_jso
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from limpet.app import Fleet
     from limpet.catalog.history import Past
     from limpet.catalog.records import Commit, Row
 
@@ -21,7 +24,7 @@ __all__ = ["LOG_EPILOG", "SHOW_EPILOG", "VERIFY_EPILOG", "log", "show", "verify"
 LOG_EPILOG = lines(
     "Example:",
     "$ limpet catalog log -n 5 -u s3://acme/prod",
-    "Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage.",
+    "Exit codes: 0 shown; 1 no fleet there, it cannot be read, or a commit record is damaged; 2 wrong usage.",
 )
 SHOW_EPILOG = lines(
     "Example: now; as of a version; as of a moment",
@@ -33,7 +36,7 @@ SHOW_EPILOG = lines(
 VERIFY_EPILOG = lines(
     "Example:",
     "$ limpet catalog verify -u s3://acme/prod",
-    "Exit codes: 0 the chain is whole; 1 it is not, or cannot be read; 2 wrong usage.",
+    "Exit codes: 0 all is as it was committed; 1 it is not, or cannot be read; 2 wrong usage.",
 )
 
 _KINDS = {"n": "namespace", "t": "table", "v": "view"}
@@ -44,15 +47,25 @@ def log(
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the last commits, the newest first: what was done, when, and under which leader.
+    """Show the last commits, the newest first: what was done, when, by whom, and under which leader.
 
-    A commit holds whatever was granted while the one before it was published. Each names the one before by digest.
+    Who did it is the name of the token that the request came with; it is empty where `limpet serve` asks for none. A
+    commit holds whatever was granted while the one before it was published. Each names the one before by digest.
     """
     fleet = opened(url, read_only=True)
-    commits = fleet.catalog().log(limit)
+    faults: list[str] = []
+    commits = fleet.catalog().log(limit, lambda error: faults.append(str(error)))
     if json:
         print_json([_commit_facts(commit) for commit in commits])
-        return
+    else:
+        _print_log(fleet, commits)
+    for fault in faults:
+        console(stderr=True).print(f"[red]damaged[/red]: {clean(fault)}", soft_wrap=True)
+    if faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_log(fleet: Fleet, commits: Sequence[Commit]) -> None:
     out = console()
     if not commits:
         out.print(f"nothing was ever published at {fleet.url}", soft_wrap=True, markup=False)
@@ -63,10 +76,14 @@ def log(
     table.add_column("version", justify="right", no_wrap=True)
     table.add_column("published", no_wrap=True)
     table.add_column("token", justify="right", no_wrap=True)
+    signed = any(row.actor for commit in commits for row in commit.rows)
+    if signed:
+        table.add_column("who", overflow="fold")
     table.add_column("what", overflow="fold")
     for commit in commits:
         said = "\n".join(map(_said, commit.rows)) or "[dim]a new leader[/dim]"
-        table.add_row(str(commit.version), _moment(commit.at), str(commit.token), said)
+        who = ["\n".join(clean(row.actor) for row in commit.rows)] if signed else []
+        table.add_row(str(commit.version), _moment(commit.at), str(commit.token), *who, said)
     out.print(table)
 
 
@@ -100,28 +117,40 @@ def show(
 
 
 def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
-    """Walk the chain of commits from the newest to the oldest that is kept, and compare every digest.
+    """Walk the chain of commits from the newest to the oldest that is kept, and compare every digest; then read the
+    metadata file of every table and view, and compare its digest with the one that was committed.
 
-    Nothing in the past can have been changed without its showing here.
+    Nothing in the past, and no metadata file, can have been changed without its showing here. Metadata files that
+    version 0.1 wrote have no digest; they get one with the next commit to their table.
     """
     fleet = opened(url, read_only=True)
     with console(stderr=True).status("walking the chain"):
-        checked = fleet.catalog().verify()
+        found = fleet.catalog().verify()
+    chain = found.chain
     if json:
-        print_json({"ok": checked.broken is None, **_fields(checked)})
-    elif checked.broken is None:
-        span = f", back to version {checked.oldest}" if checked.commits else ""
-        console().print(f"the chain is whole: {many(checked.commits, 'commit')}{span}", soft_wrap=True)
+        print_json(
+            {
+                "ok": found.broken is None,
+                "commits": chain.commits,
+                "oldest": chain.oldest,
+                "broken": chain.broken,
+                "files": found.files,
+                "undigested": found.undigested,
+                "faults": found.faults,
+            }
+        )
+    elif found.broken is None:
+        span = f", back to version {chain.oldest}" if chain.commits else ""
+        unsaid = f", {found.undigested} of them without a digest" if found.undigested else ""
+        files = many(found.files, "metadata file")
+        console().print(f"the chain is whole: {many(chain.commits, 'commit')}{span}; {files}{unsaid}", soft_wrap=True)
     else:
-        console().print(f"[red]the chain is broken[/red]: {clean(checked.broken)}", soft_wrap=True)
-    if checked.broken is not None:
+        for fault in chain.faults:
+            console().print(f"[red]the chain is broken[/red]: {clean(fault)}", soft_wrap=True)
+        for fault in found.damaged:
+            console().print(f"[red]damaged[/red]: {clean(fault)}", soft_wrap=True)
+    if found.broken is not None:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(value)
 
 
 def _when(text: str | None) -> int | datetime | None:
@@ -155,6 +184,7 @@ def _commit_facts(commit: Commit) -> dict[str, Any]:
         {
             "id": row.id,
             "what": row.what,
+            "actor": row.actor,
             "changes": [{"kind": kind, "name": name} for kind, name in _names(row)],
         }
         for row in commit.rows

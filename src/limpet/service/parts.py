@@ -18,10 +18,11 @@ from limpet.app.catalogs import (
 )
 from limpet.catalog import Compactor, Leader, Publisher
 from limpet.catalog.anti_entropy import hand_over
-from limpet.catalog.gc import collect_events, collect_ledger, delete_below, raise_floor
+from limpet.catalog.gc import collect, collect_ledger
 from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.records import Batch
 from limpet.catalog.storage import Own, Storage
+from limpet.errors import Corrupt
 from limpet.events import EXECUTIONS
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import Runtime, Worker
@@ -134,9 +135,9 @@ class CompactorPart:
         self._preparing.wake()
 
     def _collect(self) -> None:
-        raise_floor(self._storage, keep=KEEP, keep_versions=KEEP_VERSIONS)
-        delete_below(self._storage)
-        collect_events(self._executions)
+        done = collect(self._storage, self._executions, keep=KEEP, keep_versions=KEEP_VERSIONS, ledger=False)
+        if done.faults:
+            raise Corrupt("; ".join(done.faults))
 
     def give_up(self) -> None:
         """See `Part.give_up`: its requests wait for the store alone."""

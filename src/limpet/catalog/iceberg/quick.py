@@ -23,42 +23,49 @@ MAIN = "main"
 LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
 
 
+_MANY = 1 << 20
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+
+
 class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: int
-    timestamp_ms: int
-    parent_snapshot_id: int | None = None
+    snapshot_id: _Long
+    timestamp_ms: _Long
+    parent_snapshot_id: _Long | None = None
 
 
 class _Of(msgspec.Struct, rename="kebab"):
-    snapshot_id: int
+    snapshot_id: _Long
 
 
 class _Table(msgspec.Struct, rename="kebab"):
     """What is looked at here, and its types."""
 
     format_version: Literal[2]
-    table_uuid: str
-    last_updated_ms: int
-    last_sequence_number: int
-    last_column_id: int
-    current_schema_id: int
-    default_spec_id: int
-    default_sort_order_id: int
-    last_partition_id: int
-    properties: dict[str, str]
-    snapshots: list[_Snapshot]
-    snapshot_log: list[_Of]
-    metadata_log: list[dict[str, Any]]
-    refs: dict[str, _Of]
-    statistics: list[_Of]
-    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+    table_uuid: _Short
+    last_updated_ms: _Long
+    last_sequence_number: _Long
+    last_column_id: _Long
+    current_schema_id: _Long
+    default_spec_id: _Long
+    default_sort_order_id: _Long
+    last_partition_id: _Long
+    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
+    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
+    snapshot_log: Annotated[list[_Of], msgspec.Meta(max_length=_MANY)]
+    metadata_log: Annotated[
+        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
+    ]
+    refs: Annotated[dict[_Short, _Of], msgspec.Meta(max_length=_MANY)]
+    statistics: Annotated[list[_Of], msgspec.Meta(max_length=_MANY)]
+    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
 
 
 def fits(data: bytes) -> bool:
     """Whether metadata is updated here: it is of version 2, and has all that PyIceberg and we write."""
     try:
         table = records.decoder(_Table).decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return False
     return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
 

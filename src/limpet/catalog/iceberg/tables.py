@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import pydantic
@@ -82,7 +82,7 @@ _REJECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImp
 
 
 class _Peek(msgspec.Struct):
-    format_version: int = msgspec.field(name="format-version")
+    format_version: Annotated[int, msgspec.Meta(ge=0, le=1000)] = msgspec.field(name="format-version")
 
 
 class _Kept(list[Any]):
