@@ -151,7 +151,7 @@ def test_a_bad_object_is_told_of_and_ends_nothing(once: Here, name: str) -> None
     """A2: each of these ended every `limpet supervise` of the fleet with exit code 2, each time."""
     for node in "ab":
         once(node)
-    receipt = {"state": "completed", "id": "x", "finished_at": "2026-01-01T00:00:00Z"}
+    receipt: dict[str, object] = {"state": "completed", "id": "x", "finished_at": "2026-01-01T00:00:00Z"}
     receipt |= {"parts": ["queues/q/parts/../x.json"]}
     line = {"kind": "end", "key": "queues/q/completed/x.json", "entry": "x", "batch": False, "write_id": "w"}
     body = json.dumps(line | {"receipt": receipt}).encode() + b'\n{"kind": "\x1b]0;"}'
