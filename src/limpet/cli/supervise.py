@@ -205,11 +205,13 @@ class _Teller:
 def _facts(event: Event) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from limpet.queue.sync import Away, Back
+    from limpet.queue.sync import Away, Back, Blocked
 
     match event:
         case Away(error):
             return {"event": "away", "error": str(error), "hint": error.hint}
+        case Blocked(error):
+            return {"event": "blocked", "error": str(error), "hint": error.hint}
         case Back(after_s):
             return {"event": "back", "after_s": round(after_s, 1)}
         case _:
@@ -218,11 +220,13 @@ def _facts(event: Event) -> dict[str, Any]:
 
 
 def _lines(event: Event) -> list[str]:
-    from limpet.queue.sync import Away, Back
+    from limpet.queue.sync import Away, Back, Blocked
 
     match event:
         case Away(error):
             return [f"away  {error}; working on with what is here"]
+        case Blocked(error):
+            return [f"stuck {error}; it is tried again", *([f"      {error.hint}"] if error.hint else [])]
         case Back(after_s):
             return [f"back  after {ago(after_s)}"]
         case _:
@@ -241,9 +245,14 @@ def _collision(collision: Collision) -> str:
         "lease": "is worked on here and elsewhere",
         "payload": "was pushed with two payloads, of which one counts",
     }[collision.kind]
-    other = f" ({collision.other})" if collision.other else ""
+    other = f" ({_printable(collision.other)})" if collision.other else ""
     return f"twice task {collision.entry!r} of queue {collision.queue!r} {what}{other}"
 
 
 def _unreadable(cycle: Cycle) -> list[str]:
-    return [f"left  {key} is not what limpet wrote, and stays where it is" for key in cycle.unreadable]
+    """One line each. Their names are a stranger's, and must not write to the terminal what they like."""
+    return [f"bad   {_printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]
+
+
+def _printable(name: str) -> str:
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 import limpet
 from limpet.cli import main
+from limpet.keys import Key
 
 PATIENCE_S = 30.0
 
@@ -140,6 +142,29 @@ def test_collisions_are_told(once: Here) -> None:
     once("a")
     _, _, err = once("b")
     assert "Z twice task 'x' of queue 'q' was run twice (" in err
+
+
+@pytest.mark.parametrize(
+    "name", ["sync/%1b%5d0/0000000001.jsonl", "sync/evil/0000000001.jsonl", "sync/x/9999999999.jsonl"]
+)
+def test_a_bad_object_is_told_of_and_ends_nothing(once: Here, name: str) -> None:
+    """A2: each of these ended every `limpet supervise` of the fleet with exit code 2, each time."""
+    for node in "ab":
+        once(node)
+    receipt: dict[str, object] = {"state": "completed", "id": "x", "finished_at": "2026-01-01T00:00:00Z"}
+    receipt |= {"parts": ["queues/q/parts/../x.json"]}
+    line = {"kind": "end", "key": "queues/q/completed/x.json", "entry": "x", "batch": False, "write_id": "w"}
+    body = json.dumps(line | {"receipt": receipt}).encode() + b'\n{"kind": "\x1b]0;"}'
+    header = {"schema": 1, "node": "evil", "owner": "o", "up_s": 5.0, "count": 2}
+    header["sha256"] = hashlib.sha256(body).hexdigest()
+    limpet.open("bucket").store.put(Key(name), json.dumps(header).encode() + b"\n" + body)
+    _queue("a").push({}, id="good")
+    for node in "ab":
+        code, out, err = once(node)
+        assert (code, out) == (0, "")
+        assert "\x1b" not in err
+        assert f"bad   {name}" in err
+    assert _work("b") == ["good"]
 
 
 def test_it_runs_until_told_to_stop(start: Command) -> None:

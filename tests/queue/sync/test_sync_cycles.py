@@ -8,7 +8,6 @@ from kernel_helpers import lost_reply, lost_request, refused_409
 from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.queue.claim import EntryTask
 from limpet.queue.sync import Collision
-from limpet.store import Always
 from queue_helpers import Crash, crash, raises
 from sync_helpers import DOWN_S, Fleet, Node, at, ended, names, waiting
 
@@ -362,17 +361,6 @@ def test_no_effect_without_a_note(fleet: Fleet) -> None:
     with pytest.raises(Unavailable):
         a.push("x")
     assert names(a.memory) == []
-
-
-def test_an_unreadable_note_is_told_and_stays(fleet: Fleet) -> None:
-    a, b = fleet.nodes("a", "b")
-    a.push("x", "y")
-    a.memory.put(a.outbox()[0], b'{"kind":"push","key":"../../etc"}', when=Always())  # type: ignore[arg-type]
-    rotten = a.outbox()[0]
-    assert a.up().unreadable == [rotten]
-    assert a.outbox() == [rotten]
-    b.sync()
-    assert waiting(b) == [["y"]]
 
 
 # ---- names of nodes ----

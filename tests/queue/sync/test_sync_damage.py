@@ -67,7 +67,6 @@ LINES = {
     "a queue outside": LEASE | {"root": "locks/../queues/q"},
     "an entry outside": LEASE | {"entry": "../../x"},
     "a receipt of another entry": _end() | {"key": "queues/q/completed/good.json"},
-    "a time without a zone": _end(finished_at="2026-01-01T00:00:00"),
     "a control character": LEASE | {"entry": "a\x1b]0;b"},
 }
 RECEIPTS = {
@@ -78,29 +77,32 @@ RECEIPTS = {
     "a part with control characters": {"parts": ["queues/q/parts/\x1b]0;x/y.json"]},
 }
 NAMES = ["sync/%1b%5d0/0000000001.jsonl", "sync/%2e%2e/0000000001.jsonl", "sync/evil/9999999999.jsonl"]
-NAMES += ["sync/a%20b/0000000001.jsonl", "sync/" + "n" * 300 + "/0000000001.jsonl", "sync/%ff/0000000001.jsonl"]
+NAMES += ["sync/a%2F/0000000001.jsonl", "sync/A%42/0000000001.jsonl", "sync/%ff/0000000001.jsonl"]
 
 
 def _lives(fleet: Fleet, a: Node, b: Node) -> tuple[list[str], list[str]]:
     """Both nodes run beside it, a new one comes, and all honest work is done; what `b` and the new one said of it."""
     a.push("good")
     a.up()
-    told = _run(b, 2 * DOWN_S)
+    told = _run(b)
     assert waiting(b) == [["good"]], "a bad object keeps nothing of another node from arriving"
     fleet.pass_by(DOWN_S + UP_S + 400.0)
     assert b.work() == ["good"]
     b.up()
-    assert {type(event) for event in [*_run(a, 2 * DOWN_S), *told]} == {Cycle}
+    assert {type(event) for event in [*_run(a), *told]} == {Cycle}
     c = Node(fleet, "c")
-    late = _run(c, UP_S)
+    late = _run(c)
     for place in (a, b, c, fleet.client()):
         assert place.result("good").value == {"by": "b.w"}
     return _unreadable(told), _unreadable(late)
 
 
-def _run(node: Node, seconds: float) -> list[Event]:
+def _run(node: Node) -> list[Event]:
+    """Three rounds of a running supervisor; what it told."""
     told: list[Event] = []
-    node.supervisor.run(Stop(node.fleet, seconds), told.append)
+    for _ in range(3):
+        node.supervisor.ask()
+        node.supervisor.run(Stop(node.fleet, 1.0), told.append)
     return told
 
 
@@ -133,7 +135,7 @@ def test_a_bad_line_is_told_once_and_the_others_of_its_log_count(fleet: Fleet, l
     a, b = fleet.nodes("a", "b")
     push = {"kind": "push", "key": "queues/q/pending/neighbour/task.json", "data": "{}"}
     fleet.memory.put(EVIL, _log(push, line, _end()))
-    told = _run(b, UP_S)
+    told = _run(b)
     assert _unreadable(told) == [f"{EVIL} line 2"]
     assert waiting(b) == [["neighbour"]]
     assert ended(b) == [["completed/other.json"]]
@@ -186,7 +188,7 @@ def test_bad_logs_in_our_own_folder_are_stepped_over(fleet: Fleet, data: bytes, 
     for seq in range(2, 2 + count):
         fleet.memory.put(log_key("a", seq), data)
     a.push("good")
-    told = _run(a, 2 * UP_S)
+    told = _run(a)
     assert {type(event) for event in told} == {Cycle}
     assert a.outbox() == []
     b.down()
@@ -216,7 +218,7 @@ def test_a_name_that_another_directory_uses_stops_the_sending_and_not_the_hearin
     a.push("unsent")
     b.push("good")
     b.up()
-    told = _run(a, 2 * DOWN_S)
+    told = _run(a)
     assert [type(event.error) for event in told if isinstance(event, Blocked)] == [Conflict], "told once"
     assert waiting(a) == [["first", "good", "unsent"]]
     assert a.outbox() != []
@@ -237,7 +239,7 @@ def test_a_bad_object_where_ours_belongs_does_not_hold_up_the_rest(fleet: Fleet,
     if what == "receipt":
         for task in claim:
             task.done()
-    told = _run(a, 2 * UP_S)
+    told = _run(a)
     assert {type(event) for event in told} == {Cycle}
     b.down(fresh=True)
     assert "y" in waiting(b)[0]
@@ -268,10 +270,12 @@ def test_a_damaged_note_is_put_aside_and_the_rest_is_sent(fleet: Fleet, data: by
     (note,) = a.outbox()
     a.memory.put(Key(note), data)
     a.push("x")
-    told = _run(a, 3 * UP_S)
+    told = _run(a)
     assert _unreadable(told) == [note]
     assert a.outbox() == []
-    assert [bytes(a.memory.get(stat.key, size_max=None).data) for stat in a.memory.list(keys.DAMAGED)] == [data]
+    assert [bytes(a.memory.get(stat.key, size_max=None).data) for stat in a.memory.list(keys.DAMAGED)] == [
+        data[: 1 << 20]
+    ]
     b.down()
     assert waiting(b) == [["x"]]
     a.down(fresh=True)
@@ -306,7 +310,7 @@ def test_a_damaged_cursor_starts_over(fleet: Fleet, data: bytes) -> None:
     b.push("y")
     b.up()
     a.restart()
-    assert _unreadable(_run(a, UP_S)) == [keys.cursor_key("b")]
+    assert _unreadable(_run(a)) == [keys.cursor_key("b")]
     assert waiting(a) == [["x", "y"]]
 
 
@@ -319,7 +323,7 @@ def test_a_node_that_lost_its_record_goes_on(fleet: Fleet, data: bytes, name: st
     a.push("unsent")
     a.memory.put(keys.NODE, data)
     a.restart(node=name)
-    told = _run(a, DOWN_S)
+    told = _run(a)
     assert {type(event) for event in told} == {Cycle}
     assert _unreadable(told) == [keys.NODE]
     assert a.supervisor.node != "b"
@@ -327,7 +331,7 @@ def test_a_node_that_lost_its_record_goes_on(fleet: Fleet, data: bytes, name: st
     b.down()
     assert waiting(b) == [["sent", "unsent"]]
     a.restart(node=name)
-    assert {type(event) for event in _run(a, UP_S)} == {Cycle}
+    assert {type(event) for event in _run(a)} == {Cycle}
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", DEEP, b" " * (2 << 20)])

@@ -92,6 +92,10 @@ class Applier:
             stands = self._put_receipt(line, receipt, parts_from, look_first=look_first)
         except DAMAGE:
             stands = receipt  # nobody can read the one that stands there, but it ends its name
+        except OutcomeUnknown:
+            if self._is_readable(line):
+                raise
+            stands = receipt
         if stands is not None and line.batch and ends(line):
             self._win_back(place, stands, receipt, parts_from)
         if ends(line):
@@ -118,6 +122,14 @@ class Applier:
                 case Lost(now) | Unclear(now):
                     seen = now
         raise OutcomeUnknown(f"{line.key} is swapped all the time")
+
+    def _is_readable(self, line: EndLine) -> bool:
+        """Whether what stands where a receipt belongs is one, or nothing does."""
+        try:
+            self.storage(place_of(line).keys).receipt(Key(line.key)).read()
+        except DAMAGE:
+            return False
+        return True
 
     def close(self, queue: QueueKeys, entry: str, *, batch: bool, look_first: bool = False) -> None:
         """Remove an entry that has ended: the task, then the leases.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from limpet.errors import Missing, Unsupported
+from limpet.errors import Missing
 from limpet.keys import Key, QueueKeys, log_key, log_of
 from limpet.queue.records import ENTRY_BYTES_MAX, Receipt
 from limpet.queue.sync.apply import Applier
@@ -64,8 +64,8 @@ class Down:
     def run(self, *, fresh: bool = False) -> Cycle:
         """Apply what is new. `fresh`: from a listing of the bucket, as after an absence or where logs are missing.
 
-        A log or a line that cannot be read is told of and passed over; of what such a log may have told, the bucket's
-        own objects tell, too. One that a newer Limpet wrote is read once this one is newer.
+        A log or a line that cannot be read is told of and passed over. What such a log, or that of a newer Limpet, may
+        have told is pulled afresh: a node writes its objects before the log.
         Raises: Unavailable, OutcomeUnknown: what was applied until then is not read again.
         Cost: 1 LIST per 1,000 logs, 1 GET for each new one, and for each node with news 1 GET + 1 PUT here; what a
         line takes here says `Applier`. Once a process 1 PUT + 1 HEAD for the bucket's clock.
@@ -108,9 +108,6 @@ class Down:
                     continue
                 if not isinstance(found, Missing):
                     cycle.unreadable.append(log_key(node, seq))
-                if isinstance(found, Unsupported):
-                    self._state.read_up_to(node, seq - 1)
-                    return whole
                 whole = False
             self._state.read_up_to(node, some[-1])
         return whole

@@ -40,7 +40,10 @@ class Cycle:
     """Whether everything was pulled from a listing, instead of the logs."""
     collisions: list[Collision] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    """Objects that are not what Limpet wrote. They stay where they are, and everything else goes on."""
+    """Objects that are not what Limpet wrote, and `LOG line N`. Everything else goes on; each is told of once.
+
+    Those of the bucket stay where they are, those of the node itself are in `sync/damaged/`.
+    """
 
     @property
     def quiet(self) -> bool:
