@@ -7,10 +7,13 @@ cannot climb out of its prefix, alias another name, or be refused by one store a
 from limpet.keys.catalog import CatalogKeys, is_ulid
 from limpet.keys.index import INDEXES, IndexKeys, digits, single_stamp
 from limpet.keys.names import (
+    BACKUP,
+    BACKUPS,
     CELLS,
     FLEET,
     LOCKS,
     Key,
+    backup_list_key,
     cell_key,
     check,
     check_prefix,
@@ -29,6 +32,8 @@ from limpet.keys.queue import QUEUES, QueueKeys, QueuePlace, is_minted, queue_at
 from limpet.keys.sync import CURSORS, NODE, OUTBOX, SUPERVISOR, SYNC, cursor_key, log_key, log_of, outbox_key
 
 __all__ = [
+    "BACKUP",
+    "BACKUPS",
     "CELLS",
     "CURSORS",
     "FLEET",
@@ -44,6 +49,7 @@ __all__ = [
     "Key",
     "QueueKeys",
     "QueuePlace",
+    "backup_list_key",
     "cell_key",
     "check",
     "check_prefix",
