@@ -12,9 +12,11 @@ from limpet.records import Count, Name
 from limpet.store.probe import Findings
 
 __all__ = [
+    "BACKUP",
     "CURRENT",
     "LEVEL",
     "NODE",
+    "RESTORING",
     "SUPERVISED",
     "FleetRecord",
     "check",
@@ -32,6 +34,10 @@ CURRENT = {"queue": 1, "index": 1, "catalog": 1}
 
 SUPERVISED = "supervised"
 NODE = "node"
+BACKUP = "backup"
+"""In the `features` of a copy that `limpet backup` made: it may be read, and nobody works on it."""
+RESTORING = "restoring"
+"""In the `features` of a fleet that `limpet restore` has not finished: it cannot be used yet."""
 FEATURES = frozenset({SUPERVISED, NODE})
 """The optional features that this version knows. `supervised`: queues here are joined with those of other places, by
 journals and logs. `node`: this is one node's own directory among them."""
@@ -54,8 +60,12 @@ def fresh(probe: Findings) -> FleetRecord:
 
 def check(record: FleetRecord, *, where: str) -> None:
     """Whether this version of Limpet may read the fleet.   Raises: Unsupported, saying what is too new."""
+    if RESTORING in record.features:
+        raise Unsupported(
+            f"the fleet at {where} is being restored", hint="if that was interrupted, run `limpet restore` again"
+        )
     newer = [f"{room} format {n}" for room, n in sorted(record.format.items()) if n > CURRENT.get(room, 0)]
-    unknown = [f"feature {name!r}" for name in sorted(record.features) if name not in FEATURES]
+    unknown = [f"feature {name!r}" for name in sorted(record.features) if name not in {*FEATURES, BACKUP}]
     if record.min_reader > LEVEL:
         newer.append(f"readers of level {record.min_reader}")
     if newer or unknown:
@@ -66,7 +76,9 @@ def check(record: FleetRecord, *, where: str) -> None:
 
 
 def may_write(record: FleetRecord) -> bool:
-    """Whether this version of Limpet may write to the fleet."""
+    """Whether this version of Limpet may write to the fleet.   Raises: Unsupported for a backup of a fleet."""
+    if BACKUP in record.features:
+        raise Unsupported("this is a backup", hint="`limpet restore` makes a fleet of it; or open it read-only")
     return record.min_writer <= LEVEL
 
 

@@ -16,7 +16,22 @@ from typing import Annotated, NoReturn
 import typer
 
 from limpet import __version__
-from limpet.cli import catalog, check, demo, doctor, iam, index, lock, queue, serve, status, supervise, upgrade, work
+from limpet.cli import (
+    backup,
+    catalog,
+    check,
+    demo,
+    doctor,
+    iam,
+    index,
+    lock,
+    queue,
+    serve,
+    status,
+    supervise,
+    upgrade,
+    work,
+)
 from limpet.cli.shared import EXIT_INTERNAL, EXIT_INTERRUPTED, complain, lines, say
 from limpet.errors import LimpetError
 
@@ -57,6 +72,8 @@ app.add_typer(lock.app)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=iam.EPILOG)(iam.iam)
 app.command(epilog=upgrade.EPILOG)(upgrade.upgrade)
+app.command(epilog=backup.BACKUP_EPILOG)(backup.backup)
+app.command(epilog=backup.RESTORE_EPILOG)(backup.restore)
 
 
 def _version(wanted: bool) -> None:

@@ -7,10 +7,13 @@ cannot climb out of its prefix, alias another name, or be refused by one store a
 from limpet.keys.catalog import CatalogKeys, is_ulid
 from limpet.keys.index import INDEXES, IndexKeys, digits, single_stamp
 from limpet.keys.names import (
+    BACKUP,
+    BACKUPS,
     CELLS,
     FLEET,
     LOCKS,
     Key,
+    backup_list_key,
     cell_key,
     check,
     check_prefix,
@@ -42,6 +45,8 @@ from limpet.keys.sync import (
 )
 
 __all__ = [
+    "BACKUP",
+    "BACKUPS",
     "CELLS",
     "CURSORS",
     "DAMAGED",
@@ -59,6 +64,7 @@ __all__ = [
     "Key",
     "QueueKeys",
     "QueuePlace",
+    "backup_list_key",
     "cell_key",
     "check",
     "check_prefix",

@@ -18,10 +18,13 @@ from urllib.parse import quote, unquote
 from limpet.errors import Invalid
 
 __all__ = [
+    "BACKUP",
+    "BACKUPS",
     "CELLS",
     "FLEET",
     "LOCKS",
     "Key",
+    "backup_list_key",
     "cell_key",
     "check",
     "check_prefix",
@@ -47,6 +50,8 @@ HASHED = "%h"
 FLEET = Key("limpet.json")
 LOCKS = "locks/user"
 CELLS = "cells"
+BACKUP = Key("backup.json")
+BACKUPS = "backup"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
@@ -177,3 +182,8 @@ def clock_key(slot: int) -> Key:
 def probe_key(id_: str, name: str) -> Key:
     """A throw-away object of one `doctor` run."""
     return Key(f"probe/{segment(id_)}/{segment(name)}.json")
+
+
+def backup_list_key(run: str, number: int) -> Key:
+    """A list of objects that one run of `limpet backup` copied. Keys sort by run and number."""
+    return Key(f"{BACKUPS}/{segment(run)}/{number:06d}.jsonl")

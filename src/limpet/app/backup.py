@@ -1,0 +1,997 @@
+"""Copying a fleet to another URL while it runs, and back: `backup`, `restore`, `check_backup`.
+
+A backup has the layout of the fleet, with `backup.json` and the lists below `backup/` beside it. What makes the copy
+consistent is the order in which kinds of objects are copied (`ORDER`): data that moves is copied in the direction in
+which it moves, each step after the last has ended; and whatever names other objects is copied before those. So what is
+gone when it is asked for is found further on. docs/design/0007-backup.md argues each step and says what is guaranteed.
+
+Nothing is ever written to the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat as stat_module
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import IO, Annotated, Literal, TypeVar
+
+import msgspec
+
+from limpet import keys, records
+from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check
+from limpet.cell import Cell, Seen, struct_codec
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.events import EXECUTIONS
+from limpet.index.manifest import Manifest
+from limpet.keys import Key, is_ulid
+from limpet.queue.names import entry_of
+from limpet.records import Count, Digest, Instant, Name
+from limpet.runtime import Runtime
+from limpet.store import DirectoryStore
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
+from limpet.store.base import BaseStore
+from limpet.store.directory.failure import failure
+from limpet.store.metered import MeteredStore
+from limpet.store.probe import quick
+
+__all__ = [
+    "ORDER",
+    "BackupRecord",
+    "BackupReport",
+    "CheckReport",
+    "Progress",
+    "backup",
+    "check_backup",
+    "kind_of",
+    "restore",
+]
+
+T = TypeVar("T")
+
+OBJECT_BYTES_MAX = 1 << 30
+"""An object is read whole before it is written; a larger one is left out and reported."""
+GROUP_BYTES = 64 << 20
+GROUP_OBJECTS = 256
+LIST_LINES = 2000
+LIST_BYTES_MAX = 8 << 20
+SHOWN_MAX = 100
+TRIES_MAX = 5
+BACKOFF_S = 1.0
+SETTLE_ROUNDS = 20
+HEAD_BYTES_MAX = 64 << 20
+CATALOG = "catalog"
+WAREHOUSE = "warehouse"
+
+ORDER: tuple[tuple[str, str], ...] = (
+    ("sync", r"sync/(?!supervisor\.lock).+"),
+    ("scheduled", r"queues/[^/]+/scheduled/.+"),
+    ("pending", r"queues/[^/]+/pending/.+"),
+    ("failed", r"queues/[^/]+/failed/.+"),
+    ("completed", r"queues/[^/]+/completed/.+"),
+    ("queue", r"queues/[^/]+/(?!slots/).+"),
+    ("imports", r"indexes/[^/]+/imports/.+"),
+    ("inbox", r"indexes/[^/]+/inbox/.+"),
+    ("packs", r"indexes/[^/]+/packs/.+"),
+    ("shards", r"indexes/[^/]+/shards/[^/]+\.usv"),
+    ("index", r"indexes/[^/]+/(?!manifest\.json$|shards/[^/]+\.lock$).+"),
+    ("manifest", r"indexes/[^/]+/manifest\.json"),
+    ("events", r"(?:ledger|quarantine)/executions/.+"),
+    ("folded", r"state/executions/.+"),
+    ("history", r"(?:ledger|commits|snapshots|state|quarantine)/[^/]+/.+"),
+    ("metadata", r"warehouse/.+\.metadata\.json"),
+    ("data", r"warehouse/.+"),
+    ("head", r"manifests/.+\.json"),
+    ("cell", r"(?:cells|sequence)/.+"),
+    ("lock", r"locks/.+|queues/[^/]+/slots/.+|indexes/[^/]+/shards/[^/]+\.lock|sync/supervisor\.lock"),
+    ("own", r"limpet\.json|backup\.json|backup/.+|clock/.+|probe/.+"),
+)
+"""The kinds of objects, in the order in which they are copied; a key is of the first kind that it matches. Locks come
+last, behind cells and heads, so that no fence in the copy is above the token of its lock. `own` is never copied."""
+
+QUEUE_ORDER = ("scheduled", "pending", "failed", "completed")
+INDEX_ORDER = ("imports", "inbox", "packs", "shards")
+REST = ("queue", "index", "history", "other")
+"""Kinds of which nothing depends on when they are copied, if only it is after those above."""
+
+_KINDS = tuple((name, re.compile(pattern, re.DOTALL)) for name, pattern in ORDER)
+OTHER = "other"
+
+
+def kind_of(key: str) -> str:
+    """What an object is, by its key; `other` for one that is none of Limpet's."""
+    return next((name for name, pattern in _KINDS if pattern.fullmatch(key)), OTHER)
+
+
+_MANY = msgspec.Meta(max_length=1_000_000)
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    """One copied object: its key, its size, the version that it had in the source, the digest of its bytes."""
+
+    key: Name
+    size: Count
+    version: Name
+    sha256: Digest
+
+
+class _ListRef(msgspec.Struct, frozen=True, array_like=True):
+    """A list of copied objects: the digest of the object that holds it, and how many lines that has."""
+
+    sha256: Digest
+    lines: Count
+
+
+class _Retried(msgspec.Struct, frozen=True):
+    """What a receipt says of a task that was given new attempts."""
+
+    retried_as: Name | None = None
+
+
+class BackupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`backup.json`, a cell: which run wrote here last, and whether it came to its end."""
+
+    purpose: Literal["backup", "restore"]
+    state: Literal["running", "finished"]
+    run: Name
+    source: Name
+    """The URL that was copied; of a restore, the run of the backup."""
+    begun_at: Instant
+    finished_at: Instant | None = None
+    objects: Count = 0
+    bytes: Count = 0
+    with_data: bool = True
+    left_out: Count = 0
+    lists: Annotated[tuple[_ListRef, ...], msgspec.Meta(max_length=8000)] = ()
+    sha256: Name = ""
+    """The digest of the digests of the lists, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: which kind of object it copies, how many objects and bytes were met and how many copied."""
+
+    kind: str
+    objects: int
+    bytes: int
+    copied: int
+
+
+Tell = Callable[[Progress], None]
+
+
+@dataclass(slots=True)
+class BackupReport:
+    """What a run did. `left_out` are objects that could not be copied, with the reason; `damaged` (of a restore) are
+    those whose bytes are not what the backup recorded."""
+
+    objects: int = 0
+    bytes: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+    vanished: int = 0
+    removed: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    requests: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check_backup` found: objects that are missing, changed, or not part of the backup."""
+
+    finished: bool
+    objects: int
+    bytes: int
+    missing: list[str]
+    changed: list[str]
+    strange: list[str]
+    left_out: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the backup is finished and all of it is there."""
+        return self.finished and not (self.missing or self.changed)
+
+
+# ---- what people call ----
+
+
+def backup(
+    source: Store,
+    target: Store,
+    runtime: Runtime,
+    *,
+    source_url: str,
+    target_url: str,
+    data: bool = True,
+    tell: Tell = lambda progress: None,
+) -> BackupReport:
+    """Copy the fleet in `source` to `target`, which is empty or an earlier backup of it. The fleet may be running.
+
+    All that was acknowledged before this was called is in the copy, or its outcome is. What did not change since the
+    last run to the same target is not copied again, and what is gone from the source goes from the target, last of all.
+    `data=False` leaves out table data, but not table metadata.
+    Raises: Missing if there is no fleet; Invalid for a target that holds something else; Unavailable; Denied; Conflict
+    if another run to the same target began meanwhile; Corrupt if the catalog's head names objects that are not there.
+    Cost: 1 LIST per 1,000 objects on both sides, 1 GET + 1 PUT for each object that is copied, 1 PUT per 2,000 objects.
+    Memory: 64 MiB, or one object if that is larger, twice; and about 300 bytes for each object of the fleet.
+    Crash: the same call goes on where it was; until then `backup.json` says that it is not finished. Nothing that the
+    last finished backup held is missing meanwhile.
+    """
+    sides = _Sides(source, target, runtime)
+    record = _fleet_record(sides.source, runtime, source_url)
+    run = _Run(sides, _begun(sides, runtime, "backup", source_url, target_url), tell)
+    _set_record(sides.target, runtime, record, BACKUP)
+    _copy_fleet(run, data=data)
+    run.remove_stale()
+    _finish(run, with_data=data)
+    return run.reported()
+
+
+def restore(
+    source: Store,
+    target: Store,
+    runtime: Runtime,
+    *,
+    source_url: str,
+    target_url: str,
+    force: bool = False,
+    tell: Tell = lambda progress: None,
+) -> BackupReport:
+    """Make a fleet of the backup in `source`, at `target`, where there is nothing yet.
+
+    The fleet cannot be opened before all of it is there. Every object is compared with the digest that the backup
+    recorded. Locks are as they were: one that was held becomes free `ttl_s` after it was written here.
+    `force`: go on with a backup that is not finished, or has damaged objects, as it is.
+    Raises: Missing if there is no backup; Invalid for a target that is not empty, or an unfinished backup; Corrupt,
+    naming damaged objects: all others are there then; Unavailable; Denied.
+    Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
+    Crash: the same call goes on where it was.
+    """
+    sides = _Sides(source, target, runtime)
+    found = _marker(sides.source, runtime).read()
+    if found is None or found.value.purpose != "backup":
+        raise Missing(f"there is no backup at {source_url}", hint="`limpet backup FLEET URL` makes one")
+    if found.value.state != "finished" and not force:
+        raise Invalid(
+            f"the backup at {source_url} was not finished",
+            hint="run `limpet backup` again to finish it; if the fleet is lost, --force takes what is there",
+        )
+    record = _fleet_record(sides.source, runtime, source_url)
+    if _is_nearly_done(sides.target, runtime, found.value.run):
+        _set_record(sides.target, runtime, record, None)
+        return BackupReport()
+    known = _lines(sides.source, found.value, force=force)
+    run = _Run(sides, _begun(sides, runtime, "restore", found.value.run, target_url), tell)
+    _set_record(sides.target, runtime, record, RESTORING)
+    run.copy_all((stat for stat in sides.source.list() if kind_of(stat.key) != "own"), "restore", known)
+    lost = sorted(known.keys() - run.lines.keys() - run.report.left_out.keys())
+    bad = sorted({*run.report.damaged, *lost})
+    run.report.damaged = bad
+    if bad and not force:
+        raise Corrupt(
+            f"{len(bad)} objects of the backup are damaged or missing, such as {bad[0]}; the rest is at {target_url}",
+            hint="take another backup, or go on without them: --force",
+        )
+    run.flush()
+    run.remove(stat.key for stat in sides.target.list(keys.BACKUPS))
+    _finish(run, with_data=found.value.with_data)
+    _set_record(sides.target, runtime, record, None)
+    return run.reported()
+
+
+def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambda progress: None) -> CheckReport:
+    """Read all of a backup, and compare it with what was recorded.   Raises: Missing if there is none; Unavailable.
+
+    Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
+    """
+    found = _marker(store, runtime).read()
+    if found is None or found.value.purpose != "backup":
+        raise Missing(f"there is no backup at {url}", hint="`limpet backup FLEET URL` makes one")
+    record = found.value
+    sides = _Sides(store, store, runtime)
+    store = sides.source
+    known = _lines(store, record, force=True)
+    listed = {stat.key: stat for stat in store.list() if kind_of(stat.key) != "own"}
+    changed: list[str] = []
+    size = 0
+    wanted = [listed[Key(key)] for key in known if key in listed]
+    for group in _groups(iter(wanted)):
+        for stat, digest in zip(group, runtime.fan_out(sides.digest, group, at_once=store.at_once), strict=True):
+            line = known[stat.key]
+            size += stat.size
+            if digest is not None and digest != line.sha256:
+                changed.append(stat.key)
+        tell(Progress("check", len(changed), size, 0))
+    missing = [key for key in known if key not in listed]
+    if record.state == "finished" and sum(ref.lines for ref in record.lists) != len(known):
+        missing.append("some of the lists in backup/")
+    strange = [str(key) for key in listed if key not in known] if record.state == "finished" else []
+    return CheckReport(record.state == "finished", len(known), size, missing, sorted(changed), strange, record.left_out)
+
+
+# ---- the two sides ----
+
+
+class _Sides:
+    """Where from and where to, counted, each asked again when it is away for a moment."""
+
+    def __init__(self, source: Store, target: Store, runtime: Runtime) -> None:
+        self.source = MeteredStore(plain_warehouse(source, runtime), runtime=runtime)
+        self.target = MeteredStore(plain_warehouse(target, runtime), runtime=runtime)
+        self.runtime = runtime
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Do it, a few times if the store is away: what is done twice here is the same bytes under the same name."""
+        for tries in range(1, TRIES_MAX):
+            try:
+                return call()
+            except (Unavailable, OutcomeUnknown):
+                self.runtime.sleep(BACKOFF_S * 2**tries)
+        return call()
+
+    def digest(self, stat: Stat) -> str | None:
+        """The digest of an object of the source; None if it is gone.   Cost: 1 GET."""
+        with suppress(Missing):
+            return _sha256(self.patiently(lambda: self.source.get(stat.key, size_max=None)).data)
+        return None
+
+
+def _marker(store: Store, runtime: Runtime) -> Cell[BackupRecord]:
+    return Cell(store, keys.BACKUP, struct_codec(BackupRecord), runtime)
+
+
+def _fleet_record(store: Store, runtime: Runtime, url: str) -> FleetRecord:
+    seen = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime).read()
+    if seen is None:
+        raise Missing(f"there is no fleet at {url}", hint="check the URL")
+    record = msgspec.structs.replace(seen.value, features=[f for f in seen.value.features if f != BACKUP])
+    check(record, where=url)
+    return record
+
+
+def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str | None) -> None:
+    """`limpet.json` of the target: the source's formats and features, what a probe of this very store found, and
+    `mark`, which keeps workers away."""
+    cell = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+    seen = cell.read()
+    probe = seen.value.probe if seen else quick(store, runtime=runtime)
+    features = sorted({*record.features, *([mark] if mark else ())})
+    wanted = msgspec.structs.replace(record, features=features, probe=probe)
+    if seen is None or seen.value != wanted:
+        cell.write(wanted)
+
+
+def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
+    """Whether a restore of that backup was killed when all was there but the last word in `limpet.json`."""
+    marker = _marker(store, runtime).read()
+    fleet = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime).read()
+    return (
+        marker is not None
+        and (marker.value.purpose, marker.value.state, marker.value.source) == ("restore", "finished", run)
+        and fleet is not None
+        and RESTORING in fleet.value.features
+    )
+
+
+def _begun(
+    sides: _Sides, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
+) -> tuple[Cell[BackupRecord], Seen[BackupRecord], BackupRecord | None]:
+    """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
+
+    Only a place that is empty, or that a run of the same purpose and source has marked, is ever written to.
+    """
+    cell = _marker(sides.target, runtime)
+    seen = cell.read()
+    before = seen.value if seen else None
+    if before is None and next(iter(sides.target.list()), None) is not None:
+        raise Invalid(
+            f"{target_url} is not empty",
+            hint="a backup and a restored fleet each need an empty place; name another folder or prefix",
+        )
+    if before is not None and (before.purpose, before.source) != (purpose, source[: records.NAME_MAX]):
+        raise Invalid(
+            f"{target_url} holds a {before.purpose} of {before.source}, not of {source}",
+            hint="name another place, or empty this one",
+        )
+    if before is not None and purpose == "restore" and before.state == "finished":
+        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty place")
+    record = BackupRecord(
+        purpose=purpose,
+        state="running",
+        run=runtime.new_id(),
+        source=source[: records.NAME_MAX],
+        begun_at=runtime.wall(),
+    )
+    return cell, cell.swap(seen, record) if seen else cell.create(record), before
+
+
+def _finish(run: _Run, *, with_data: bool) -> None:
+    """Say that all is there. Whoever began another run meanwhile wins.   Raises: Conflict."""
+    run.flush()
+    lists = () if run.begun.value.purpose == "restore" else tuple(run.lists)
+    finished = msgspec.structs.replace(
+        run.begun.value,
+        state="finished",
+        finished_at=run.sides.runtime.wall(),
+        objects=len(run.lines),
+        bytes=sum(line.size for line in run.lines.values()),
+        with_data=with_data,
+        left_out=len(run.report.left_out),
+        lists=lists,
+        sha256=_sha256("".join(ref.sha256 for ref in lists).encode()),
+    )
+    try:
+        run.cell.swap(run.begun, finished)
+    except Conflict:
+        raise Conflict(
+            "another run to the same place began meanwhile", hint="let one finish, then run this one again"
+        ) from None
+
+
+def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[str, _Line]:
+    """What a run recorded, by key. Of one that did not finish, what its lists tell; a later list counts.
+
+    Raises: Corrupt for a list that is missing or changed, unless `force`.
+    """
+    if record is None:
+        return {}
+    known: dict[str, _Line] = {}
+    if record.state == "finished":
+        named = [(keys.backup_list_key(record.run, n), ref.sha256) for n, ref in enumerate(record.lists)]
+    else:
+        named = [(stat.key, "") for stat in store.list(keys.BACKUPS)]
+    for key, digest in named:
+        try:
+            data = store.get(key, size_max=LIST_BYTES_MAX).data
+            if digest and _sha256(data) != digest:
+                raise Corrupt(f"{key} is not what was written: its digest differs")
+            for text in data.splitlines():
+                line = records.decode(text, _Line, what=key)
+                known[line.key] = line
+        except (Corrupt, Missing) as error:
+            if not force:
+                raise Corrupt(str(error), hint="run `limpet backup` again; or take what is there: --force") from None
+    return known
+
+
+# ---- one run ----
+
+
+class _Run:
+    """Copies objects, and records each. `lines` is what the target holds of this run."""
+
+    def __init__(
+        self,
+        sides: _Sides,
+        begun: tuple[Cell[BackupRecord], Seen[BackupRecord], BackupRecord | None],
+        tell: Tell,
+    ) -> None:
+        self.sides = sides
+        self.cell, self.begun, before = begun
+        self.report = BackupReport()
+        self.lines: dict[str, _Line] = {}
+        self.lists: list[_ListRef] = []
+        self.retried: dict[str, None] = {}
+        """The next lives that copied receipts name, as `queues/QUEUE/ENTRY`."""
+        self._tell = tell
+        self._unlisted: list[_Line] = []
+        self._before = _lines(sides.target, before, force=True)
+        self._there = {stat.key: stat.size for stat in sides.target.list() if kind_of(stat.key) != "own"}
+
+    def copy_below(self, prefix: str, kind: str) -> None:
+        """Copy all objects of a kind below a prefix, as one listing shows them; one that is gone by then is passed."""
+        self.copy_all((stat for stat in self.sides.source.list(prefix) if kind_of(stat.key) == kind), kind)
+
+    def copy_all(self, stats: Iterable[Stat], kind: str, wanted: Mapping[str, _Line] | None = None) -> None:
+        """Copy these objects, some at a time. `wanted` is what their bytes should be."""
+        source, target = self.sides.source, self.sides.target
+        for group in _groups(iter(stats)):
+            todo = [stat for stat in group if not self._is_there(stat, (wanted or {}).get(stat.key))]
+            at_once = max(source.at_once, target.at_once)
+            for stat, outcome in zip(todo, self.sides.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
+                self._note(stat, outcome, (wanted or {}).get(stat.key))
+            self._tell(Progress(kind, len(self.lines), self.report.bytes, self.report.copied))
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes of an object of the source; None if there is none, or it cannot be a record.   Cost: 1 GET."""
+        with suppress(Missing, Corrupt):
+            return self.sides.patiently(lambda: self.sides.source.get(Key(key))).data
+        return None
+
+    def put(self, key: str, blob_version: Version, data: bytes) -> None:
+        """Write bytes that were read before, and record them."""
+        self.sides.patiently(lambda: self.sides.target.put(Key(key), data))
+        self._record(_Line(key, len(data), blob_version, _sha256(data)), copied=True)
+
+    def remove_stale(self) -> None:
+        """Remove from the target what this run did not meet in the source, and entries that a receipt has ended."""
+        stale = [key for key in self._there if key not in self.lines and key not in self.report.left_out]
+        ended = [Key(key) for key in superseded(self.lines)]
+        for key in ended:
+            del self.lines[key]
+        self._relist()
+        lists = {keys.backup_list_key(self.begun.value.run, n) for n in range(len(self.lists))}
+        old = [stat.key for stat in self.sides.target.list(keys.BACKUPS) if stat.key not in lists]
+        self.remove([*stale, *ended, *old])
+
+    def _relist(self) -> None:
+        """Write the lists anew: what was recorded and went again is in none of them."""
+        self.flush()
+        self.lists.clear()
+        self._unlisted = [*self.lines.values()]
+        while self._unlisted:
+            self._write_list()
+
+    def remove(self, names: Iterable[Key]) -> None:
+        """Delete these from the target."""
+        waiting = iter(names)
+        while some := [*islice(waiting, GROUP_OBJECTS)]:
+            for key, error in self.sides.patiently(lambda some=some: self.sides.target.delete_many(some)).items():  # type: ignore[misc]
+                if error is not None:
+                    raise error
+                self.report.removed += 0 if key.startswith(f"{keys.BACKUPS}/") else 1
+
+    def flush(self) -> None:
+        """Write down what was copied since the last list."""
+        while self._unlisted:
+            self._write_list()
+
+    def reported(self) -> BackupReport:
+        """The report, with what it took."""
+        self.report.objects = len(self.lines)
+        self.report.bytes = sum(line.size for line in self.lines.values())
+        self.report.requests = {
+            "source": self.sides.source.snapshot().requests,
+            "target": self.sides.target.snapshot().requests,
+        }
+        return self.report
+
+    def _is_there(self, stat: Stat, wanted: _Line | None) -> bool:
+        """Whether the target has this very version already, as an earlier run recorded."""
+        line = self._before.get(stat.key)
+        if stat.key in self.lines and self.lines[stat.key].version == stat.version:
+            return True
+        if line is None or (line.size, line.version) != (stat.size, stat.version):
+            return False
+        if self._there.get(stat.key) != stat.size or (wanted is not None and wanted.sha256 != line.sha256):
+            return False
+        self._record(line, copied=False)
+        return True
+
+    def _copy(self, stat: Stat) -> _Line | LimpetError:
+        """Copy one object.   Cost: 1 GET + 1 PUT."""
+        source, target = self.sides.source, self.sides.target
+        try:
+            blob = self.sides.patiently(lambda: source.get(stat.key, size_max=OBJECT_BYTES_MAX))
+            self.sides.patiently(lambda: target.put(stat.key, blob.data))
+        except LimpetError as error:
+            return error
+        if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
+            self.retried[life] = None
+        return _Line(stat.key, len(blob.data), blob.version, _sha256(blob.data))
+
+    def _note(self, stat: Stat, outcome: _Line | LimpetError, wanted: _Line | None) -> None:
+        match outcome:
+            case _Line():
+                self._record(outcome, copied=True)
+                if wanted is not None and outcome.sha256 != wanted.sha256:
+                    self.report.damaged.append(stat.key)
+            case Missing():
+                self.report.vanished += 1
+            case Invalid() | Corrupt():
+                self.report.left_out[stat.key] = str(outcome)
+            case error:
+                raise error
+
+    def _record(self, line: _Line, *, copied: bool) -> None:
+        self.lines[line.key] = line
+        self.report.bytes += line.size
+        self.report.copied += copied
+        self.report.copied_bytes += line.size if copied else 0
+        self._unlisted.append(line)
+        if len(self._unlisted) >= LIST_LINES:
+            self._write_list()
+
+    def _write_list(self) -> None:
+        lines, self._unlisted = self._unlisted[:LIST_LINES], self._unlisted[LIST_LINES:]
+        data = b"\n".join(map(records.encode, lines))
+        key = keys.backup_list_key(self.begun.value.run, len(self.lists))
+        self.sides.patiently(lambda: self.sides.target.put(key, data))
+        self.lists.append(_ListRef(_sha256(data), len(lines)))
+
+
+def superseded(names: Iterable[str]) -> list[str]:
+    """The keys of entries that a receipt among `names` ends: both were copied, at different times. The receipt wins."""
+    found = [*names]
+    ended = {
+        (match[1], match[2])
+        for key in found
+        if (match := re.fullmatch(r"(queues/[^/]+)/(?:completed|failed)/(.+)\.json", key))
+    }
+    pending = ((key, re.fullmatch(r"(queues/[^/]+)/pending/([^/]+)/.+", key)) for key in found)
+    return [key for key, match in pending if match and (match[1], match[2]) in ended]
+
+
+# ---- a fleet ----
+
+
+def _copy_fleet(run: _Run, *, data: bool) -> None:
+    """Everything, in the order of `ORDER`."""
+    source = run.sides.source
+    run.copy_below(keys.SYNC, "sync")
+    for kind in QUEUE_ORDER:
+        for queue in source.list_dirs(keys.QUEUES):
+            run.copy_below(f"{keys.QUEUES}/{queue}/{kind}", kind)
+    _follow_retries(run)
+    for index in source.list_dirs(keys.INDEXES):
+        _copy_index(run, f"{keys.INDEXES}/{index}")
+    _copy_events(run)
+    _copy_catalog(run, data=data)
+    for prefix in ("cells", "sequence"):
+        run.copy_below(prefix, "cell")
+    run.copy_all((stat for stat in source.list() if kind_of(stat.key) in REST), "other")
+    locks = [
+        "locks",
+        keys.SYNC,
+        *(f"{keys.QUEUES}/{queue}/slots" for queue in source.list_dirs(keys.QUEUES)),
+        *(f"{keys.INDEXES}/{index}/shards" for index in source.list_dirs(keys.INDEXES)),
+    ]
+    for prefix in locks:
+        run.copy_below(prefix, "lock")
+
+
+def _follow_retries(run: _Run) -> None:
+    """Copy the tasks that receipts name as the next life of theirs, where a retry while we copied made them.
+
+    A retry creates the new task before it marks the receipt, and pending/ was copied before failed/: a receipt that was
+    copied with its mark may name a task that was not there yet.
+    Cost: for each such task 1 LIST and 2 HEADs.
+    """
+    done: set[str] = set()
+    while waiting := [name for name in run.retried if name not in done]:
+        for name in waiting:
+            done.add(name)
+            root, _, entry = name.rpartition("/")
+            receipts = [f"{root}/{kind}/{entry}.json" for kind in ("failed", "completed")]
+            if any(key in run.lines for key in receipts):
+                continue
+            run.copy_below(f"{root}/pending/{entry}", "pending")
+            for key in receipts:
+                with suppress(Missing, Invalid):
+                    run.copy_all([_stat(run, key)], kind_of(key))
+
+
+def _stat(run: _Run, key: str) -> Stat:
+    """What the source tells of an object.   Raises: Missing; Invalid.   Cost: 1 HEAD."""
+    return run.sides.patiently(lambda: run.sides.source.head(Key(key)))
+
+
+def _next_life(key: str, data: bytes) -> str | None:
+    """The queue and the entry that a failed receipt names as its next life, if that can be read."""
+    try:
+        name = records.decode(data, _Retried, what=key).retried_as
+        return f"{key.split('/failed/')[0]}/{entry_of(name)}" if name else None
+    except LimpetError:
+        return None
+
+
+def _copy_index(run: _Run, root: str) -> None:
+    """One index: what its imports claim, then records in the direction in which they move, its manifest last.
+
+    An index without a manifest at the beginning is being created, or is none: it gets none.
+    """
+    before = run.get(f"{root}/manifest.json")
+    for kind in INDEX_ORDER:
+        run.copy_below(f"{root}/{kind}", kind)
+    if before is not None:
+        _settle_manifest(run, root)
+
+
+def _settle_manifest(run: _Run, root: str) -> None:
+    """Copy the manifest such that what it records of each shard is true of the shard in the copy.
+
+    A shard that was folded again since it was copied is copied again, with what waits around it, until the manifest
+    names the bytes in the copy. One that differs and stays as it is, is so in the source: being folded, or damaged.
+    """
+    key = Key(f"{root}/manifest.json")
+    last: object = None
+    for _ in range(SETTLE_ROUNDS):
+        try:
+            blob = run.sides.patiently(lambda: run.sides.source.get(key))
+        except (Missing, Corrupt):
+            run.copy_below(root, "manifest")
+            return
+        differ = _outdated(run, root, blob.data)
+        state = [(shard, said, run.lines[shard].version) for shard, said in differ]
+        if not differ or state == last:
+            break
+        last = state
+        for shard, _ in differ:
+            name = shard.rsplit("/", 1)[1].removesuffix(".usv")
+            for kind in ("inbox", "packs", "shards", "inbox", "packs"):
+                run.copy_below(f"{root}/{kind}" if kind == "shards" else f"{root}/{kind}/{name}", kind)
+    run.put(key, blob.version, blob.data)
+
+
+def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]:
+    """The copied shards that are not what the manifest records of them, with that; none if it cannot be read."""
+    try:
+        found = records.decode(manifest, Manifest, what=f"{root}/manifest.json")
+    except Corrupt:
+        return []
+    differ: list[tuple[str, object]] = []
+    prefix = f"{root}/shards/"
+    for key in [key for key in run.lines if key.startswith(prefix) and key.endswith(".usv")]:
+        name = key.removeprefix(prefix).removesuffix(".usv")
+        said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
+        if said is not None and not _is_so(run, Key(key), said):
+            differ.append((key, said))
+    return differ
+
+
+def _is_so(run: _Run, key: Key, said: object) -> bool:
+    """Whether a copied shard has the size and the digest that the manifest records."""
+    size, digest = getattr(said, "size", None), getattr(said, "sum", "")
+    line = run.lines[key]
+    if line.size != size:
+        return False
+    return not digest or line.size == 0 or digest == _sum_text(line.sha256)
+
+
+def _sum_text(sha256: str) -> str:
+    """A digest as manifests record it."""
+    from base64 import urlsafe_b64encode
+
+    return urlsafe_b64encode(bytes.fromhex(sha256)[:16]).decode().rstrip("=")
+
+
+def _copy_events(run: _Run) -> None:
+    """Events move from the ledger into files that a head names: the ledger first, then that head's files."""
+    for prefix in ("ledger/executions", "quarantine/executions"):
+        run.copy_below(prefix, "events")
+    _copy_under_head(run, EXECUTIONS, [("state/executions", "folded")])
+
+
+def _copy_catalog(run: _Run, *, data: bool) -> None:
+    """The head is read first and written last: between the two, all that it names is copied."""
+    named = [(f"{name}/{CATALOG}", "history") for name in ("commits", "snapshots", "ledger")]
+    named += [(WAREHOUSE, "metadata"), *([(WAREHOUSE, "data")] if data else [])]
+    _copy_under_head(run, CATALOG, named)
+    own = [f"manifests/{domain}.json" for domain in (CATALOG, EXECUTIONS)]
+    run.copy_all((stat for stat in run.sides.source.list("manifests") if stat.key not in own), "head")
+
+
+def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -> None:
+    """Copy what a head names, and then that very head.
+
+    If objects that it names are not there then, they were collected or purged meanwhile, and a newer head does not name
+    them: begin again with that. If the head is still the same, they are missing in the source.
+    """
+    key = Key(f"manifests/{domain}.json")
+    for _ in range(SETTLE_ROUNDS):
+        try:
+            blob = run.sides.patiently(lambda: run.sides.source.get(key, size_max=HEAD_BYTES_MAX))
+        except (Missing, Corrupt):
+            blob = None
+        gone = run.report.vanished
+        for prefix, kind in named:
+            run.copy_below(prefix, kind)
+        if blob is None:
+            run.copy_all((stat for stat in run.sides.source.list("manifests") if stat.key == key), "head")
+            return
+        run.put(key, blob.version, blob.data)
+        if run.report.vanished == gone and _is_whole(run, domain):
+            return
+        with suppress(Missing):
+            if _stat(run, key).version == blob.version:
+                return
+
+
+def _is_whole(run: _Run, domain: str) -> bool:
+    """Whether all that the copied head names is in the copy. Without the extra `catalog` nothing can be said.
+
+    Cost: 1 GET a commit, in the target.
+    """
+    if domain != CATALOG:
+        return _names_copied(run)
+    try:
+        from limpet.app.catalogs import open_catalog, storage_of
+        from limpet.catalog.entries import Entry
+    except ModuleNotFoundError:
+        return True
+    catalog = open_catalog(storage_of(run.sides.target, run.sides.runtime), "memory://copy")
+    try:
+        catalog.verify()
+        loaded = catalog.view.now()
+    except LimpetError:
+        return False
+    entries = [value for kind in "tv" for _, value in loaded.state.under(f"{kind}/")] if loaded else []
+    return all(f"{WAREHOUSE}/{Entry.of(value).path}" in run.lines for value in entries)
+
+
+class _Files(msgspec.Struct, frozen=True):
+    """What a head of events says of its files: the first field of each is its id."""
+
+    files: Annotated[tuple[Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=100)], ...], _MANY] = ()
+
+
+def _names_copied(run: _Run) -> bool:
+    """Whether the files that the copied head of events names are in the copy."""
+    key = f"manifests/{EXECUTIONS}.json"
+    try:
+        found = records.decode(run.sides.target.get(Key(key)).data, _Files, what=key)
+        ids = [records.decode(bytes(file[0]), str, what=key) for file in found.files if file]
+    except LimpetError:
+        return True
+    return all(f"state/{EXECUTIONS}/{id_}.parquet" in run.lines for id_ in ids)
+
+
+# ---- table files on a directory ----
+
+
+def plain_warehouse(store: Store, runtime: Runtime) -> Store:
+    """The store; on a directory, with the files of the warehouse under the names that they have on the disk.
+
+    Other programs write table files there, under names that the store would take for encoded ones (`day=2026-11-17`).
+    """
+    return _PlainWarehouse(store, runtime) if isinstance(store, DirectoryStore) else store
+
+
+class _PlainWarehouse(BaseStore):
+    """A directory store whose keys below `warehouse/` are paths. No link is followed, and none is listed."""
+
+    def __init__(self, store: DirectoryStore, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._store = store
+        self.at_once = store.at_once
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+        size_max: int | None = records.RECORD_BYTES_MAX,
+    ) -> Blob:
+        """See `Store.get`."""
+        if not key.startswith(f"{WAREHOUSE}/"):
+            return self._store.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        with self._at(key) as (folder, name), _file(folder, name, key) as file:
+            stat = _stat_of(key, os.fstat(file.fileno()))
+            check_size(key, stat.size, size_max)
+            return Blob(file.read(), stat.version, stat.modified, stat.size)
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        if not key.startswith(f"{WAREHOUSE}/"):
+            return self._store.head(key)
+        with self._at(key) as (folder, name), _file(folder, name, key) as file:
+            return _stat_of(key, os.fstat(file.fileno()))
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`; below `warehouse/` whatever is there."""
+        if not key.startswith(f"{WAREHOUSE}/"):
+            return self._store.put(key, data, when=when)
+        with self._at(key, make=True) as (folder, name):
+            temporary = f".{name[:200]}.{self._runtime.new_id()}"
+            with _opened(temporary, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                stat = _stat_of(key, os.fstat(file.fileno()))
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+            return stat.version
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        if not key.startswith(f"{WAREHOUSE}/"):
+            self._store.delete(key)
+            return
+        with suppress(Missing, FileNotFoundError), self._at(key) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`. Below `warehouse/` in the order of the file system."""
+        if not prefix or prefix.split("/")[0] != WAREHOUSE:
+            others = self._store.list(prefix, after=after)
+            yield from (stat for stat in others if not stat.key.startswith(f"{WAREHOUSE}/"))
+        if not prefix or prefix.split("/")[0] == WAREHOUSE:
+            yield from self._files(os.path.join(self._store.root, *(prefix or WAREHOUSE).split("/")))
+
+    def _files(self, top: str) -> Iterator[Stat]:
+        root = str(self._store.root)
+        for folder, _, names in os.walk(top):
+            for name in sorted(names):
+                if _is_temporary(name):
+                    continue
+                path = os.path.join(folder, name)
+                with suppress(OSError):
+                    found = os.lstat(path)
+                    if stat_module.S_ISREG(found.st_mode):
+                        yield _stat_of(Key(os.path.relpath(path, root)), found)
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        """See `Store.sample`."""
+        return self._store.sample(prefix, n)
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """See `Store.list_dirs`."""
+        return self._store.list_dirs(prefix)
+
+    @contextmanager
+    def _at(self, key: Key, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The open folder of a file, and its name there.   Raises: Missing; Denied for a link on the way."""
+        *folders, name = keys.check(key).split("/")
+        opened = os.open(self._store.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for each in folders:
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(each, dir_fd=opened)
+                inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
+                os.close(opened)
+                opened = inner
+            yield opened, name
+        except FileNotFoundError:
+            raise Missing(f"there is no object {key}") from None
+        except OSError as error:
+            raise failure(f"could not reach {key}", error) from error
+        finally:
+            os.close(opened)
+
+
+@contextmanager
+def _opened(name: str, folder: int, flags: int) -> Iterator[IO[bytes]]:
+    """A file of an open folder; a link is refused."""
+    mode = "rb" if flags == os.O_RDONLY else "wb"
+    with open(os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder), mode) as file:
+        yield file
+
+
+@contextmanager
+def _file(folder: int, name: str, key: Key) -> Iterator[IO[bytes]]:
+    """A plain file, to read.   Raises: Missing for anything else."""
+    with _opened(name, folder, os.O_RDONLY) as file:
+        if not stat_module.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise Missing(f"there is no object {key}")
+        yield file
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether a file is one that a killed run left half written."""
+    return name.startswith(".") and is_ulid(name.rpartition(".")[2])
+
+
+def _stat_of(key: Key, found: os.stat_result) -> Stat:
+    version = Version(f"{found.st_mtime_ns:x}-{found.st_ino:x}-{found.st_size:x}")
+    return Stat(key, found.st_size, version, datetime.fromtimestamp(found.st_mtime_ns / 1e9, UTC))
+
+
+# ---- small things ----
+
+
+def _groups(stats: Iterator[Stat]) -> Iterator[list[Stat]]:
+    """Objects to copy at once: at most 256, of 64 MiB together, or one that is larger."""
+    group: list[Stat] = []
+    size = 0
+    for stat in stats:
+        if group and (len(group) == GROUP_OBJECTS or size + stat.size > GROUP_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(stat)
+        size += stat.size
+    if group:
+        yield group
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

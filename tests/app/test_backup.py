@@ -1,0 +1,621 @@
+"""`backup` and `restore`: a running fleet is copied whole; what is killed goes on; what is hostile stops nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import limpet
+from cli.harness import limpet_command, poll
+from kernel_helpers import Time
+from limpet.app import Fleet, urls
+from limpet.app import backup as backups
+from limpet.app.backup import BackupReport, backup, check_backup, kind_of, restore
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.keys import Key
+from limpet.queue import BucketQueue
+from limpet.runtime import Runtime, system
+from limpet.store import Blob, MemoryStore, Stat, Store, Version
+from queue_helpers import QueueRuntime
+from servers.process import Bucket
+
+
+@dataclass
+class Site:
+    """A record."""
+
+    domain: str
+    n: int = 0
+
+
+# ---- a fleet that moves at any request of the backup ----
+
+
+class Moving(MemoryStore):
+    """Lets `deed` happen just before the request number `at` of whoever looks through it."""
+
+    def __init__(self, runtime: Runtime, fleet: MemoryStore, at: int, deed: Callable[[], object]) -> None:
+        super().__init__(runtime)
+        self._objects = fleet._objects
+        self.requests = 0
+        self._at = at
+        self._deed = deed
+
+    def _step(self) -> None:
+        if self.requests == self._at:
+            self._deed()
+        self.requests += 1
+
+    def get(self, *args: Any, **options: Any) -> Blob:
+        """See `Store.get`."""
+        self._step()
+        return super().get(*args, **options)
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        self._step()
+        return super().head(key)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`."""
+        self._step()
+        return super().list(prefix, after=after)
+
+    def list_dirs(self, prefix: str = "") -> list[str]:
+        """See `Store.list_dirs`."""
+        self._step()
+        return [*super().list_dirs(prefix)]
+
+    def put(self, *args: Any, **options: Any) -> Version:
+        """Never: nothing is written to the source."""
+        raise AssertionError(f"the backup wrote {args[0]} to the source")
+
+    def delete(self, key: Key) -> None:
+        """Never."""
+        raise AssertionError(f"the backup deleted {key} in the source")
+
+
+class Story:
+    """A fleet as it was before the backup began, and what happens to it once."""
+
+    def __init__(self, begin: Callable[[Fleet], object], deed: Callable[[Fleet], object]) -> None:
+        self.begin = begin
+        self.deed = deed
+
+    def copied(self, at: int) -> tuple[Fleet, int]:
+        """The restored fleet, if the deed happens at that request; and how many requests there were."""
+        name = f"story-{uuid4().hex}"
+        runtime = QueueRuntime(Time(), "fleet")
+        memory = urls._named_memory[name] = MemoryStore(runtime)
+        fleet = limpet.open(f"memory://{name}", runtime=runtime)
+        self.begin(fleet)
+        source = Moving(runtime, memory, at, lambda: self.deed(fleet))
+        kept, made = MemoryStore(runtime), MemoryStore(runtime)
+        backup(source, kept, runtime, source_url="s", target_url="t")
+        restore(kept, made, runtime, source_url="t", target_url="u")
+        urls._named_memory[f"{name}-restored"] = made
+        return limpet.open(f"memory://{name}-restored", runtime=runtime), source.requests
+
+    def lost(self, holds: Callable[[Fleet], object]) -> list[int]:
+        """The requests at which the deed makes the copy inconsistent."""
+        bad, at, total = [], 0, 1
+        while at <= total:
+            fleet, total = self.copied(at)
+            if not holds(fleet):
+                bad.append(at)
+            at += 1
+        assert total > 20
+        return bad
+
+
+def claim_all(fleet: Fleet) -> list[str]:
+    """Do whatever waits; what was done."""
+    done = []
+    queue = fleet.queue("q")
+    while claim := queue.claim():
+        with claim:
+            for task in claim:
+                done.append(task.id)
+                task.done({"again": True})
+    return done
+
+
+TASK = Story(lambda fleet: fleet.queue("q").push({"n": 1}, id="a"), claim_all)
+MINTED = Story(lambda fleet: fleet.queue("q").push({"n": 1}), claim_all)
+DELAYED = Story(
+    lambda fleet: fleet.queue("q").push({"n": 1}, id="a", delay_s=5.0),
+    lambda fleet: (fleet._runtime.sleep(10.0), claim_all(fleet)),
+)
+
+
+def is_known(fleet: Fleet) -> bool:
+    """The task waits and can be done, or has ended."""
+    state = fleet.queue("q").result("a").state
+    fleet._runtime.sleep(100.0)
+    return state == "completed" or claim_all(fleet) == ["a"]
+
+
+@pytest.mark.parametrize("story", [TASK, DELAYED])
+def test_a_task_that_moves_while_it_is_copied_is_in_the_copy(story: Story) -> None:
+    assert story.lost(is_known) == []
+
+
+def test_a_task_that_ended_while_it_was_copied_is_not_run_again_if_its_receipt_was_copied() -> None:
+    def once(fleet: Fleet) -> bool:
+        stats = fleet.queue("q").stats()
+        return stats.pending + stats.completed == 1
+
+    assert MINTED.lost(once) == []
+
+
+def test_the_wrong_order_of_a_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "QUEUE_ORDER", backups.QUEUE_ORDER[::-1])
+    assert TASK.lost(is_known) != []
+    assert DELAYED.lost(is_known) != []
+
+
+def fail_one(fleet: Fleet) -> None:
+    """A task that has failed."""
+    queue = fleet.queue("q", max_attempts=1)
+    queue.push({"n": 1}, id="a")
+    claim = queue.claim()
+    assert claim
+    with claim:
+        for task in claim:
+            task.fail("boom")
+
+
+RETRIED = Story(fail_one, lambda fleet: fleet.queue("q").retry("a"))
+
+
+def has_a_life(fleet: Fleet) -> bool:
+    """It has failed, and may be retried; or it was, and its next life waits."""
+    result = fleet.queue("q").result("a")
+    return result.state == "failed" or claim_all(fleet) == ["a~1"]
+
+
+def test_a_retry_while_it_is_copied_loses_nothing() -> None:
+    assert RETRIED.lost(has_a_life) == []
+
+
+def test_a_next_life_that_is_not_followed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "_follow_retries", lambda run: None)
+    assert RETRIED.lost(has_a_life) != []
+
+
+def put_some(fleet: Fleet) -> None:
+    """Records in a shard, a pack and a single."""
+    index = fleet.index("sites", Site, key="domain")
+    index.put_many([Site(f"s{n}", n) for n in range(3)])
+    index.compile(full=True)
+    index.put(Site("s0", 10))
+
+
+def fold_more(fleet: Fleet) -> None:
+    """Another put, and everything is folded."""
+    index = fleet.index("sites", Site, key="domain")
+    index.put(Site("s1", 11))
+    index.compile(full=True)
+
+
+INDEX = Story(put_some, fold_more)
+
+
+def has_records(fleet: Fleet) -> bool:
+    """Every record that was put before is there, and `verify` finds nothing."""
+    index = fleet.index("sites", Site, key="domain")
+    found = {site.domain: site.n for site in index.scan()}
+    newest = found.get("s0") == 10 and found.get("s1") in (1, 11) and found.get("s2") == 2
+    return newest and not [each for each in index.verify().findings if each.kind != "counts"]
+
+
+def test_records_that_are_compiled_while_they_are_copied_are_in_the_copy() -> None:
+    assert INDEX.lost(has_records) == []
+
+
+def test_the_wrong_order_of_an_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "INDEX_ORDER", backups.INDEX_ORDER[::-1])
+    monkeypatch.setattr(backups, "_settle_manifest", lambda run, root: run.copy_below(root, "manifest"))
+    assert INDEX.lost(has_records) != []
+
+
+def fence_again(fleet: Fleet) -> None:
+    """The next holder writes."""
+    with fleet.lock("report").hold(wait_s=0) as lease:
+        fleet.cell("report").write({"token": lease.token}, lease=lease)
+
+
+def test_no_cell_is_fenced_above_the_token_of_its_lock() -> None:
+    def next_holder_may_write(fleet: Fleet) -> bool:
+        seen = fleet.cell("report").read()
+        assert seen is not None
+        with fleet.lock("report").hold(wait_s=0) as lease:
+            return bool(lease.token > seen.value["token"])
+
+    assert Story(fence_again, fence_again).lost(next_holder_may_write) == []
+
+
+def test_a_catalog_that_commits_and_collects_meanwhile_is_whole_in_the_copy() -> None:
+    pytest.importorskip("pyiceberg")
+    from datetime import timedelta
+
+    from iceberg_helpers import append, table
+    from limpet.catalog.gc import delete_below, raise_floor
+
+    def begin(fleet: Fleet) -> None:
+        with fleet.lead_catalog() as catalog:
+            catalog.create_namespace(["a"])
+            for name in ("t", "gone"):
+                catalog.create_table(["a"], table(name))
+
+    def deed(fleet: Fleet) -> None:
+        with fleet.lead_catalog() as catalog:
+            catalog.commit_table(["a"], "t", append(catalog.load_table(["a"], "t"), 1))
+            catalog.drop_table(["a"], "gone", purge=True)
+            fleet._runtime.sleep(10.0)
+            raise_floor(catalog.storage, keep=timedelta(0))
+            delete_below(catalog.storage, grace_s=0.0)
+
+    def is_whole(fleet: Fleet) -> bool:
+        catalog = fleet.catalog()
+        catalog.verify()
+        for name in catalog.tables(["a"]).names:
+            catalog.load_table(["a"], name)
+        return "t" in catalog.tables(["a"]).names
+
+    assert Story(begin, deed).lost(is_whole) == []
+
+
+# ---- a fleet that runs ----
+
+
+class Busy:
+    """Threads that push, work, put, compile and commit until they are stopped, and note what was acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.pushed: list[str] = []
+        self.put: dict[str, int] = {}
+        self.tables: list[str] = []
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,))
+            for each in (self._push, self._work, self._put, self._compile, self._commit)
+        ]
+        self.errors: list[BaseException] = []
+
+    def __enter__(self) -> Busy:
+        for thread in self._threads:
+            thread.start()
+        poll("some work was done", lambda: len(self.pushed) > 20 and len(self.put) > 20 and len(self.tables) > 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self.errors, self.errors[0]
+
+    def _run(self, work: Callable[[Fleet], None]) -> None:
+        try:
+            work(limpet.open(self.url, durability="os"))
+        except BaseException as error:  # noqa: BLE001  told when the block ends
+            self.errors.append(error)
+
+    def _push(self, fleet: Fleet) -> None:
+        queue = fleet.queue("q")
+        while not self._stop.is_set():
+            id_ = f"t{len(self.pushed)}"
+            queue.push({"n": 1}, id=id_)
+            self.pushed.append(id_)
+            self.pushed.extend(queue.push_many([{"n": n} for n in range(3)]))
+
+    def _work(self, fleet: Fleet) -> None:
+        queue = fleet.queue("q")
+        while not self._stop.is_set():
+            claim = queue.claim()
+            if claim:
+                with claim:
+                    for task in claim:
+                        task.done({"n": 1})
+
+    def _put(self, fleet: Fleet) -> None:
+        index = fleet.index("sites", Site, key="domain")
+        n = 0
+        while not self._stop.is_set():
+            n += 1
+            index.put(Site(f"s{n % 97}", n))
+            self.put[f"s{n % 97}"] = n
+
+    def _compile(self, fleet: Fleet) -> None:
+        index = fleet.index("sites", Site, key="domain")
+        while not self._stop.is_set():
+            index.compile(full=True)
+
+    def _commit(self, fleet: Fleet) -> None:
+        from iceberg_helpers import table
+
+        with fleet.lead_catalog() as catalog:
+            catalog.create_namespace(["a"])
+            while not self._stop.is_set():
+                name = f"t{len(self.tables)}"
+                catalog.create_table(["a"], table(name))
+                self.tables.append(name)
+
+
+def copy_while_busy(url: str, kept_url: str, made_url: str) -> None:
+    """Back it up while it runs, twice; restore; then everything that was acknowledged before is there, and is whole."""
+    store, kept, made = (urls.store_for(each, system(), durability="os") for each in (url, kept_url, made_url))
+    with Busy(url) as busy:
+        backup(store, kept, system(), source_url=url, target_url=kept_url)
+        pushed, put, tables = [*busy.pushed], dict(busy.put), [*busy.tables]
+        backup(store, kept, system(), source_url=url, target_url=kept_url)
+    assert check_backup(kept, system(), url=kept_url).ok
+    restore(kept, made, system(), source_url=kept_url, target_url=made_url)
+    fleet = limpet.open(made_url, durability="os")
+    queue = fleet.queue("q")
+    assert isinstance(queue, BucketQueue)
+    waiting = {peeked.id for peeked in queue.peek(1_000_000)}
+    lost = [id_ for id_ in pushed if id_ not in waiting and queue.result(id_).state != "completed"]
+    assert lost == []
+    assert queue.sweep() == 0, "every entry is in one place"
+    index = fleet.index("sites", Site, key="domain")
+    found = {site.domain: site.n for site in index.scan()}
+    assert [key for key, n in put.items() if found[key] < n] == []
+    assert [each for each in index.verify().findings if each.kind != "counts"] == []
+    catalog = fleet.catalog()
+    catalog.verify()
+    assert {*tables} <= {*catalog.tables(["a"]).names}
+    for name in catalog.tables(["a"]).names:
+        assert catalog.load_table(["a"], name).metadata
+
+
+def test_a_running_directory_is_copied_whole(tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    copy_while_busy(*(str(tmp_path / name) for name in ("fleet", "kept", "made")))
+
+
+def test_a_running_bucket_is_copied_to_a_directory_and_back(seaweedfs: Bucket, tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    prefix = seaweedfs.url(uuid4().hex)
+    copy_while_busy(f"{prefix}/fleet", str(tmp_path / "kept"), f"{prefix}/made")
+
+
+# ---- killed, repeated, refused ----
+
+
+@pytest.fixture
+def fleet_dir(tmp_path: Path) -> Path:
+    """A fleet of some hundred objects."""
+    fleet = limpet.open(tmp_path / "fleet", durability="os")
+    for n in range(30):
+        fleet.queue("q").push({"n": n}, id=f"t{n}")
+    fleet.index("sites", Site, key="domain").put(Site("a", 1))
+    fleet.cell("c").write({"n": 1})
+    return tmp_path / "fleet"
+
+
+def copy(source: Path, target: Path, **options: Any) -> BackupReport:
+    """Back up one directory to another."""
+    stores = [urls.store_for(str(each), system(), durability="os") for each in (source, target)]
+    return backup(*stores, system(), source_url=str(source), target_url=str(target), **options)
+
+
+def bring_back(source: Path, target: Path, **options: Any) -> BackupReport:
+    """Restore one directory to another."""
+    stores = [urls.store_for(str(each), system(), durability="os") for each in (source, target)]
+    return restore(*stores, system(), source_url=str(source), target_url=str(target), **options)
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """The objects of a directory that are copied."""
+    store = urls.store_for(str(root), system())
+    return {stat.key: store.get(stat.key, size_max=None).data for stat in store.list() if kind_of(stat.key) != "own"}
+
+
+def test_a_second_backup_copies_only_what_changed_and_removes_what_is_gone(fleet_dir: Path, tmp_path: Path) -> None:
+    first = copy(fleet_dir, tmp_path / "kept")
+    assert (first.copied, first.removed) == (first.objects, 0)
+    fleet = limpet.open(fleet_dir, durability="os")
+    claim = fleet.queue("q").claim()
+    assert claim
+    with claim:
+        for task in claim:
+            task.done()
+    second = copy(fleet_dir, tmp_path / "kept")
+    assert second.copied <= 3, "the receipt, and the index's manifest"
+    assert second.removed == 1, "the task"
+    assert files_of(tmp_path / "kept") == files_of(fleet_dir)
+
+
+@pytest.mark.parametrize("after", [1, 150])
+def test_a_killed_backup_is_known_as_such_and_goes_on(fleet_dir: Path, tmp_path: Path, after: int) -> None:
+    kept = tmp_path / "kept"
+    process = subprocess.Popen(limpet_command("backup", str(fleet_dir), str(kept)), stdout=subprocess.DEVNULL)
+    poll("it has begun", lambda: process.poll() is not None or sum(len(names) for _, _, names in os.walk(kept)) > after)
+    process.kill()
+    process.wait()
+    store = urls.store_for(str(kept), system())
+    if not check_backup(store, system(), url="kept").finished:
+        with pytest.raises(Invalid, match="was not finished"):
+            bring_back(kept, tmp_path / "made")
+    assert copy(fleet_dir, kept).left_out == {}
+    assert check_backup(store, system(), url="kept").ok
+    bring_back(kept, tmp_path / "made")
+    assert files_of(tmp_path / "made") == files_of(fleet_dir)
+
+
+class Tired(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("after", [1, 100, 301, 302, 303, 304, 305, 306, 307])
+def test_a_restore_that_ends_anywhere_goes_on(fleet_dir: Path, tmp_path: Path, after: int) -> None:
+    copy(fleet_dir, tmp_path / "kept")
+    runtime = system()
+    kept = urls.store_for(str(tmp_path / "kept"), runtime)
+    made = MemoryStore(runtime)
+
+    class Dying(MemoryStore):
+        left = after
+
+        def put(self, *args: Any, **options: Any) -> Version:
+            if self.left == 0:
+                raise Tired
+            self.left -= 1
+            return made.put(*args, **options)
+
+    dying = Dying(runtime)
+    dying._objects = made._objects
+    try:
+        restore(kept, dying, runtime, source_url="kept", target_url="made")
+    except Tired:
+        urls._named_memory["dying"] = made
+        if Key("limpet.json") in made._objects:
+            with pytest.raises(LimpetError, match="being restored"):
+                limpet.open("memory://dying").cell("c").read()
+        restore(kept, made, runtime, source_url="kept", target_url="made")
+    objects = {key: entry.data for key, entry in made._objects.items() if kind_of(key) != "own"}
+    assert objects == files_of(fleet_dir)
+    urls._named_memory["dying"] = made
+    seen = limpet.open("memory://dying").cell("c").read()
+    assert seen is not None
+    assert seen.value == {"n": 1}
+
+
+def test_places_that_hold_something_else_are_refused(fleet_dir: Path, tmp_path: Path) -> None:
+    other = limpet.open(tmp_path / "other", durability="os")
+    other.cell("mine").write({"n": 2})
+    with pytest.raises(Invalid, match="is not empty"):
+        copy(fleet_dir, tmp_path / "other")
+    copy(fleet_dir, tmp_path / "kept")
+    with pytest.raises(Invalid, match="holds a backup of"):
+        copy(tmp_path / "other", tmp_path / "kept")
+    with pytest.raises(Invalid, match="is not empty"):
+        bring_back(tmp_path / "kept", tmp_path / "other")
+    with pytest.raises(Missing, match="no backup"):
+        bring_back(tmp_path / "other", tmp_path / "made")
+    with pytest.raises(Missing, match="no fleet"):
+        copy(tmp_path / "nowhere", tmp_path / "made")
+    bring_back(tmp_path / "kept", tmp_path / "made")
+    with pytest.raises(Invalid, match="restored before"):
+        bring_back(tmp_path / "kept", tmp_path / "made")
+    seen = other.cell("mine").read()
+    assert seen is not None
+    assert seen.value == {"n": 2}
+
+
+def test_nobody_works_on_a_backup_but_all_may_read_it(fleet_dir: Path, tmp_path: Path) -> None:
+    copy(fleet_dir, tmp_path / "kept")
+    with pytest.raises((Unsupported, Invalid), match="backup"):
+        limpet.open(tmp_path / "kept").queue("q").claim()
+    assert limpet.open(tmp_path / "kept", read_only=True).queue("q").stats().pending == 30
+
+
+def test_a_damaged_backup_is_found_and_not_restored(fleet_dir: Path, tmp_path: Path) -> None:
+    copy(fleet_dir, tmp_path / "kept")
+    (tmp_path / "kept/cells/c.json").write_bytes(b"{}")
+    (tmp_path / "kept/queues/q/pending/t3/task.json").unlink()
+    found = check_backup(urls.store_for(str(tmp_path / "kept"), system()), system(), url="kept")
+    assert (found.ok, found.changed, found.missing) == (
+        False,
+        ["cells/c.json"],
+        ["queues/q/pending/t3/task.json"],
+    )
+    with pytest.raises(Corrupt, match="2 objects of the backup"):
+        bring_back(tmp_path / "kept", tmp_path / "made")
+    report = bring_back(tmp_path / "kept", tmp_path / "made", force=True)
+    assert len(report.damaged) == 2
+    assert limpet.open(tmp_path / "made").queue("q").stats().pending == 29
+
+
+def test_garbage_is_copied_as_it_is_and_what_cannot_be_copied_is_told(fleet_dir: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key.json").write_text("secret")
+    (fleet_dir / "queues/q/pending/t1/task.json").write_bytes(b"\xff\xfe")
+    (fleet_dir / "indexes/sites/manifest.json").write_bytes(b"[" * 100_000)
+    (fleet_dir / "queues/q/failed").mkdir()
+    (fleet_dir / "queues/q/failed/x.json").write_bytes(b'{"retried_as": "x"}')
+    (fleet_dir / "manifests").mkdir()
+    (fleet_dir / "manifests/catalog.json").write_bytes(b"garbage")
+    (fleet_dir / "notes.txt").write_bytes(b"mine")
+    (fleet_dir / "queues/q/pending/link").symlink_to(secret)
+    (fleet_dir / "cells/link.json").symlink_to(secret / "key.json")
+    tables = fleet_dir / "warehouse/a/T/data/day=2026-11-17"
+    tables.mkdir(parents=True)
+    (tables / "Part 1.parquet").write_bytes(b"data")
+    (tables / "link.parquet").symlink_to(secret / "key.json")
+    with open(fleet_dir / "large.json", "wb") as large:
+        large.truncate(backups.OBJECT_BYTES_MAX + 1)
+    report = copy(fleet_dir, tmp_path / "kept")
+    assert [*report.left_out] == ["large.json"]
+    (fleet_dir / "large.json").unlink()
+    bring_back(tmp_path / "kept", tmp_path / "made")
+    assert files_of(tmp_path / "made") == files_of(fleet_dir)
+    data = tmp_path / "made/warehouse/a/T/data/day=2026-11-17"
+    assert [path.name for path in data.iterdir()] == ["Part 1.parquet"]
+    assert not [path for path in (tmp_path / "made").rglob("*") if path.is_file() and path.read_bytes() == b"secret"]
+
+
+def test_without_data_only_the_metadata_of_tables_is_copied(fleet_dir: Path, tmp_path: Path) -> None:
+    folder = fleet_dir / "warehouse/a/t"
+    folder.mkdir(parents=True)
+    (folder / "v1.metadata.json").write_bytes(b"{}")
+    (folder / "x.parquet").write_bytes(b"data")
+    copy(fleet_dir, tmp_path / "kept", data=False)
+    kept = [path.name for path in (tmp_path / "kept/warehouse").rglob("*") if path.is_file()]
+    assert kept == ["v1.metadata.json"]
+
+
+def test_every_kind_of_object_has_its_place_in_the_order() -> None:
+    order = [name for name, _ in backups.ORDER]
+    for earlier, later in [
+        ("scheduled", "pending"),
+        ("pending", "failed"),
+        ("failed", "completed"),
+        ("imports", "inbox"),
+        ("inbox", "packs"),
+        ("packs", "shards"),
+        ("shards", "manifest"),
+        ("events", "folded"),
+        ("cell", "lock"),
+        ("head", "lock"),
+    ]:
+        assert order.index(earlier) < order.index(later)
+    assert kind_of("queues/q/slots/0.lock") == "lock"
+    assert kind_of("queues/q/parts/e/x.json") == "queue"
+    assert kind_of("indexes/i/shards/00.lock") == "lock"
+    assert kind_of("indexes/i/manifest.json") == "manifest"
+    assert kind_of("sync/supervisor.lock") == "lock"
+    assert kind_of("sync/a/0000000001.jsonl") == "sync"
+    assert kind_of("state/executions/x.parquet") == "folded"
+    assert kind_of("quarantine/executions/x.json") == "events"
+    assert kind_of("notes") == "other"
+    assert kind_of("limpet.json") == "own"
+
+
+def test_a_store_is_asked_again_when_it_is_away(fleet_dir: Path) -> None:
+    runtime = QueueRuntime(Time(), "b")
+
+    class Shaky(MemoryStore):
+        calls = 0
+
+        def put(self, *args: Any, **options: Any) -> Version:
+            self.calls += 1
+            if self.calls % 7 == 0:
+                raise limpet.Unavailable("slow down")
+            return super().put(*args, **options)
+
+    source: Store = urls.store_for(str(fleet_dir), system())
+    target = Shaky(runtime)
+    report = backup(source, target, runtime, source_url="s", target_url="t")
+    assert report.copied == report.objects == len(files_of(fleet_dir))
