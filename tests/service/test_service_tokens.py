@@ -253,7 +253,7 @@ def test_a_reader_reads_and_a_scraper_scrapes(guarded: CatalogServer) -> None:
     for endpoint in endpoints:
         method, path = endpoint.replace("/{prefix}", "").split()
         path = path.replace("{namespace}", "b").replace("{table}", "t").replace("{view}", "v")
-        body = {} if method == "POST" else None
+        body: Any = {} if method == "POST" else None
         reads = method in ("GET", "HEAD") or path.endswith("/metrics")
         assert (guarded.ask(method, path, body, bearer("reader")).status == 403) is not reads, endpoint
         assert guarded.ask(method, path, body, bearer("scraper")).status == 403, endpoint
@@ -286,7 +286,7 @@ def test_a_metrics_token_may_do_nothing_else(tmp_path: Path) -> None:
         assert server.ask("GET", "/metrics", headers=bearer("rpc")).status == 200
         assert server.ask("GET", "/metrics").status == 401
         for method in ("GET", "POST"):
-            body = {} if method == "POST" else None
+            body: Any = {} if method == "POST" else None
             assert server.ask(method, "/internal/sync-compact", body, bearer("metrics")).status == 401
         assert server.ask("GET", "/internal/sync-compact", headers=bearer("rpc")).status == 200
     finally:
