@@ -14,9 +14,9 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
-from strangers import PLAYS
 
 from servers_catalog import CatalogServer, catalog_server
+from service.strangers import PLAYS
 
 TOKEN = "an-honest-token-of-the-tests"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from limpet.cli import main
 from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.service.auth import Tokens, WatchedFile, named_tokens
@@ -253,7 +255,7 @@ def test_a_reader_reads_and_a_scraper_scrapes(guarded: CatalogServer) -> None:
     for endpoint in endpoints:
         method, path = endpoint.replace("/{prefix}", "").split()
         path = path.replace("{namespace}", "b").replace("{table}", "t").replace("{view}", "v")
-        body = {} if method == "POST" else None
+        body: Any = {} if method == "POST" else None
         reads = method in ("GET", "HEAD") or path.endswith("/metrics")
         assert (guarded.ask(method, path, body, bearer("reader")).status == 403) is not reads, endpoint
         assert guarded.ask(method, path, body, bearer("scraper")).status == 403, endpoint
@@ -261,6 +263,31 @@ def test_a_reader_reads_and_a_scraper_scrapes(guarded: CatalogServer) -> None:
     assert guarded.ask("GET", "/metrics", headers=bearer("reader")).status == 403
     assert guarded.ask("GET", "/metrics", headers=bearer("scraper")).status == 200
     assert guarded.ask("GET", "/metrics", headers=bearer("boss")).status == 200
+
+
+def test_each_commit_names_its_caller(guarded: CatalogServer, capsys: pytest.CaptureFixture[str]) -> None:
+    made = guarded.ask("POST", "/v1/namespaces", {"namespace": ["a", "signed"]}, bearer("team-a"))
+    assert made.status == 200
+    fleet = json.loads((guarded.folder / "out").read_text())["fleet"]
+    with pytest.raises(SystemExit) as exit_:
+        main(["catalog", "log", "--url", fleet, "--json"])
+    assert exit_.value.code == 0
+    rows = [row for commit in json.loads(capsys.readouterr().out) for row in commit["rows"]]
+    [signed] = [row for row in rows if {"kind": "namespace", "name": "a.signed"} in row["changes"]]
+    assert signed["actor"] == "team-a"
+    assert {row["actor"] for row in rows} == {"boss", "team-a"}
+
+
+def test_names_that_once_froze_the_service_are_answered(guarded: CatalogServer) -> None:
+    """60 KB of property names took 71 s in the leader's thread, and with that the lead."""
+    hostile = ["a" * 60_000, "write." * 10_000, "-" * 60_000, ".a" * 30_000, "A_" * 30_000, "1" * 60_000]
+    for name in hostile:
+        update = {"action": "set-properties", "updates": {name: "x", f"write.{name}.path": "y"}}
+        body = {"requirements": [], "updates": [update]}
+        assert guarded.ask("POST", "/v1/namespaces/b/tables/t", body, bearer("boss")).status in (200, 400)
+        body = {"removals": [name], "updates": {f"{name}x": "y"}}
+        assert guarded.ask("POST", "/v1/namespaces/b/properties", body, bearer("boss")).status in (200, 400)
+    assert "leads no more" not in guarded.log()
 
 
 def test_tokens_change_without_a_restart(tmp_path: Path) -> None:
@@ -286,7 +313,7 @@ def test_a_metrics_token_may_do_nothing_else(tmp_path: Path) -> None:
         assert server.ask("GET", "/metrics", headers=bearer("rpc")).status == 200
         assert server.ask("GET", "/metrics").status == 401
         for method in ("GET", "POST"):
-            body = {} if method == "POST" else None
+            body: Any = {} if method == "POST" else None
             assert server.ask(method, "/internal/sync-compact", body, bearer("metrics")).status == 401
         assert server.ask("GET", "/internal/sync-compact", headers=bearer("rpc")).status == 200
     finally:

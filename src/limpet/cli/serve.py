@@ -16,12 +16,12 @@ from limpet.errors import Invalid
 
 if TYPE_CHECKING:
     import socket
+    import ssl
 
     from limpet.app import Fleet
     from limpet.service.auth import Tokens
     from limpet.service.log import ServiceLog
     from limpet.service.parts import Part, Shared
-    from limpet.service.server import Tls
 
 __all__ = ["api", "app", "compactor", "serve"]
 
@@ -269,13 +269,13 @@ class _Door:
     tls_key: str | None
     peer_max: int
 
-    def tls(self) -> Tls | None:
-        """Raises: Invalid for a certificate without a key, or a key without a certificate."""
-        from limpet.service.server import Tls
+    def tls(self) -> ssl.SSLContext | None:
+        """Raises: Invalid for a certificate without a key, a key without a certificate, or ones of no use."""
+        from limpet.service.server import tls_context
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise Invalid("--tls-cert and --tls-key go together", hint="give both, or neither")
-        return Tls(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
+        return tls_context(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
 
 
 def _run(

@@ -14,9 +14,12 @@ uvicorn bounds none of this.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Protocol
@@ -36,6 +39,8 @@ __all__ = [
     "Gate",
     "LimitedProtocol",
     "Seat",
+    "TlsAcceptor",
+    "peer_of",
 ]
 
 HEAD_BYTES_MAX = 64 << 10
@@ -50,6 +55,8 @@ DISCARD_BYTES_MAX = 256 << 10
 """A client that is refused while it sends may go on for so long and so much, so that it hears the answer."""
 PIPELINE_MAX = 8
 HANDSHAKE_S = 10.0
+ACCEPT_MAX = 64
+ACCEPT_AGAIN_S = 0.5
 CONNECTIONS_MAX = 1024
 """After which one more is closed at once: the process needs files of its own to keep its lease."""
 STRANGERS_MAX = 512
@@ -152,7 +159,7 @@ class Refused(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits. `seat` is given by whoever has met the connection before: see `TlsProtocol`."""
+    """uvicorn's protocol, with limits. `seat` is given by whoever has met the connection before: see `TlsAcceptor`."""
 
     _seat: Seat | None = None
     _in_head = False
@@ -173,7 +180,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin to wait for the first request."""
         super().connection_made(transport)
         if self._seat is None:
-            self._seat = self._gate.enter(peer_of(transport), asyncio.get_running_loop().time(), transport.abort)
+            self._seat = self._gate.enter(
+                peer_of(transport.get_extra_info("peername")), self.loop.time(), transport.abort
+            )
         else:
             self._seat.end = transport.abort
         if self._seat is None:
@@ -314,53 +323,89 @@ class LimitedProtocol(HttpToolsProtocol):
             self._deadline = None
 
 
-class TlsProtocol(asyncio.Protocol):
-    """Counts a connection before its handshake, then has it go on as `LimitedProtocol`."""
+class TlsAcceptor:
+    """Accepts connections for TLS: each has a seat before its handshake, which else could be begun by any number.
 
-    def __init__(self, gate: Gate, inner: Callable[[Seat], LimitedProtocol], context: ssl.SSLContext) -> None:
+    It stands for a server of the loop, as far as uvicorn knows one.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        gate: Gate,
+        context: ssl.SSLContext,
+        protocol: Callable[[Seat], LimitedProtocol],
+    ) -> None:
+        self._listener = listener
         self._gate = gate
-        self._inner = inner
         self._context = context
-        self._seat: Seat | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._closed = False
+        listener.setblocking(False)
+        self._listen()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake, if there is a seat."""
-        assert isinstance(transport, asyncio.Transport)
-        self._seat = self._gate.enter(peer_of(transport), asyncio.get_running_loop().time(), transport.abort)
-        if self._seat is None:
-            transport.abort()
-            return
-        transport.pause_reading()
-        self._task = asyncio.get_running_loop().create_task(self._shake(transport, self._seat))
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    async def _shake(self, transport: asyncio.Transport, seat: Seat) -> None:
-        inner = self._inner(seat)
+    def _accept(self) -> None:
+        for _ in range(ACCEPT_MAX):  # then those that were accepted are heard
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no file is left: not before some are closed
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(ACCEPT_AGAIN_S, self._listen)
+                return
+            accepted.setblocking(False)
+            seat = self._gate.enter(peer_of(address), self._loop.time(), partial(_hang_up, accepted))
+            if seat is None:
+                accepted.close()
+                continue
+            handshake = self._loop.create_task(self._shake(accepted, seat))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake(self, accepted: socket.socket, seat: Seat) -> None:
         try:
-            secured = await asyncio.get_running_loop().start_tls(
-                transport,
-                inner,
-                self._context,
-                server_side=True,
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(seat),
+                accepted,
+                ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=LINGER_S,
             )
-        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
-            secured = None
-        if secured is None:
+        except OSError:  # ssl.SSLError and TimeoutError are such
             self._gate.leave(seat)
-            transport.abort()
-        else:
-            inner.connection_made(secured)
+            accepted.close()
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._closed = True
+        self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None:
+        """Wait for the handshakes that are under way."""
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=LINGER_S)
 
 
-def peer_of(transport: asyncio.BaseTransport) -> str:
-    """The address that connections are counted by: that of a machine, or of a network of IPv6."""
-    found = transport.get_extra_info("peername")
+def _hang_up(accepted: socket.socket) -> None:
+    with suppress(OSError):  # closed at the other end
+        accepted.shutdown(socket.SHUT_RDWR)
+
+
+def peer_of(address: Any) -> str:
+    """What connections from a socket's address are counted by: a machine, or a network of IPv6."""
     try:
-        address = ip_address(str(found[0]).partition("%")[0])
+        found = ip_address(str(address[0]).partition("%")[0])
     except (TypeError, ValueError, IndexError):
         return ""
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
-        return f"{IPv6Address(int(address) >> 64 << 64)}/64"
-    return str(address.ipv4_mapped or address if isinstance(address, IPv6Address) else address)
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return f"{IPv6Address(int(found) >> 64 << 64)}/64"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from limpet.service.health import health_routes
 from limpet.service.metrics import Gauge, Metrics, Requests
 from limpet.service.parts import Part, Shared
 from limpet.service.routes import Route, Routes
-from limpet.service.server import Tls, gate_of, load, serve
+from limpet.service.server import gate_of, load, serve
 
 if TYPE_CHECKING:
     from limpet.service.limits import Gate
@@ -30,19 +31,19 @@ def run(
     tokens: Tokens,
     started: Callable[[], None],
     *,
-    tls: Tls | None = None,
+    tls: ssl.SSLContext | None = None,
     peer_max: int | None = None,
 ) -> None:
     """Serve until a signal, then end in order: no new requests, those in hand answered, the lock handed back.
 
     `started` is called once the parts run; the port takes requests already. `tokens` guard the metrics. `peer_max` is
     how many connections without a token one address may have.
-    Raises: Unsupported without the extra; Invalid for a certificate that cannot be used.
+    Raises: Unsupported without the extra.
     """
     load()
-    context = tls.context() if tls is not None else None
     gate = gate_of(peer_max)
-    shared.log.hear("uvicorn.error")
+    for name in ("uvicorn.error", "asyncio"):
+        shared.log.hear(name)
     requests = Requests(shared.runtime)
     metrics = Metrics(requests.seconds, shared.turns, _store_requests(shared), *_connections(gate))
     routes: list[Route] = []
@@ -68,7 +69,7 @@ def run(
         part.start()
     try:
         started()
-        serve(shell, listener, shared.runtime, gate, ending=ending.set, give_up=give_up, tls=context)
+        serve(shell, listener, shared.runtime, gate, ending=ending.set, give_up=give_up, tls=tls)
     finally:
         shared.log.event("ending")
         for part in reversed(parts):

@@ -10,7 +10,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from limpet.service.asgi import Shell
     from limpet.service.limits import Gate
 
-__all__ = ["Tls", "gate_of", "listen", "load", "serve"]
+__all__ = ["gate_of", "listen", "load", "serve", "tls_context"]
 
 BACKLOG = 1024
 DRAIN_S = 5.0
@@ -61,25 +60,18 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """The files of a certificate, with the chain to its authority, and of its key."""
-
-    cert: str
-    key: str
-
-    def context(self) -> ssl.SSLContext:
-        """What a server needs of them.   Raises: Invalid."""
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            made.load_cert_chain(self.cert, self.key, password="")
-        except OSError as error:  # ssl.SSLError is one
-            raise Invalid(
-                f"the certificate {self.cert} with the key {self.key} cannot be used: {error}",
-                hint="both in PEM, and the key without a password",
-            ) from None
-        return made
+def tls_context(cert: str, key: str) -> ssl.SSLContext:
+    """What a server needs for TLS, from the files of a certificate with its chain and of its key.   Raises: Invalid."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        made.load_cert_chain(cert, key, password="")
+    except OSError as error:  # ssl.SSLError is one
+        raise Invalid(
+            f"the certificate {cert} with the key {key} cannot be used: {error}",
+            hint="both in PEM, and the key without a password",
+        ) from None
+    return made
 
 
 def gate_of(peer_max: int | None = None) -> Gate:
@@ -116,7 +108,7 @@ def serve(
     uvicorn = _uvicorn()
     config = uvicorn.Config(
         app,
-        http=_protocols(app, gate, tls),
+        http=partial(import_module("limpet.service.limits").LimitedProtocol, gate, app, None),
         ws="none",
         headers=SAFE_HEADERS,
         log_config=None,
@@ -131,6 +123,8 @@ def serve(
     )
     server = uvicorn.Server(config)
     server.capture_signals = _nothing  # uvicorn's own would end us by the signal, and not with 0
+    if tls is not None:
+        _with_tls(server, app, gate, tls, listener)
     ended = runtime.flag()
 
     def drain() -> None:
@@ -151,16 +145,20 @@ def serve(
             ended.set()
 
 
-def _protocols(app: Shell, gate: Gate, tls: ssl.SSLContext | None) -> Callable[..., Any]:
-    """What makes the protocol of a new connection, as uvicorn calls it."""
+def _with_tls(server: Any, app: Shell, gate: Gate, context: ssl.SSLContext, listener: socket.socket) -> None:
+    """Have a server of uvicorn take its connections from a `TlsAcceptor`."""
     limits = import_module("limpet.service.limits")
-    if tls is None:
-        return partial(limits.LimitedProtocol, gate, app)
+    start = server.startup
 
-    def made(**others: Any) -> Any:
-        return limits.TlsProtocol(gate, lambda seat: limits.LimitedProtocol(gate, app, seat, **others), tls)
+    def protocol(seat: Any) -> Any:
+        state = {"server_state": server.server_state, "app_state": server.lifespan.state}
+        return limits.LimitedProtocol(gate, app, seat, config=server.config, **state)
 
-    return made
+    async def startup(sockets: Any = None) -> None:
+        await start(sockets=[])
+        server.servers.append(limits.TlsAcceptor(listener, gate, context, protocol))
+
+    server.startup = startup
 
 
 @contextmanager
