@@ -40,6 +40,7 @@ T = TypeVar("T")
 NAME = "q"
 ROOT = f"queues/{NAME}"
 TTL_S = 30.0
+AWAY_TIMES = 500
 LATER_S = 600.0
 """Long enough for every takeover on the hand-moved clock."""
 
@@ -93,11 +94,22 @@ class Network(ScriptedStore):
         super().__init__(runtime, others)
         self.log: list[str] = []
         self.hints = False
+        self.read_max: int | None = None
+        """No answer may hold more bytes than this."""
         self._deeds: list[tuple[str, str, Callable[[], object]]] = []
 
     def before(self, verb: str, ending: str, deed: Callable[[], object]) -> None:
         """Do `deed`, once, before the next `verb` of a key with that ending."""
         self._deeds.append((verb, ending, deed))
+
+    def away(self, verb: str, ending: str, error: BaseException) -> None:
+        """From now on every `verb` of a key with that ending meets this error, and never arrives."""
+        for _ in range(AWAY_TIMES):
+            self.before(verb, ending, raises(error))
+
+    def back(self) -> None:
+        """Nothing more happens to requests."""
+        self._deeds.clear()
 
     def wrote(self, *verbs: str) -> list[str]:
         """What was asked so far of those verbs, `put completed/x.json`, without the clock's; then forget it all."""
@@ -128,7 +140,9 @@ class Network(ScriptedStore):
     ) -> Blob:
         """See `Store.get`."""
         self._note("get", key)
-        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        assert self.read_max is None or len(blob.data) <= self.read_max, key
+        return blob
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""
@@ -228,7 +242,7 @@ class World:
 
     def read(self, key: str) -> bytes:
         """The bytes of an object of the queue."""
-        return self.memory.get(Key(f"{ROOT}/{key}")).data
+        return self.memory.get(Key(f"{ROOT}/{key}"), size_max=None).data
 
     def write(self, key: str, data: bytes) -> None:
         """Put an object into the queue, behind its back."""

@@ -94,7 +94,7 @@ def test_giving_up_that_fails_holds_nothing_for_ever(world: World, error: Limpet
     id_ = pusher.queue.push_many(rounds(2))[0] if batch else pusher.queue.push({}).id
     world.killed(max_attempts=1)
     two = world.process(max_attempts=1, timeout_s=None)
-    two.store.before("put", f"failed/{id_}.json", raises(error))
+    two.store.away("put", f"failed/{id_}.json", error)
     while f"put failed/{id_}.json" not in two.store.log:
         world.time.sleep(5)
         with suppress(Unavailable):

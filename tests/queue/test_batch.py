@@ -213,7 +213,7 @@ def test_a_batch_whose_every_verdict_was_written_down_is_ended_without_running_a
     tasks = iter(process.take())
     next(tasks).done("a")
     task = next(tasks)
-    process.store.before("put", f"completed/{entry_of(ids)}.json", raises(Unavailable("away")))
+    process.store.away("put", f"completed/{entry_of(ids)}.json", Unavailable("away"))
     with pytest.raises(Unavailable):
         task.done("b")
     world.time.sleep(TTL_S / 2)
@@ -228,12 +228,13 @@ def test_a_single_task_whose_verdict_was_written_down_is_ended_without_running_a
     process = world.process()
     pushed = process.queue.push({})
     _, task = process.start()
-    process.store.before("put", f"completed/{pushed.id}.json", raises(OutcomeUnknown("no answer")))
+    process.store.away("put", f"completed/{pushed.id}.json", OutcomeUnknown("no answer"))
     with pytest.raises(OutcomeUnknown):
         task.done(LARGE)
     world.time.sleep(TTL_S / 2)
     process.freeze()
     assert world.lease(pushed.id).done == [0]
+    process.store.back()
     assert world.process().drain() == []
     assert process.queue.result(pushed.id).value == LARGE
     assert [key for key in world.names() if not key.startswith("parts/")] == [f"completed/{pushed.id}.json"]

@@ -356,7 +356,7 @@ def test_a_store_that_is_away_at_the_end_holds_nothing_for_ever(world: World, ve
     try:
         with process.take() as claim:
             for task in claim:
-                process.store.puts.extend([unavailable, lost_request] * 6)
+                process.store.puts.extend([unavailable, lost_request] * 60)
                 match verdict:
                     case "done":
                         task.done()

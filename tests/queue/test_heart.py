@@ -85,6 +85,28 @@ def test_one_thread_beats_for_all() -> None:
     assert len(runtime.time._due) == 1
 
 
+def test_every_claim_that_is_due_is_renewed_in_the_same_tick() -> None:
+    """More claims than ticks: one renewal a tick would let most of them run out."""
+    runtime = ManualRuntime()
+    heart = Heart(runtime, TTL_S, name="heart")
+    beaters = [Beater(runtime) for _ in range(3 * TICK_PART)]
+    for beater in beaters:
+        heart.add(beater)
+    runtime.sleep(TTL_S)
+    assert len({tuple(beater.at_s) for beater in beaters}) == 1
+    assert len(beaters[-1].at_s) >= 2
+
+
+def test_a_claim_whose_renewal_fails_does_not_keep_the_others_from_theirs() -> None:
+    runtime = ManualRuntime()
+    heart = Heart(runtime, TTL_S, name="heart")
+    beaters = [Beater(runtime, failures=100), *(Beater(runtime) for _ in range(5))]
+    for beater in beaters:
+        heart.add(beater)
+    runtime.sleep(TTL_S)
+    assert all(len(beater.at_s) >= 2 for beater in beaters[1:])
+
+
 def test_a_forked_child_gets_a_thread_of_its_own() -> None:
     runtime = ManualRuntime()
     heart = Heart(runtime, TTL_S, name="heart")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import Fault, late, lost_reply, lost_request, own_conflict, refused_409, steady, unavailable
+from kernel_helpers import EPOCH, Fault, late, lost_reply, lost_request, own_conflict, refused_409, steady, unavailable
 from limpet.errors import Invalid, OutcomeUnknown, Unavailable
 from limpet.keys import Key, is_minted
 from limpet.queue import BucketQueue, Pushed
+from limpet.queue.push import due_of
 from limpet.queue.records import BATCH_MAX, PAYLOAD_BYTES_MAX, Receipt
 from limpet.queue.storage import NoJournal
 from queue_helpers import NAME, Crash, Process, World, crash, held, raises, rounds
@@ -321,6 +323,20 @@ def test_a_delayed_push_waits_for_its_time(world: World) -> None:
     assert process.drain(idle_s=98) == []
     assert process.drain(idle_s=60) == ["x"]
     assert world.names() == ["completed/x.json"]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 0.999])
+@pytest.mark.parametrize("delay_s", [0.001, 0.5, 1.0, 1.75, 59.999])
+def test_a_delay_is_never_cut_short(world: World, fraction: float, delay_s: float) -> None:
+    """Names hold whole seconds, and so does LastModified: both are rounded up, for early is worse than late."""
+    world.time.sleep(fraction)
+    process = world.process()
+    process.queue.push({}, id="x", delay_s=delay_s)
+    (key,) = [key for key in world.names() if key.startswith("scheduled/")]
+    due = due_of(key.split("/")[1])
+    assert due is not None
+    assert EPOCH + timedelta(seconds=world.time.now_s + delay_s) <= due
+    assert due <= EPOCH + timedelta(seconds=world.time.now_s + delay_s + 2)
 
 
 def test_a_delayed_push_that_is_due_is_found_at_the_first_look(world: World) -> None:

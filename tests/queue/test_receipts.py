@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kernel_helpers import EPOCH, late, lost_reply, own_conflict
-from limpet.errors import Invalid, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import State
-from limpet.queue import Result
+from limpet.queue import AttemptError, Result
 from queue_helpers import TTL_S, World, raises, rounds
 
 
@@ -44,6 +44,10 @@ def test_what_a_result_tells(world: World) -> None:
         worker="host:p1",
         attempts=2,
         finished_at=EPOCH + timedelta(seconds=world.time.now_s),
+        errors=(
+            AttemptError(1, EPOCH + timedelta(seconds=1000), "host:p1", "first", None),
+            AttemptError(2, EPOCH + timedelta(seconds=world.time.now_s), "host:p1", "second", "a trace"),
+        ),
     )
     assert process.queue.result("x").ready
 
@@ -215,7 +219,7 @@ def test_nothing_is_removed_before_the_receipt_is_certain(world: World, verdict:
     process = world.process()
     process.queue.push({}, id="x")
     _, task = process.start()
-    process.store.before("put", "/x.json", raises(OutcomeUnknown("no answer")))
+    process.store.away("put", "/x.json", OutcomeUnknown("no answer"))
     with pytest.raises(OutcomeUnknown):
         task.done() if verdict == "done" else task.fail("no")
     assert world.names() == ["pending/x/lease.json", "pending/x/task.json"]
@@ -228,8 +232,7 @@ def test_a_receipt_that_lands_late_is_the_same_receipt(world: World) -> None:
     with process.take() as claim:
         for task in claim:
             process.store.puts.append(late(pending))
-            with pytest.raises(OutcomeUnknown):
-                task.done("kept")
+            task.done("kept")
     assert process.queue.result("x").value == "kept"
     with pytest.raises(Exception, match="exists"):
         pending[0]()
@@ -243,13 +246,43 @@ def test_a_failed_verdict_that_could_not_be_written_leaves_the_task_to_the_next(
     def work() -> None:
         with process.take() as claim:
             for task in claim:
-                process.store.before("put", "failed/x.json", raises(Unavailable("away")))
+                process.store.away("put", "failed/x.json", Unavailable("away"))
                 task.fail("no")
 
     with pytest.raises(Unavailable):
         work()
+    process.store.back()
     assert world.facts("x")[0] is State.FREE
     assert process.drain() == ["x"]
+
+
+@pytest.mark.parametrize("verdict", ["done", "fail", "retry"])
+@pytest.mark.parametrize("error", [Unavailable("away"), OutcomeUnknown("no answer")])
+def test_an_end_is_tried_again_until_the_claim_ends(world: World, verdict: str, error: LimpetError) -> None:
+    """Finished work is not run again because the store was away for a moment."""
+    process = world.process()
+    process.queue.push({}, id="x")
+    claim, task = process.start()
+    ending = {"done": "completed/x.json", "fail": "failed/x.json", "retry": "lease.json"}[verdict]
+    process.freeze()
+    for _ in range(5):
+        process.store.before("put", ending, raises(error))
+    {"done": lambda: task.done(1), "fail": lambda: task.fail("no"), "retry": lambda: task.retry(3600)}[verdict]()
+    assert claim.over
+    assert world.time.now_s - 1000 < TTL_S
+    assert world.process().drain() == []
+    assert process.queue.result("x").state == {"done": "completed", "fail": "failed", "retry": "pending"}[verdict]
+
+
+def test_a_hand_back_does_not_wait_for_a_store_that_is_away(world: World) -> None:
+    process = world.process()
+    process.queue.push_many(rounds(2))
+    claim = process.take()
+    next(iter(claim)).done("kept")
+    process.freeze()
+    process.store.away("put", "lease.json", Unavailable("away"))
+    claim.hand_back()
+    assert world.time.now_s == 1000
 
 
 def test_receipts_are_never_rewritten_by_a_second_end(world: World) -> None:
@@ -262,3 +295,129 @@ def test_receipts_are_never_rewritten_by_a_second_end(world: World) -> None:
     assert not process.queue.cancel("x")
     process.queue.sweep()
     assert world.read("completed/x.json") == before
+
+
+# ---- what is told of failed attempts ----
+
+
+def test_each_task_of_a_batch_has_its_own_error(world: World) -> None:
+    """A task that kills its process is not said to have met its neighbour's error, nor is one that is done."""
+    process = world.process(max_attempts=2)
+    ids = process.queue.push_many(rounds(3))
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            if n == 1:
+                task.retry(after_s=0, error="429", traceback="the neighbour's")
+            elif n == 2:
+                task.retry(after_s=0)
+            else:
+                task.done()
+    assert [error.error for error in process.queue.errors(ids[1])] == ["429"]
+    assert process.queue.errors(ids[0]) == process.queue.errors(ids[2]) == ()
+    worker = world.process(max_attempts=2)
+    assert [task.id for task in worker.take()] == [ids[1], ids[2]]
+    worker.freeze()
+    world.process(max_attempts=2).drain(idle_s=10 * TTL_S)
+    results = [process.queue.result(id_) for id_ in ids]
+    assert [result.state for result in results][::2] == ["completed", "failed"]
+    assert results[0].error is None
+    assert "worker died" in (results[2].error or "")
+    assert all("429" not in f"{each.error}{each.errors}{each.traceback}" for each in (results[0], results[2]))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_the_traceback_of_each_attempt_is_kept_before_the_task_is_given_up(world: World, batch: bool) -> None:
+    process = world.process(max_attempts=5)
+    id_ = process.queue.push_many(rounds(1))[0] if batch else process.queue.push({}).id
+    for n in range(1, 6):
+        _, task = process.start()
+        task.retry(after_s=0, error=f"no {n}", traceback=f"head {n} " + "x" * 5000 + f" tail {n}")
+        kept = process.queue.errors(id_)
+        assert [each.attempt for each in kept] == [*range(max(1, n - 2 - (n == 5)), n + 1)]
+        assert all(each.error == f"no {each.attempt}" and each.worker == "host:p1" for each in kept)
+        for each in kept:
+            assert len(each.traceback or "") <= 2048
+            assert (each.traceback or "").startswith(f"head {each.attempt} ")
+            assert (each.traceback or "").endswith(f" tail {each.attempt}")
+    result = process.queue.result(id_)
+    assert (result.state, len(result.errors), len(result.traceback or "")) == ("failed", 4, 5014)
+
+
+def test_a_death_is_one_of_the_attempts_that_are_told(world: World) -> None:
+    world.process().queue.push({}, id="x")
+    world.killed(max_attempts=1)
+    world.process(max_attempts=1).drain(idle_s=10 * TTL_S)
+    errors = world.process().queue.result("x").errors
+    assert [each.worker for each in errors] == ["host:p2", "host:p3"]
+    assert "worker died" in errors[0].error
+
+
+def test_errors_of_a_thousand_tasks_do_not_swell_their_lease(world: World) -> None:
+    process = world.process(max_attempts=9)
+    ids = process.queue.push_many(rounds(1000), batch=1000)
+    with process.take() as claim:
+        for task in claim:
+            task.retry(after_s=3600, error="e" * 1000, traceback="t" * 5000)
+    (entry,) = {id_.rpartition(".")[0] for id_ in ids}
+    assert len(world.read(f"pending/{entry}/lease.json")) < 150_000
+    assert process.queue.errors(ids[-1])[0].error.startswith("eee")
+
+
+def test_failures_are_grouped_by_error_and_retried_by_it(world: World) -> None:
+    process = world.process(max_attempts=1)
+    for n in range(5):
+        process.queue.push({"n": n}, id=f"x{n}")
+    process.drain(
+        lambda task: task.fail(f"timeout after {task.payload['n']}.5 s" if task.payload["n"] < 3 else "No row")
+    )
+    first, second = process.queue.failed()
+    assert (first.error, first.count, sorted(first.ids)) == ("timeout after # s", 3, ["x0", "x1", "x2"])
+    assert (second.error, second.count, sorted(second.ids)) == ("No row", 2, ["x3", "x4"])
+    assert sum(group.count for group in process.queue.failed(4)) == 4
+    assert process.queue.retry(all=True, where="nothing like it") == []
+    assert sorted(process.queue.retry(all=True, where="no ROW")) == ["x3~1", "x4~1"]
+    assert [group.count for group in process.queue.failed()] == [3]
+    world.time.sleep(1000)
+    process.queue.push({"n": 0}, id="late")
+    process.drain(lambda task: task.fail("no row"))
+    assert [group.ids for group in process.queue.failed(since_s=500)] == [("late", "x3~1", "x4~1")]
+    assert sorted(process.queue.retry(all=True, since_s=500)) == ["late~1", "x3~2", "x4~2"]
+    with pytest.raises(Invalid, match="among all"):
+        process.queue.retry("x0", where="timeout")
+
+
+@pytest.mark.parametrize("retried_as", ["x", "y~1", "x~2", "../x", ""])
+def test_a_receipt_that_names_no_next_life_is_not_followed(world: World, retried_as: str) -> None:
+    process = world.process(max_attempts=1)
+    process.queue.push({}, id="x")
+    process.drain(lambda task: task.fail("no"))
+    process.queue.retry("x")
+    data = world.read("failed/x.json").replace(b'"retried_as":"x~1"', b'"retried_as":"%s"' % retried_as.encode())
+    world.write("failed/x.json", data)
+    if not retried_as:
+        assert process.queue.result("x").state == "failed"
+        return
+    with pytest.raises(Corrupt, match="another task"):
+        process.queue.result("x")
+
+
+def test_what_rests_is_not_in_flight(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="rests")
+    process.start()[1].retry(after_s=TTL_S)
+    ids = process.queue.push_many(rounds(3))
+    batch = process.take()
+    by_id = {task.id: task for task in batch}
+    by_id[ids[0]].retry(after_s=3600)
+    by_id[ids[1]].done()
+    process.queue.push({}, id="runs")
+    process.take()
+    process.queue.push({}, id="waits")
+    world.time.sleep(TTL_S / 2)
+    stats = process.queue.stats()
+    assert (stats.pending, stats.in_flight, stats.resting) == (6, 2, 2)
+    world.time.sleep(TTL_S)
+    assert process.queue.stats().resting == 1, "its rest is over"
+    process.freeze()
+    world.time.sleep(2 * TTL_S)
+    assert process.queue.stats().in_flight == 0, "nobody renews them"

@@ -123,7 +123,7 @@ def test_a_completed_receipt_that_is_created_late(world: World) -> None:
     pending: list[Any] = []
     store = zombie._claim._storage.store
     store.puts.append(late(pending))  # type: ignore[attr-defined]
-    with pytest.raises(Exception, match="cannot be told"):
+    with pytest.raises(Exception, match="is unknown"):
         zombie.done("late")
     two.queue.sweep()
     assert world.names() == ["failed/x.json"]
@@ -456,3 +456,87 @@ def test_two_sweeps_at_once(world: World) -> None:
     one.store.before("delete", "task.json", two.queue.sweep)
     one.queue.sweep()
     assert world.names() == [f"completed/x{n}.json" for n in range(3)]
+
+
+# ---- what nothing else would remove ----
+
+
+@pytest.mark.parametrize("end", ["done", "fail"])
+def test_a_delayed_push_of_a_name_that_has_ended_is_removed(world: World, end: str) -> None:
+    process = world.process()
+    process.queue.push({"n": 1}, id="x", delay_s=3600)
+    process.queue.push({"n": 1}, id="y", delay_s=3600)
+    process.queue.push({"n": 2}, id="x")
+    process.drain(lambda task: task.done() if end == "done" else task.fail("no"))
+    assert len([key for key in world.names() if key.startswith("scheduled/")]) == 2
+    process.queue.sweep()
+    (left,) = [key for key in world.names() if key.startswith("scheduled/")]
+    assert "/y@" in left
+    world.time.sleep(4000)
+    assert process.drain() == ["y"]
+
+
+def test_parts_that_no_receipt_names_are_removed_and_no_others(world: World) -> None:
+    one, two = world.process(), world.process()
+    ids = one.queue.push_many(rounds(2))
+    entry = ids[0].rpartition(".")[0]
+    tasks = iter(one.take())
+    next(tasks).done("x" * 2000)
+    last = next(tasks)
+    one.freeze()
+    two.drain(lambda task: task.done("y" * 2000), idle_s=10 * TTL_S)
+    last.done("x" * 2000)
+    waiting = two.queue.push_many(rounds(1))[0].rpartition(".")[0]
+    world.write(f"parts/{waiting}/{one.runtime.new_id()}.json", b"of a batch that waits")
+    world.write(f"parts/{entry}/{one.runtime.new_id()}.json", b"of a worker that died")
+    before = [key for key in world.names() if key.startswith("parts/")]
+    named = [key.removeprefix("queues/q/") for key in world.receipt(f"completed/{entry}").parts]
+    assert len(before) > len(named) + 1
+    two.queue.sweep()
+    assert [key for key in world.names() if key.startswith("parts/")] == before, "they may be new"
+    world.time.sleep(3600)
+    two.queue.sweep()
+    left = [key for key in world.names() if key.startswith("parts/")]
+    assert sorted(left) == sorted([*named, *(key for key in before if waiting in key)])
+    assert [two.queue.result(id_).value for id_ in ids] == ["y" * 2000] * 2
+
+
+def test_bytes_that_a_receipt_keeps_stay(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(2))
+    process.take().hand_back()
+    world.write(f"pending/{ids[0].rpartition('.')[0]}/lease.json", b"{")
+    process.queue.push({}, id="x")
+    world.write("pending/x/task.json", b"{")
+    process.drain(idle_s=2 * TTL_S)
+    kept = [key for key in world.names() if key.startswith("parts/")]
+    assert len(kept) == 2
+    world.time.sleep(3600)
+    process.queue.sweep()
+    assert [key for key in world.names() if key.startswith("parts/")] == kept
+
+
+def test_parts_are_looked_through_once_a_day_by_the_workers(world: World) -> None:
+    process = world.process()
+    ids = process.queue.push_many(rounds(1))
+    process.drain(lambda task: task.done())
+    orphan = f"parts/{ids[0].rpartition('.')[0]}/{process.runtime.new_id()}.json"
+    world.write(orphan, b"{}")
+    for _ in range(60):
+        world.time.sleep(3600)
+        process.queue.claim()
+    assert orphan not in world.names()
+
+
+@pytest.mark.parametrize("years", [-5, 5])
+def test_retention_does_not_look_at_the_wall_clock(world: World, years: int) -> None:
+    process = world.process(retention_s=7 * 86400.0)
+    process.queue.push({}, id="x")
+    process.drain()
+    process.runtime.wall_offset_s = years * 366 * 86400.0
+    assert process.queue.sweep() == 0
+    world.time.sleep(6 * 86400)
+    assert process.queue.sweep() == 0
+    assert world.names() == ["completed/x.json"]
+    world.time.sleep(2 * 86400)
+    assert process.queue.sweep() == 1

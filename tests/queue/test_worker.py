@@ -12,6 +12,7 @@ import limpet
 from kernel_helpers import EPOCH, ManualRuntime, Time
 from limpet import Fleet
 from limpet.errors import Invalid, Unavailable
+from limpet.queue import BucketQueue
 from limpet.queue.work import Cron, Event, Job, Worker, current_task
 from limpet.runtime import ulid
 
@@ -70,15 +71,36 @@ def test_done_with_its_result(ground: Ground) -> None:
     assert (done.queue, done.id, done.attempt, done.worker) == ("q", pushed.id, 1, "host:p1/1")
 
 
-def test_a_result_that_is_not_json_is_left_out_and_said_so(ground: Ground) -> None:
-    values = [object(), float("nan"), "x" * 300_000]
-    jobs = [ground.job(f"q{n}", lambda payload: values[payload["n"]]) for n in range(3)]
-    ids = [job.queue.push({"n": n}).id for n, job in enumerate(jobs)]
-    assert ground.worker(*jobs, burst=True).run().done == 3
-    assert [job.queue.result(id_).state for job, id_ in zip(jobs, ids, strict=True)] == ["completed"] * 3
-    notes = [event.note for event in ground.events if event.kind == "warning"]
-    assert len(notes) == 3
-    assert all(note.startswith("done without its result: ") for note in notes)
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_result_that_cannot_be_stored_is_a_failure_of_its_task(ground: Ground, batch: bool) -> None:
+    values = [object(), float("nan"), "x" * 300_000, "good"]
+    job = ground.job("q", lambda payload: values[payload["n"]])
+    payloads = [{"n": n} for n in range(4)]
+    ids = job.queue.push_many(payloads) if batch else [job.queue.push(payload).id for payload in payloads]
+    tally = ground.worker(job, burst=True).run()
+    assert (tally.done, tally.failed) == (1, 3)
+    results = [job.queue.result(id_) for id_ in ids]
+    assert [result.state for result in results] == ["failed"] * 3 + ["completed"]
+    assert all("its result cannot be stored: " in (result.error or "") for result in results[:3])
+    assert "262144" in (results[2].error or "")
+    assert results[3].value == "good"
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_tasks_that_are_put_aside_are_told_and_counted(ground: Ground, batch: bool) -> None:
+    job = ground.job("q", lambda payload: payload)
+    queue = job.queue
+    assert isinstance(queue, BucketQueue)
+    ids = queue.push_many([{"n": n} for n in range(3)]) if batch else [queue.push({"n": 1}).id]
+    entry = ids[0].rpartition(".")[0] if batch else ids[0]
+    queue.storage.store.put(queue.storage.keys.tasks(entry, batch=batch), b"{")
+    good = queue.push({"n": 5})
+    tally = ground.worker(job, burst=True).run()
+    assert (tally.done, tally.failed) == (1, len(ids))
+    (told,) = [event for event in ground.events if event.kind == "failed"]
+    assert (told.queue, told.id) == ("q", entry)
+    assert "not a valid" in told.note
+    assert queue.result(good.id).state == "completed"
 
 
 def test_an_error_is_retried_with_backoff_and_then_failed_with_its_trace(ground: Ground) -> None:

@@ -4,15 +4,31 @@ Read `api` for the promises, `records` for the objects, `decide` for the rules, 
 of an entry, `queue` for how one is found and taken.
 """
 
-from limpet.queue.api import Claim, Feature, Peeked, Policy, Pushed, Queue, Result, Stats, Task
+from limpet.queue.api import (
+    AttemptError,
+    Claim,
+    Failure,
+    Feature,
+    Notice,
+    Peeked,
+    Policy,
+    Pushed,
+    Queue,
+    Result,
+    Stats,
+    Task,
+)
 from limpet.queue.queue import BucketQueue
 from limpet.queue.verdicts import Fail, Retry
 
 __all__ = [
+    "AttemptError",
     "BucketQueue",
     "Claim",
     "Fail",
+    "Failure",
     "Feature",
+    "Notice",
     "Peeked",
     "Policy",
     "Pushed",

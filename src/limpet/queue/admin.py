@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
-
 import msgspec
 
 from limpet.cell import Lost, Replaced, Seen, Unclear, Won
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
+from limpet.errors import Conflict, Corrupt, Invalid, Missing
 from limpet.keys import Key, is_minted
 from limpet.lease import State
 from limpet.queue.api import Policy
@@ -49,12 +46,15 @@ class Admin:
         self._look = look
         self._policy = policy
 
-    def retry(self, id_: str | None, *, all: bool) -> list[str]:
+    def retry(self, id_: str | None, *, all: bool, where: str | None, since_s: float | None) -> list[str]:
         """See `Queue.retry`."""
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if id_ is None:
-            return [*self._retry_all()]
+            failures = self._look.failures(where=where, since_s=since_s)
+            return [self._retry(key, seen) for key, seen in failures if _has_payload(seen.value)]
+        if where is not None or since_s is not None:
+            raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")
         key = self._keys.failed_of(entry_of(id_))
         seen = self._storage.receipt(key).read()
         if seen is None or self._look.completed(id_, gone=True) is not None:
@@ -65,15 +65,6 @@ class Admin:
             kept = f"its bytes are kept in {seen.value.raw}" if seen.value.raw else "push its payloads again"
             raise Invalid(f"{id_!r} cannot be retried as it is", hint=kept)
         return [self._retry(key, seen)]
-
-    def _retry_all(self) -> Iterator[str]:
-        for stat in self._store.list(self._keys.failed):
-            with suppress(Corrupt, Unsupported):
-                seen = self._storage.receipt(stat.key).read()
-                if seen is None or seen.value.state != "failed" or not _has_payload(seen.value):
-                    continue
-                if self._look.completed(seen.value.id, gone=True) is None:
-                    yield self._retry(stat.key, seen)
 
     def _retry(self, key: Key, seen: Seen[Receipt]) -> str:
         """First the new life, then the mark on the old receipt: a crash in between is found by the next retry (H1)."""
@@ -201,13 +192,17 @@ class Admin:
         )
 
     def set_paused(self, paused: bool) -> None:
-        """See `Queue.pause`."""
+        """See `Queue.pause`. A record that cannot be read is replaced."""
 
         def change(record: ControlRecord | None) -> ControlRecord | None:
             before = record or ControlRecord()
             return None if before.paused == paused else msgspec.structs.replace(before, paused=paused)
 
-        self._storage.control().update(change)
+        try:
+            self._storage.control().update(change)
+        except Corrupt:
+            self._store.delete(self._keys.control)
+            self._storage.control().update(change)
 
     def purge(self) -> int:
         """See `Queue.purge`. A user's id gets a receipt, so that it stays used; minted names are never used again.

@@ -14,8 +14,11 @@ from limpet.lease.decide import check_ttl
 
 __all__ = [
     "FEATURES",
+    "AttemptError",
     "Claim",
+    "Failure",
     "Feature",
+    "Notice",
     "Outcome",
     "Peeked",
     "Policy",
@@ -102,10 +105,35 @@ class Peeked:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptError:
+    """A failed attempt of a task: its number, when and in which worker it failed, and why."""
+
+    attempt: int
+    at: datetime
+    worker: str
+    error: str
+    traceback: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a queue met while it looked for work, beside the tasks that it handed out.
+
+    `failed` tells how many tasks it ended in failed/ without running them: they could not be read, or their workers
+    died too often. With 0 it is only a warning. `id` is the task or its entry; "" for the queue itself.
+    """
+
+    id: str
+    note: str
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """How a task ended, or that it has not yet.
 
-    `value` is what its handler returned; `error` and `traceback` say why it failed.
+    `value` is what its handler returned; `error` and `traceback` say why it failed, and `errors` tells of its last
+    failed attempts, oldest first.
     """
 
     id: str
@@ -116,6 +144,7 @@ class Result:
     worker: str | None = None
     attempts: int = 0
     finished_at: datetime | None = None
+    errors: tuple[AttemptError, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -124,8 +153,22 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Tasks that failed with the same error: how many, the error, when the last one failed, and some of their ids."""
+
+    error: str
+    count: int
+    last_at: datetime
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """How many tasks are where. `in_flight` counts claims that a worker renewed lately; they are part of `pending`."""
+    """How many tasks are where.
+
+    `in_flight` counts tasks in the hands of a worker that renewed its claim lately, `resting` those that wait for their
+    next attempt; both are part of `pending`.
+    """
 
     pending: int
     in_flight: int
@@ -136,6 +179,8 @@ class Stats:
     oldest_s: float | None
     """The age of the task that waits longest, by the store's clock."""
     paused: bool
+    resting: int | None = 0
+    """None where the provider keeps no count (SQS)."""
 
 
 class Task(Protocol):
@@ -151,7 +196,7 @@ class Task(Protocol):
 
     @property
     def attempt(self) -> int:
-        """The how-manieth attempt this is, from 1."""
+        """1-based attempt number. A first claim that dies before its first heartbeat is not counted."""
 
     @property
     def lost(self) -> bool:
@@ -164,6 +209,7 @@ class Task(Protocol):
     def done(self, result: Any = None) -> None:
         """It succeeded. With a result, `queue.result(id)` tells it for as long as receipts are kept.
 
+        While the store cannot be reached, it tries again until the claim ends.
         Raises: Invalid for a result that is not JSON or over 256 KiB (the task is then still yours to judge).
         """
 
@@ -246,8 +292,23 @@ class Queue(Protocol):
     def result(self, id: str) -> Result:
         """How a task ended."""
 
-    def retry(self, id: str | None = None, *, all: bool = False) -> Sequence[str]:
-        """Give failed tasks another life, with fresh attempts; the ids that they have now."""
+    def errors(self, id: str) -> Sequence[AttemptError]:
+        """The last failed attempts of a task that has not completed, oldest first."""
+
+    def failed(self, n: int = 100, *, since_s: float | None = None) -> Sequence[Failure]:
+        """What failed, grouped by error, the most frequent first; at most `n` tasks, of the last `since_s` seconds."""
+
+    def notices(self) -> Sequence[Notice]:
+        """What this process met while it looked for work, since the last call."""
+
+    def retry(
+        self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
+    ) -> Sequence[str]:
+        """Give failed tasks another life, with fresh attempts; the ids that they have now.
+
+        Either one task by its `id`, or `all`. The latter may be narrowed to those whose error contains `where`
+        (upper and lower case are the same), and to those that failed in the last `since_s` seconds.
+        """
 
     def cancel(self, id: str) -> bool:
         """End a task that has not ended; whether it was ended by this."""

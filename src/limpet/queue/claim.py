@@ -12,6 +12,7 @@ import msgspec
 
 from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import Key
 from limpet.lease import Holding
 from limpet.queue.api import Policy
 from limpet.queue.decide import (
@@ -26,8 +27,8 @@ from limpet.queue.decide import (
     progressed,
 )
 from limpet.queue.heart import Heart
-from limpet.queue.receipts import batch_receipt, clean_text, lists_done, task_receipt
-from limpet.queue.records import DELAY_MAX_S, Ended, EntryLease, Receipt, result_bytes
+from limpet.queue.receipts import attempt_record, batch_receipt, clean_text, lists_done, task_receipt
+from limpet.queue.records import DELAY_MAX_S, NOTHING, Ended, EntryLease, Receipt, result_bytes
 from limpet.queue.results import Results
 from limpet.queue.storage import Content, Storage, task_name
 from limpet.queue.verdicts import Fail, Retry
@@ -35,6 +36,21 @@ from limpet.queue.verdicts import Fail, Retry
 __all__ = ["EntryClaim", "EntryTask"]
 
 NO_VERDICT = "the block ended without a verdict"
+NO_RECEIPT = "its lease says that it failed, and no receipt says why"
+SHORT_CHARS_MAX = 300
+PATIENCE_S = 0.2
+PATIENCE_MAX_S = 3.0
+UNREADABLE = (
+    msgspec.MsgspecError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a payload may raise while it is decoded: bytes that are no JSON, or what a user's own type says about them."""
 
 
 class EntryTask:
@@ -114,7 +130,8 @@ class EntryClaim:
         self._spent: set[int] = set()
         self._started_s = at_s
         self._results = Results(storage, holding.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
-        self._settled = self._told = False
+        self._settled = self._told = self._hurry = False
+        self._inherited = [*record.failed]
         self._after: Callable[[], None] | None = None
         heart.add(self)
 
@@ -159,8 +176,8 @@ class EntryClaim:
                 continue
             try:
                 payload = decode(payloads[n])
-            except msgspec.DecodeError as error:
-                self.fail(n, f"the payload does not fit: {error}")
+            except UNREADABLE as error:
+                self.give_up(n, f"the payload does not fit: {_short(error)}", unread=True)
                 continue
             if self._by_swap:
                 if not self._charge(n):
@@ -204,6 +221,7 @@ class EntryClaim:
 
         Cost: 1 PUT. With every verdict in, it ends the entry.
         """
+        self._hurry = True
         self._settle()
 
     def abandon(self) -> None:
@@ -253,29 +271,80 @@ class EntryClaim:
         self._first_verdict(n)
         with self._mutex:
             self._progress.due_s[n] = self._runtime.elapsed_s() + after_s
-            self._progress.error = clean_text(error) or None
+            self._note(n, error, trace)
         if self._open == self._progress.due_s.keys():
             self._settle()
 
     def fail(self, n: int, error: str, trace: str | None = None) -> None:
         """Verdict: it failed for good. Without the lease it is not ours to say."""
+        self._fail(n, error, trace)
+
+    def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
+        """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` tells.
+
+        `unread`: its payload may not even be JSON; then its bytes are kept as they are.
+        """
+        raw = self._storage.kept_payload(self.entry, self.content.payloads[n]) if unread else None
+        if self._fail(n, error, raw=raw):
+            self._storage.notices.failed(self.content.ids[n], error)
+
+    def _fail(self, n: int, error: str, trace: str | None = None, *, raw: Key | None = None) -> bool:
         with self._writing:
             if self._settled:
-                return
+                return False
             if not self._still_ours():
                 self._spent.add(n)
-                self._progress.error = clean_text(error)
-                return
+                self._note(n, error, trace)
+                return False
         self._first_verdict(n)
         receipt = self._receipt(n, "failed", error=error, trace=trace)
+        if raw is not None:
+            receipt = msgspec.structs.replace(receipt, payload=NOTHING, raw=raw)
         name = task_name(self.entry, n, batch=self.batch)
-        self._storage.write_receipt(self.entry, self._storage.keys.failed_of(name), receipt, batch=self.batch)
+        key = self._storage.keys.failed_of(name)
+        self._patiently(lambda: self._storage.write_receipt(self.entry, key, receipt, batch=self.batch))
         with self._mutex:
             self._open.discard(n)
             self._progress.due_s.pop(n, None)
             self._progress.failed.append(n)
         if not self._open:
             self._finish()
+        return True
+
+    def _note(self, n: int, error: str, trace: str | None) -> None:
+        """Keep the error of an attempt for those who look at the task, and for its receipt."""
+        if error or trace:
+            record, wall = self._holding.record, self._runtime.wall()
+            self._progress.errors[n] = attempt_record(
+                self._attempts(n), at=wall, worker=record.label, error=error, trace=trace
+            )
+        if not self.batch:
+            self._progress.error = clean_text(error) or None
+
+    def _patiently(self, write: Callable[[], object]) -> None:
+        """Write an end; while the store cannot be reached, try again until the claim ends.
+
+        Raises: OutcomeUnknown, Unavailable, if it cannot be reached by then.
+        """
+        until_s = self._runtime.elapsed_s() + self._holding.valid_for_s()
+        tries = 0
+        while True:
+            try:
+                write()
+                return
+            except (OutcomeUnknown, Unavailable):
+                tries += 1
+                if not self._wait_for_store(tries, until_s):
+                    raise
+
+    def _wait_for_store(self, tries: int, until_s: float) -> bool:
+        """Back off; whether there is time for another try. Not when the process is to end."""
+        left_s = until_s - self._runtime.elapsed_s()
+        if self._hurry or left_s <= 0:
+            return False
+        pause_s = min(PATIENCE_MAX_S, PATIENCE_S * 2.0 ** min(tries, 10)) * self._runtime.rng.uniform(0.5, 1.0)
+        self._runtime.sleep(min(pause_s, left_s))
+        return True
 
     def _first_verdict(self, n: int) -> None:
         if n not in self._open or n in self._progress.due_s:
@@ -319,6 +388,9 @@ class EntryClaim:
 
         Raises: OutcomeUnknown, Unavailable: the verdicts stay, and the end of the block tries again.
         """
+        self._patiently(self._finish_once)
+
+    def _finish_once(self) -> None:
         with self._writing:
             self._write_end()
 
@@ -332,7 +404,23 @@ class EntryClaim:
                 receipt = self._receipt(0, "completed", result=result, parts=[] if result else record.parts)
                 key = self._storage.keys.completed_of(self.entry)
                 self._storage.write_receipt(self.entry, key, receipt, batch=False)
+            else:
+                self._write_missing_receipts()
         self._close()
+
+    def _write_missing_receipts(self) -> None:
+        """No task goes without a receipt: one that the lease called failed when we took it should have one.
+
+        Cost: 1 LIST, if there are such tasks; 1 PUT for each that has none.
+        """
+        if not self._inherited:
+            return
+        told = self._storage.own_receipts(self._storage.keys.failed, self.entry) if self.batch else {*()}
+        for n in self._inherited:
+            if n not in told:
+                name = task_name(self.entry, n, batch=self.batch)
+                receipt = self._receipt(n, "failed", error=NO_RECEIPT)
+                self._storage.write_receipt(self.entry, self._storage.keys.failed_of(name), receipt, batch=self.batch)
 
     def _finish_batch(self) -> None:
         if not self._still_ours():
@@ -340,8 +428,10 @@ class EntryClaim:
             self._complete_late(self._progress.done)
             return
         self._write_large()
+        self._write_missing_receipts()
         record = self._written(self._holding.record)
-        own = self._storage.own_completions(self.entry) if record.contested else ()
+        completed = self._storage.keys.completed
+        own = self._storage.own_receipts(completed, self.entry) if record.contested else ()
         receipt = batch_receipt(record, self.content, wall=self._runtime.wall(), own=own)
         key = self._storage.keys.completed_of(self.entry)
         stands = self._storage.write_receipt(self.entry, key, receipt, batch=True)
@@ -387,20 +477,32 @@ class EntryClaim:
 
     def _let_go(self) -> None:
         returned = {n for n in self._open if n not in self._progress.due_s and n not in self._spent}
+        self._hurry = self._hurry or not (self._progress.done or self._progress.due_s or self._spent)
         try:
-            self._write_large()
-            self._end()
-            self._holding.free(
-                lambda record: freed(
-                    handed_back(self._written(record), returned, started=self._started),
-                    len(self.content.ids),
-                    self._runtime.wall(),
-                )
-            )
+            self._patiently(lambda: self._free(returned))
         except (LeaseLost, OutcomeUnknown, Unavailable):
             self._end()
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
+    def _free(self, returned: set[int]) -> None:
+        self._write_large()
+        self._end()
+        self._holding.free(
+            lambda record: freed(
+                handed_back(self._written(record), returned, started=self._started),
+                len(self.content.ids),
+                self._runtime.wall(),
+            )
+        )
+
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._holding.record, self._attempts(n)
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
+
+
+def _short(error: Exception) -> str:
+    """What is wrong with a payload, in one line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    said = " ".join(str(error).split()) or type(error).__name__
+    return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])

@@ -14,19 +14,21 @@ from typing import TypeVar
 import msgspec
 
 from limpet.lease import State
-from limpet.lease.decide import Take, Wait, next_step
+from limpet.lease.decide import RESOLUTION_S, Take, Wait, next_step
 from limpet.queue.api import Policy
-from limpet.queue.records import DELAY_MAX_S, EntryLease
+from limpet.queue.records import ATTEMPTS_KEPT, DELAY_MAX_S, AttemptRecord, EntryLease
 
 __all__ = [
     "Progress",
     "Ready",
+    "at_work",
     "attempts_of",
     "backoff_s",
     "cancelled",
     "charged",
     "claimable",
     "claimed",
+    "error_of",
     "exhausted",
     "freed",
     "handed_back",
@@ -37,6 +39,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+ERRORS_CHARS_MAX = 64 * 1024
+"""How much text about failed attempts a lease carries with each swap."""
+BRIEF_CHARS_MAX = 200
+NOTE_CHARS = 120
+ABANDONED = "its worker died, or lost the store for longer than its claim lasted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Progress:
     results: dict[int, msgspec.Raw] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     error: str | None = None
+    errors: dict[int, AttemptRecord] = field(default_factory=dict)
 
 
 def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
@@ -73,6 +82,18 @@ def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now
         return Ready(take=at <= now, finish=False, at=at)
     step = next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
     return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
+
+
+def at_work(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> tuple[int, int]:
+    """How many of an entry's `count` tasks are in the hands of a living worker, and how many rest until a retry."""
+    since_s = (now - modified).total_seconds()
+    unfinished = open_tasks(record, count)
+    if record.state is State.HELD and since_s <= record.ttl_s + RESOLUTION_S:
+        resting = sum(1 for n in unfinished if record.waits.get(n, 0.0) > since_s)
+        return len(unfinished) - resting, resting
+    if record.state is State.FREE and record.wait_s > since_s:
+        return 0, len(unfinished)
+    return 0, 0
 
 
 def waits_left(record: EntryLease, *, modified: datetime, now: datetime) -> dict[int, float]:
@@ -113,6 +134,7 @@ def claimed(
             waits=waits or {},
             wait_s=0.0,
             contested=record.contested or record.state is State.HELD,
+            errors=_after_death(record, wall),
         )
     return EntryLease(
         state=State.HELD,
@@ -127,6 +149,16 @@ def claimed(
         ttl_s=policy.ttl_s,
         charged=0,
     )
+
+
+def _after_death(record: EntryLease, wall: datetime) -> dict[int, list[AttemptRecord]]:
+    """The errors of a record that is taken; the task that its holder left behind running has one more."""
+    n = record.running
+    if record.state is not State.HELD or n is None or n in (*record.done, *record.failed, *record.waits):
+        return record.errors
+    attempts = attempts_of(record, n)
+    died = AttemptRecord(attempt=attempts, at=wall, worker=record.label, error=ABANDONED)
+    return _kept_errors(record.errors, {n: died}, ())
 
 
 def must_charge(record: EntryLease, policy: Policy) -> bool:
@@ -172,7 +204,48 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
         results={**record.results, **progress.results},
         parts=_union(record.parts, progress.parts),
         error=progress.error or record.error,
+        errors=_kept_errors(record.errors, progress.errors, {*done, *record.failed, *progress.failed}),
     )
+
+
+def error_of(record: EntryLease, n: int, count: int) -> str | None:
+    """What task `n` said last, if the record of its entry of `count` tasks has it: never what its neighbour said."""
+    said = [note.error for note in record.errors.get(n, ()) if note.error != ABANDONED]
+    if said:
+        return said[-1]
+    return record.error if count == 1 else None
+
+
+def _kept_errors(
+    before: dict[int, list[AttemptRecord]], more: dict[int, AttemptRecord], ended: Collection[int]
+) -> dict[int, list[AttemptRecord]]:
+    """The last attempts of each open task, and of all no more than a lease should carry: the newest are kept."""
+    if not before and not more:
+        return before
+    kept: dict[int, list[AttemptRecord]] = {}
+    for n in sorted({*before, *more}):
+        notes = [*before.get(n, ())]
+        if n in more and more[n] not in notes:
+            notes.append(more[n])
+        if n not in ended:
+            kept[n] = notes[-ATTEMPTS_KEPT:]
+    if sum(_size(note) for notes in kept.values() for note in notes) <= ERRORS_CHARS_MAX:
+        return kept
+    room = ERRORS_CHARS_MAX
+    newest = sorted(((note.at, n, i) for n, notes in kept.items() for i, note in enumerate(notes)), reverse=True)
+    chosen: dict[int, dict[int, AttemptRecord]] = {}
+    for _, n, i in newest:
+        note = kept[n][i]
+        if _size(note) > room:
+            note = msgspec.structs.replace(note, error=note.error[:BRIEF_CHARS_MAX], traceback=None)
+        if _size(note) <= room:
+            room -= _size(note)
+            chosen.setdefault(n, {})[i] = note
+    return {n: [notes[i] for i in sorted(notes)] for n, notes in chosen.items()}
+
+
+def _size(note: AttemptRecord) -> int:
+    return NOTE_CHARS + len(note.error) + len(note.traceback or "")
 
 
 def charged(record: EntryLease, n: int) -> EntryLease:

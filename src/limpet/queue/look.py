@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
 
 import msgspec
 
 from limpet import records
+from limpet.cell import Seen
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
-from limpet.queue.api import Outcome, Peeked, Policy, Result, Stats
+from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Policy, Result, Stats
+from limpet.queue.decide import at_work
 from limpet.queue.names import (
     BATCH,
     LEASE,
@@ -23,13 +30,15 @@ from limpet.queue.names import (
     parts_of_entry,
 )
 from limpet.queue.push import Pusher
-from limpet.queue.receipts import completion, lists_done
-from limpet.queue.records import ENTRY_BYTES_MAX, NOTHING, Part, Receipt
+from limpet.queue.receipts import attempt_errors, completion, errors_of, lists_done
+from limpet.queue.records import ENTRY_BYTES_MAX, NOTHING, Part, Receipt, lease_of
 from limpet.queue.storage import Storage, read_content
 
 __all__ = ["Look"]
 
-UNTYPED = msgspec.json.Decoder()
+IDS_MAX = 10
+KIND_CHARS_MAX = 200
+NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 
 class Look:
@@ -46,36 +55,62 @@ class Look:
         """See `Queue.stats`. Retried tasks count where they are now."""
         pending = 0
         oldest: datetime | None = None
-        leased: dict[str, datetime] = {}
-        held: list[tuple[datetime, int]] = []
+        leases: dict[str, Key] = {}
+        waiting: dict[str, int] = {}
         retried: set[str | None] = set()
         for stat in self._store.list(self._keys.pending):
             entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
             if kind == LEASE:
-                leased = {entry: stat.modified}
+                leases[entry] = stat.key
             elif kind in (TASK, BATCH):
-                count = count_of(entry)
-                pending += count
-                if entry in leased:
-                    held.append((leased[entry], count))
+                waiting[entry] = count_of(entry)
+                pending += waiting[entry]
                 oldest = min(oldest or stat.modified, stat.modified)
                 retried.add(life_before(entry))
         failed = [name_of_receipt(stat.key) for stat in self._store.list(self._keys.failed)]
         parts = {name: part[0] for name in failed if (part := batch_of(name))}
         retried.update(map(life_before, failed))
         completed, ended = self._count_completed(retried, {*parts.values(), *failed})
-        control = self._storage.control().read()
         now = self._now()
-        fresh = now - timedelta(seconds=self._policy.ttl_s)
+        in_flight, resting = self._at_work(
+            {key: waiting[entry] for entry, key in leases.items() if entry in waiting}, now
+        )
         return Stats(
             pending=pending,
-            in_flight=sum(count for modified, count in held if modified > fresh),
+            in_flight=in_flight,
             scheduled=sum(1 for _ in self._store.list(self._keys.scheduled)),
             completed=completed - sum(1 for name, entry in parts.items() if entry in ended and name not in ended),
             failed=sum(count_of(name) for name in failed if name not in retried and name not in ended),
             oldest_s=max(0.0, (now - oldest).total_seconds()) if oldest else None,
-            paused=control is not None and control.value.paused,
+            paused=self._paused(),
+            resting=resting,
         )
+
+    def _paused(self) -> bool:
+        """A control record that cannot be read counts as none, as it does for workers that start now."""
+        try:
+            return self._storage.paused()
+        except (Corrupt, Unsupported):
+            return False
+
+    def _at_work(self, leases: dict[Key, int], now: datetime) -> tuple[int, int]:
+        """How many tasks of these leases' entries are in the hands of living workers, and how many rest.
+
+        Cost: 1 GET a lease. One that cannot be read, or is gone, counts for nothing.
+        """
+        in_flight = resting = 0
+        for key, blob in self._store.get_many(leases).items():
+            if isinstance(blob, LimpetError):
+                continue
+            count = leases[key]
+            try:
+                record = lease_of(blob.data, count=count, what=key)
+            except Corrupt:
+                continue
+            works, rests = at_work(record, count, modified=blob.modified, now=now)
+            in_flight += works
+            resting += rests
+        return in_flight, resting
 
     def _now(self) -> datetime:
         """The store's clock; where a read-only key may not ask it, the newest time that was seen."""
@@ -118,10 +153,9 @@ class Look:
                 content = read_content(blob, entry, batch=kind == "tasks.jsonl", what=key)
             except (Corrupt, Unsupported):
                 continue
-            found.extend(
-                Peeked(id_, UNTYPED.decode(payload), content.pushed_at)
-                for id_, payload in zip(content.ids, content.payloads, strict=True)
-            )
+            for id_, payload in zip(content.ids, content.payloads, strict=True):
+                with suppress(Corrupt):  # a worker that claims it puts it aside
+                    found.append(Peeked(id_, _value(payload, id_), content.pushed_at))
         return found[:n]
 
     def result(self, id_: str) -> Result:
@@ -135,9 +169,52 @@ class Look:
                 if receipt is None:
                     return Result(id_, where)
             if receipt.state == "retried" and receipt.retried_as:
-                id_ = receipt.retried_as
+                id_ = _next_life(id_, receipt.retried_as)
                 continue
             return _as_result(id_, receipt)
+
+    def errors(self, id_: str) -> tuple[AttemptError, ...]:
+        """See `Queue.errors`. Those of a task that waits are in its lease."""
+        part = batch_of(id_)
+        entry, n = part or (entry_of(id_), 0)
+        seen = self._storage.lease(entry).read()
+        if seen is not None and n in seen.value.errors:
+            return attempt_errors(seen.value.errors[n])
+        return self.result(id_).errors
+
+    def failed(self, n: int, *, since_s: float | None = None) -> list[Failure]:
+        """See `Queue.failed`."""
+        if n < 1:
+            raise Invalid(f"failed wants a positive number, not {n}")
+        groups: dict[str, list[Receipt]] = {}
+        for _, seen in islice(self.failures(since_s=since_s), n):
+            groups.setdefault(_kind_of(seen.value.error or ""), []).append(seen.value)
+        found = [
+            Failure(error, len(some), max(each.finished_at for each in some), tuple(each.id for each in some[:IDS_MAX]))
+            for error, some in groups.items()
+        ]
+        return sorted(found, key=lambda each: (-each.count, each.error))
+
+    def failures(
+        self, *, where: str | None = None, since_s: float | None = None
+    ) -> Iterator[tuple[Key, Seen[Receipt]]]:
+        """The receipts of tasks that failed, and were neither retried nor completed since.
+
+        Cost: 1 LIST per 1,000 receipts in failed/, 1 GET each, and for those that are given 1 or 2 GETs more.
+        """
+        since = None if since_s is None else self._now() - timedelta(seconds=since_s)
+        for stat in self._store.list(self._keys.failed):
+            if since is not None and stat.modified < since:
+                continue
+            try:
+                seen = self._storage.receipt(stat.key).read()
+                if seen is None or seen.value.state != "failed":
+                    continue
+                told = where is None or where.casefold() in (seen.value.error or "").casefold()
+                if told and self.completed(seen.value.id, gone=True) is None:
+                    yield stat.key, seen
+            except (Corrupt, Unsupported, Invalid):
+                continue
 
     def receipt(self, id_: str, *, gone: bool = False) -> Receipt | None:
         """The receipt that counts for a task: completed beats failed. `gone`: its entry does not wait any more.
@@ -199,15 +276,33 @@ class Look:
         return [stat.key for stat in self._store.list(self._keys.scheduled) if mark in stat.key]
 
 
+def _next_life(id_: str, retried_as: str) -> str:
+    """The id under which a task was retried.   Raises: Corrupt for one that is not its next life: it could loop."""
+    if life_before(entry_of(retried_as)) != entry_of(id_):
+        raise Corrupt(f"the receipt of {id_!r} says that it was retried as {retried_as[:100]!r}, which is another task")
+    return retried_as
+
+
+def _value(data: bytes | msgspec.Raw, what: str) -> Any:
+    """A payload or a result.   Raises: Corrupt."""
+    return records.decode(bytes(data), Any, what=what)
+
+
+def _kind_of(error: str) -> str:
+    """What groups failures: the error without the figures in it."""
+    return NUMBERS.sub("#", error)[:KIND_CHARS_MAX]
+
+
 def _as_result(id_: str, receipt: Receipt) -> Result:
     state: Outcome = "failed" if receipt.state == "retried" else receipt.state
     return Result(
         id=id_,
         state=state,
-        value=UNTYPED.decode(receipt.result) if receipt.state == "completed" else None,
+        value=_value(receipt.result, f"the result of {id_!r}") if receipt.state == "completed" else None,
         error=receipt.error,
         traceback=receipt.traceback,
         worker=receipt.label,
         attempts=receipt.attempts,
         finished_at=receipt.finished_at,
+        errors=errors_of(receipt),
     )

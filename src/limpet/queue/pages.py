@@ -67,8 +67,7 @@ class Pages:
         self._width = 1
         self.stale = False
         """Whether a claim from the page in hand was lost: others use it up too, and a new one costs less."""
-        self.leases: dict[Version, Seen[EntryLease]] = {}
-        """The leases that were read, by the version that a listing showed."""
+        self._leases: dict[Version, Seen[EntryLease]] = {}
 
     def next(self) -> Candidate | None:
         """The next candidate of the page in hand; None when it is used up or too old."""
@@ -108,25 +107,33 @@ class Pages:
                 self._page.candidates[:0] = [Candidate(entry, False, now, None) for entry in entries]
 
     def remember(self, version: Version, seen: Seen[EntryLease]) -> None:
-        """Keep a lease that was read: each version of it is read once."""
-        self.leases[version] = seen
-        if len(self.leases) > LEASES_MAX:
-            del self.leases[next(iter(self.leases))]
+        """Keep a lease that was read, by the version that a listing showed: each version of it is read once."""
+        with self._mutex:
+            self._leases[version] = seen
+            if len(self._leases) > LEASES_MAX:
+                del self._leases[next(iter(self._leases))]
+
+    def remembered(self, version: Version) -> Seen[EntryLease] | None:
+        """The lease of that version, if it was read before."""
+        with self._mutex:
+            return self._leases.get(version)
 
     def lost(self) -> None:
-        """A claim was lost to somebody else: list anew, and choose among more."""
-        self._width = min(WIDTH_MAX, self._width * 4)
-        self.stale = True
+        """A claim was lost to another worker: list again, and choose among more."""
+        with self._mutex:
+            self._width = min(WIDTH_MAX, self._width * 4)
+            self.stale = True
 
     def won(self) -> None:
         """A claim was won: now and then, choose among fewer again."""
-        if self._width > 1 and self._runtime.rng.random() < 1 / 8:
-            self._width //= 2
+        with self._mutex:
+            if self._width > 1 and self._runtime.rng.random() < 1 / 8:
+                self._width //= 2
 
     def _worth_a_read(self, page: Page, candidate: Candidate) -> bool:
         """Young leases are mostly held by the living: only a few a page are looked at."""
         lease = candidate.lease
-        if lease is None or lease.version in self.leases:
+        if lease is None or lease.version in self._leases:
             return True
         if lease.modified + timedelta(seconds=self._ttl_s) <= self._store.now():
             return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -118,18 +117,21 @@ class Pusher:
                 continue
             if due > now:
                 break
-            with suppress(Missing, Unsupported, OutcomeUnknown):
+            try:
                 if self._place_scheduled(key, entry, name):
                     placed.append(entry)
                 self._store.delete(key)
+            except (Missing, Unsupported, OutcomeUnknown):
+                continue
+            except (Corrupt, Invalid) as error:  # it could not even be put aside; the others can be made pending
+                self._storage.notices.warn(entry, f"{key} is passed over: {error}")
         return placed
 
     def _place_scheduled(self, key: Key, entry: str, name: str) -> bool:
-        data = self._store.get(key).data
         try:
-            task = read_task(data, what=key)
+            task = read_task(self._store.get(key).data, what=key)
         except Corrupt as error:
-            reject_scheduled(self._storage, name.removesuffix(".json"), data, str(error))
+            reject_scheduled(self._storage, key, name.removesuffix(".json"), str(error))
             return False
         return self.place(entry, task)
 
@@ -181,6 +183,8 @@ class Pusher:
                 entry = key.rsplit("/", 2)[1]
                 if is_minted(entry) and self._storage.ended(entry):
                     return True
+            except Corrupt:
+                return False  # what stands there is too large to be ours
             except LimpetError as error:
                 unclear = error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)

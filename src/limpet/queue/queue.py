@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -16,9 +15,9 @@ from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import QueueKeys
 from limpet.lease import Holding, Sightings, State
 from limpet.queue.admin import Admin
-from limpet.queue.api import FEATURES, Feature, Peeked, Policy, Pushed, Result, Stats
+from limpet.queue.api import FEATURES, AttemptError, Failure, Feature, Notice, Peeked, Policy, Pushed, Result, Stats
 from limpet.queue.claim import EntryClaim
-from limpet.queue.decide import Ready, claimable, claimed, exhausted, waits_left
+from limpet.queue.decide import Ready, claimable, claimed, error_of, exhausted, waits_left
 from limpet.queue.heart import Heart
 from limpet.queue.look import Look
 from limpet.queue.nothing import Nothing
@@ -101,6 +100,7 @@ class BucketQueue:
         Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
         1 PUT for each task that it starts; a share of 1 LIST a page, and 1 GET in 5 s. An idle poll is 1 LIST.
         Crash: the entry is taken over after `ttl_s`.
+        An entry that cannot be read ends in failed/ with the reason, and `notices` tells of it; the rest goes on.
         """
         if not wait_s >= 0:
             raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")
@@ -138,7 +138,7 @@ class BucketQueue:
         return None if pending is None or scheduled is None else f"{pending} {scheduled}"
 
     def stats(self) -> Stats:
-        """See `Queue.stats`.   Cost: 1 LIST per 1,000 objects of the queue, + 1 GET."""
+        """See `Queue.stats`.   Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
         return self._look.stats()
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
@@ -149,12 +149,26 @@ class BucketQueue:
         """See `Queue.result`.   Cost: 1 GET for a completed task, up to 4 GETs and 2 HEADs else."""
         return self._look.result(id)
 
-    def retry(self, id: str | None = None, *, all: bool = False) -> Sequence[str]:
+    def errors(self, id: str) -> Sequence[AttemptError]:
+        """See `Queue.errors`.   Cost: 1 GET for a task that waits, up to 4 for one that ended."""
+        return self._look.errors(id)
+
+    def failed(self, n: int = 100, *, since_s: float | None = None) -> Sequence[Failure]:
+        """See `Queue.failed`.   Cost: 1 LIST per 1,000 receipts in failed/ + 1 GET for each that is looked at."""
+        return self._look.failed(n, since_s=since_s)
+
+    def notices(self) -> Sequence[Notice]:
+        """See `Queue.notices`.   Cost: nothing."""
+        return self.storage.notices.take()
+
+    def retry(
+        self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
+    ) -> Sequence[str]:
         """See `Queue.retry`.   Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
-        return self._admin.retry(id, all=all)
+        return self._admin.retry(id, all=all, where=where, since_s=since_s)
 
     def cancel(self, id: str) -> bool:
         """See `Queue.cancel`.   Cost: 1 PUT (1 GET + 1 PUT if it is claimed), 1 GET, 1 PUT, 2 DELETEs."""
@@ -178,9 +192,9 @@ class BucketQueue:
         """Tidy up after crashes: finish half-done ends, drop what lost, and what is older than `retention_s`.
 
         Workers do this by themselves, one of them once an hour. How many objects went.
-        Cost: 1 LIST per 1,000 objects, 1 DELETE for each that goes.
+        Cost: 1 LIST per 1,000 objects, 1 DELETE for each that goes, 1 GET for each batch that has large results.
         """
-        return self._sweeper.sweep() + self._sweeper.retain()
+        return self._sweeper.sweep() + self._sweeper.retain() + self._sweeper.drop_parts()
 
     def _encoded(self, payload: Any) -> bytes:
         if self._payload_type is not None:
@@ -218,8 +232,12 @@ class BucketQueue:
         """Asked when there is something to take, and not more often than every few seconds."""
         at_s = self._runtime.elapsed_s()
         if at_s >= self._ask_control_at_s:
-            seen = self.storage.control().read()
-            self._is_paused = seen is not None and seen.value.paused
+            try:
+                self._is_paused = self.storage.paused()
+            except (Corrupt, Unsupported) as error:
+                # One bad object must not stop a fleet: what was last known counts, and `pause` and `resume` mend it.
+                was = "paused" if self._is_paused else "not paused"
+                self.storage.notices.warn("", f"{error}; the queue counts as {was}")
             self._ask_control_at_s = at_s + CONTROL_EVERY_S
         return self._is_paused
 
@@ -242,34 +260,47 @@ class BucketQueue:
 
     def _first_claim(self) -> EntryClaim | None:
         while (candidate := self._pages.next()) is not None:
-            with suppress(OutcomeUnknown):  # if it is ours after all, it runs out by itself
-                claim = self._claim(candidate)
-                if claim is not None:
-                    self._pages.won()
-                    return claim
+            claim = self._isolated(candidate)
+            if claim is not None:
+                self._pages.won()
+                return claim
         return None
 
+    def _isolated(self, candidate: Candidate) -> EntryClaim | None:
+        """The candidate, if it can be had. Whatever its bytes are, only this entry fails by them (F23).
+
+        An entry that a newer Limpet wrote is left to a newer worker.
+        """
+        try:
+            return self._claim(candidate)
+        except (Corrupt, Invalid) as error:
+            self._reject(candidate, str(error))
+        except (OutcomeUnknown, Unsupported):
+            pass  # if it is ours after all, it runs out by itself
+        return None
+
+    def _reject(self, candidate: Candidate, why: str) -> None:
+        try:
+            reject_entry(self.storage, candidate.entry, why, batch=candidate.batch)
+        except OutcomeUnknown:
+            pass  # the next look at it rejects it again
+        except (Corrupt, Invalid, Unsupported) as error:
+            self.storage.notices.warn(candidate.entry, f"{why}; it cannot be put aside: {error}")
+
     def _claim(self, candidate: Candidate) -> EntryClaim | None:
-        """The candidate, if it can be had. One that a newer Limpet wrote is left to a newer worker."""
         cell = self.storage.lease(candidate.entry)
         seen: Seen[EntryLease] | None = None
-        try:
-            if candidate.lease is not None:
-                seen = self._looked_at(cell, candidate)
-                if seen is None:
-                    return None
-        except Corrupt as error:
-            reject_entry(self.storage, candidate.entry, str(error), batch=candidate.batch)
-            return None
-        except Unsupported:
-            return None
+        if candidate.lease is not None:
+            seen = self._looked_at(cell, candidate)
+            if seen is None:
+                return None
         return None if self._paused() else self._take(cell, seen, candidate)
 
     def _looked_at(self, cell: Cell[EntryLease], candidate: Candidate) -> Seen[EntryLease] | None:
         """The lease, if it may be taken now. Each version is read once.   Cost: 1 GET."""
         listed = candidate.lease
         assert listed is not None
-        seen = self._pages.leases.get(listed.version) or cell.read()
+        seen = self._pages.remembered(listed.version) or cell.read()
         if seen is None:
             return None
         self._pages.remember(listed.version, seen)
@@ -325,9 +356,6 @@ class BucketQueue:
             self._pages.lost()
             self.storage.drop_lease(entry)
             return None
-        except Corrupt as error:
-            reject_entry(self.storage, entry, str(error), batch=batch)
-            return None
         except Unsupported:
             holding.free(self._left_to_newer)
             return None
@@ -348,7 +376,8 @@ class BucketQueue:
         """Give up the tasks whose attempts are used up, and finish an entry that has no other ones."""
         try:
             for n in exhausted(record, count, self.policy):
-                claim.fail(n, f"{DIED} (before that: {record.error})" if record.error else DIED)
+                before = error_of(record, n, count)
+                claim.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
             if not claim.over:
                 return True
             claim.hand_back()

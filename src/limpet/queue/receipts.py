@@ -2,23 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import msgspec
 
-from limpet.queue.records import NOTHING, Ended, EntryLease, Receipt
+from limpet.queue.api import AttemptError
+from limpet.queue.records import (
+    ATTEMPT_TRACE_CHARS_MAX,
+    ATTEMPTS_KEPT,
+    ERROR_CHARS_MAX,
+    NOTHING,
+    AttemptRecord,
+    Ended,
+    EntryLease,
+    Receipt,
+)
 from limpet.queue.storage import Content
 
-__all__ = ["batch_receipt", "clean_text", "completion", "lists_done", "task_receipt"]
+__all__ = [
+    "attempt_errors",
+    "attempt_record",
+    "batch_receipt",
+    "clean_text",
+    "completion",
+    "errors_of",
+    "lists_done",
+    "task_receipt",
+    "trimmed",
+]
 
-ERROR_CHARS_MAX = 2_000
 TRACEBACK_CHARS_MAX = 8_000
+CUT = "\n...\n"
 
 
 def clean_text(text: str, chars_max: int = ERROR_CHARS_MAX) -> str:
     """What an exception says, as text that JSON can hold."""
     return text[:chars_max].encode("utf-8", "replace").decode()
+
+
+def trimmed(text: str, chars_max: int) -> str:
+    """The beginning and the end of a text that is too long."""
+    if len(text) <= chars_max:
+        return text
+    head = chars_max // 3
+    return f"{text[:head]}{CUT}{text[head + len(CUT) - chars_max :]}"
+
+
+def attempt_record(attempt: int, *, at: datetime, worker: str, error: str, trace: str | None) -> AttemptRecord:
+    """A failed attempt, cut to what a lease can hold of it."""
+    kept = clean_text(trimmed(trace, ATTEMPT_TRACE_CHARS_MAX), ATTEMPT_TRACE_CHARS_MAX) if trace else None
+    return AttemptRecord(attempt=attempt, at=at, worker=worker, error=clean_text(error), traceback=kept)
+
+
+def errors_of(receipt: Receipt) -> tuple[AttemptError, ...]:
+    """The failed attempts that a receipt tells of, oldest first."""
+    if receipt.errors or not receipt.error or receipt.state not in ("failed", "retried"):
+        return attempt_errors(receipt.errors)
+    last = AttemptError(receipt.attempts, receipt.finished_at, receipt.label, receipt.error, receipt.traceback)
+    return (last,)
+
+
+def attempt_errors(kept: Sequence[AttemptRecord]) -> tuple[AttemptError, ...]:
+    """Failed attempts as a user sees them."""
+    return tuple(AttemptError(each.attempt, each.at, each.worker, each.error, each.traceback) for each in kept)
 
 
 def lists_done(whole: Receipt, n: int) -> bool:
@@ -53,7 +100,11 @@ def task_receipt(
     error: str | None = None,
     trace: str | None = None,
 ) -> Receipt:
-    """The receipt of task `n`."""
+    """The receipt of task `n`. One that failed before keeps the errors of its attempts, this one's among them."""
+    errors: list[AttemptRecord] = []
+    if state == "failed" and record.errors.get(n):
+        last = attempt_record(attempts, at=wall, worker=record.label, error=error or "", trace=trace)
+        errors = [*record.errors.get(n, ())[-ATTEMPTS_KEPT:], last]
     return Receipt(
         state=state,
         id=content.ids[n],
@@ -68,6 +119,7 @@ def task_receipt(
         parts=parts or [],
         error=clean_text(error) if error else None,
         traceback=clean_text(trace[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX) if trace else None,
+        errors=errors,
         retries=content.retries,
     )
 

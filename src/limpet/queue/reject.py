@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from limpet.errors import Corrupt, Missing
+from limpet.errors import Corrupt, Missing, Unsupported
+from limpet.keys import Key
+from limpet.queue.names import count_of
 from limpet.queue.records import NOTHING, Ended, Receipt
 from limpet.queue.storage import Content, Storage, task_name
 from limpet.store.api import Absent
@@ -13,7 +15,7 @@ __all__ = ["reject_entry", "reject_scheduled"]
 
 
 def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None:
-    """End an entry whose task or lease cannot be read. If only the lease is bad, its tasks can be retried.
+    """End an entry whose task or lease cannot be read, and say so. If only the lease is bad, its tasks can be retried.
 
     Cost: 2 GETs, 2 PUTs (for a batch with a bad lease 1 a task more), 2 DELETEs.
     """
@@ -23,28 +25,31 @@ def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None
     except Missing:
         storage.drop_lease(entry)
         return
-    except Corrupt:
+    except (Corrupt, Unsupported):
         receipt = _receipt(storage, entry, "failed", why, raw)
         storage.write_receipt(entry, storage.keys.failed_of(entry), receipt, batch=batch)
     else:
         _fail_all(storage, entry, content, why, raw, batch=batch)
     storage.close(entry, batch=batch)
+    storage.notices.failed(entry, why, count_of(entry))
 
 
-def reject_scheduled(storage: Storage, name: str, data: bytes, why: str) -> None:
+def reject_scheduled(storage: Storage, key: Key, name: str, why: str) -> None:
     """A delayed push that cannot be read. Its receipt has a name of its own: the id may be pending, and good.
 
-    Cost: 2 PUTs.
+    Cost: 1 GET + 2 PUTs.
     """
     raw = storage.keys.part(name, storage.runtime.new_id())
-    storage.store.put(raw, data, when=Absent())
+    storage.store.put(raw, storage.raw_bytes(key), when=Absent())
     receipt = _receipt(storage, name, "failed", why, raw)
     storage.write_receipt(name, storage.keys.failed_of(name), receipt, batch=False)
+    storage.notices.failed(name, why)
 
 
 def _fail_all(storage: Storage, entry: str, content: Content, why: str, raw: str, *, batch: bool) -> None:
     for n, id_ in enumerate(content.ids):
-        payload = msgspec.Raw(content.payloads[n])
+        readable = storage.kept_payload(entry, content.payloads[n]) is None
+        payload = msgspec.Raw(content.payloads[n]) if readable else NOTHING
         receipt = _receipt(storage, id_, "failed", why, raw, payload=payload, retries=content.retries)
         name = task_name(entry, n, batch=batch)
         storage.write_receipt(entry, storage.keys.failed_of(name), receipt, batch=batch)
@@ -59,7 +64,7 @@ def _kept(storage: Storage, entry: str, *, batch: bool) -> str:
     data = b""
     for key in (storage.keys.tasks(entry, batch=batch), storage.keys.lease(entry)):
         try:
-            data += storage.store.get(key, size_max=None).data + b"\n"
+            data += storage.raw_bytes(key) + b"\n"
         except Missing:
             continue
     raw = storage.keys.part(entry, storage.runtime.new_id())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from limpet.errors import LimpetError
+from limpet.errors import Corrupt, LimpetError
 from limpet.lease import Lease, Lock, Sightings
 from limpet.queue.api import Policy
 from limpet.queue.heart import Heart
@@ -88,6 +88,11 @@ class Slots:
         lock = Lock(storage.store, key, key, self._policy.ttl_s, storage.runtime, self._sightings, look_first=True)
         try:
             lease = lock.try_acquire()
+        except Corrupt as error:
+            # It only says who may claim, and nothing is written under its token: make room for a new one.
+            storage.notices.warn("", f"{error}; it is removed")
+            storage.store.delete(key)
+            return None
         except LimpetError:
             return None
         return lease if isinstance(lease, Lease) else None

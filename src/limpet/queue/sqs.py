@@ -24,7 +24,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.queue.api import Feature, Peeked, Policy, Pushed, Result, Stats, need
+from limpet.queue.api import AttemptError, Failure, Feature, Notice, Peeked, Policy, Pushed, Result, Stats, need
 from limpet.queue.heart import Heart
 from limpet.queue.nothing import Nothing
 from limpet.queue.records import payload_bytes
@@ -228,7 +228,21 @@ class SqsQueue:
         """Raises: Unsupported: SQS forgets what has ended."""
         self._refuse("results")
 
-    def retry(self, id: str | None = None, *, all: bool = False) -> list[str]:
+    def errors(self, id: str) -> Sequence[AttemptError]:
+        """Raises: Unsupported: SQS has no place for the error of an attempt."""
+        self._refuse("results")
+
+    def failed(self, n: int = 100, *, since_s: float | None = None) -> Sequence[Failure]:
+        """Raises: Unsupported: SQS shows a message only by delivering it."""
+        self._refuse("peek")
+
+    def notices(self) -> Sequence[Notice]:
+        """See `Queue.notices`."""
+        return ()
+
+    def retry(
+        self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
+    ) -> list[str]:
         """See `Queue.retry`. The new task is there before the failed one goes.
 
         Messages that could not be read stay; so do tasks that fail again meanwhile.
@@ -239,6 +253,8 @@ class SqsQueue:
         """
         if (id is None) is not all:
             raise Invalid("say which task to retry, or all=True")
+        if where is not None or since_s is not None:
+            self._refuse("peek")
         self._main()
         self._failed(create=True)
         moved: dict[str, str] = {}

@@ -11,26 +11,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
-from typing import Protocol
+from typing import Any, Protocol
 
-from limpet.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
-from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
+from limpet import records
+from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key, QueueKeys, is_minted
-from limpet.queue.names import batch_of, name_of_receipt
+from limpet.queue.api import Notice
+from limpet.queue.names import batch_of, count_of, name_of_receipt
 from limpet.queue.records import (
     ENTRY_BYTES_MAX,
     ControlRecord,
     EntryLease,
     Receipt,
     batch_lines,
+    lease_of,
     read_task,
 )
 from limpet.runtime import Runtime
-from limpet.store.api import Blob, Stat, Store
+from limpet.store.api import Absent, Blob, Stat, Store
 
-__all__ = ["Content", "Journal", "NoJournal", "Storage", "read_content", "task_name"]
+__all__ = ["Content", "Journal", "NoJournal", "Notices", "Storage", "read_content", "task_name"]
 
 LEASE_CODEC = struct_codec(EntryLease)
+NOTICES_MAX = 1_000
+RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
+"""How much of an object that nobody can read is kept."""
 RECEIPT_CODEC = struct_codec(Receipt)
 CONTROL_CODEC = struct_codec(ControlRecord)
 
@@ -90,6 +96,37 @@ class NoJournal:
         return ()
 
 
+class Notices:
+    """What the threads of this process met while they looked for work, until somebody asks."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._mutex = runtime.mutex()
+        self._notices: list[Notice] = []
+        self._warned: set[str] = set()
+
+    def failed(self, id_: str, note: str, count: int = 1) -> None:
+        """Tasks were ended in failed/ without being run."""
+        with self._mutex:
+            self._notices = [*self._notices[1 - NOTICES_MAX :], Notice(id_, note, count)]
+
+    def warn(self, id_: str, note: str) -> None:
+        """Something could not be read, and was passed over. It is said once."""
+        with self._mutex:
+            if note not in self._warned:
+                if len(self._warned) >= NOTICES_MAX:
+                    self._warned.clear()
+                self._warned.add(note)
+                self._notices = [*self._notices[1 - NOTICES_MAX :], Notice(id_, note)]
+
+    def take(self) -> list[Notice]:
+        """All of them; they are forgotten then."""
+        if not self._notices:
+            return []
+        with self._mutex:
+            notices, self._notices = self._notices, []
+        return notices
+
+
 def task_name(entry: str, n: int, *, batch: bool) -> str:
     """The name of task `n` of an entry, as receipts have it."""
     return f"{entry}.{n}" if batch else entry
@@ -103,10 +140,13 @@ class Storage:
         self.keys = keys
         self.runtime = runtime
         self.journal: Journal = journal or NoJournal()
+        self.notices = Notices(runtime)
 
     def lease(self, entry: str) -> Cell[EntryLease]:
         """The lease of an entry."""
-        return Cell(self.store, self.keys.lease(entry), LEASE_CODEC, self.runtime, deletable=True)
+        count = count_of(entry)
+        codec = Codec(records.encode, lambda data, what: lease_of(data, count=count, what=what))
+        return Cell(self.store, self.keys.lease(entry), codec, self.runtime, deletable=True)
 
     def receipt(self, key: Key) -> Cell[Receipt]:
         """A receipt."""
@@ -136,23 +176,54 @@ class Storage:
             return None
         return seen.value if seen else None
 
-    def own_completions(self, entry: str) -> set[int]:
-        """The tasks of a batch that have receipts of their own in completed/.   Cost: 1 LIST."""
-        after = f"{self.keys.completed}/{entry}."
-        names = takewhile(lambda stat: stat.key.startswith(after), self.store.list(self.keys.completed, after=after))
+    def own_receipts(self, folder: str, entry: str) -> set[int]:
+        """The tasks of a batch that have receipts of their own in completed/ or failed/.   Cost: 1 LIST."""
+        after = f"{folder}/{entry}."
+        names = takewhile(lambda stat: stat.key.startswith(after), self.store.list(folder, after=after))
         return {part[1] for stat in names if (part := batch_of(name_of_receipt(stat.key)))}
 
     def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
         """Put a receipt there unless one stands there already; the one that stands.
 
+        One that stands there and cannot be read ends the name all the same: then ours is the answer.
         Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if one stands there.
         """
         self.journal.ended(entry, batch, key, receipt)
-        match self.receipt(key).attempt(None, receipt):
+        try:
+            outcome = self.receipt(key).attempt(None, receipt)
+        except (Corrupt, Unsupported) as error:
+            self.notices.warn(entry, str(error))
+            return receipt
+        match outcome:
             case Won(seen):
                 return seen.value
             case Replaced(_, now) | Lost(now) | Unclear(now):
                 return now.value
+
+    def paused(self) -> bool:
+        """Whether an operator has paused the queue.   Raises: Corrupt; Unsupported.   Cost: 1 GET."""
+        seen = self.control().read()
+        return seen is not None and seen.value.paused
+
+    def raw_bytes(self, key: Key) -> bytes:
+        """An object as it is, for keeping: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""
+        try:
+            return self.store.get(key, range=(0, RAW_BYTES_MAX)).data
+        except Invalid:  # no byte is in that range: it is empty
+            return b""
+
+    def kept_payload(self, entry: str, payload: bytes) -> Key | None:
+        """Keep a payload that is not JSON as it is, in a part object; None for one that a receipt can hold.
+
+        Cost: 1 PUT, or nothing.
+        """
+        try:
+            records.plain(records.decode(payload, Any, what="the payload"), what="the payload")
+        except (Corrupt, Invalid):
+            key = self.keys.part(entry, self.runtime.new_id())
+            self.store.put(key, payload, when=Absent())
+            return key
+        return None
 
     def close(self, entry: str, *, batch: bool) -> None:
         """Remove an entry that a receipt ends: the task, then the lease, so that a lease is never missed in between.
@@ -187,5 +258,7 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
         minted = is_minted(entry) and not task.delayed
         return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted)
     header, body = batch_lines(blob.data, what=what)
+    if header.count != count_of(entry):
+        raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
     return Content(ids, body.split(b"\n"), header.pushed_at, 0, minted=True)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import groupby, islice
 
-from limpet.cell import Cell, Seen, struct_codec
+from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import Policy
 from limpet.queue.names import LEASE, REMOTE, batch_of, name_of_receipt, parts_of_entry
+from limpet.queue.push import due_of
+from limpet.queue.receipts import lists_done
 from limpet.queue.records import Receipt, SweepRecord
 from limpet.queue.storage import Storage
 from limpet.store.api import Stat
@@ -26,6 +28,7 @@ SWEEP_EVERY_S = 3600.0
 RETAIN_EVERY_S = 86400.0
 GRACE_S = 600.0
 BUSY_S = 300.0
+PARTS_WITHIN_S = 3 * RETAIN_EVERY_S
 
 
 class Sweeper:
@@ -74,18 +77,18 @@ class Sweeper:
             self.sweep(grace_s=GRACE_S)
             if retain:
                 self.retain()
+                self.drop_parts(within_s=PARTS_WITHIN_S)
         except LimpetError:
             return  # another process had the turn, or the store is away: the next turn comes in an hour
 
     def sweep(self, *, grace_s: float = 0.0) -> int:
         """One pass; how many objects went. What is younger than `grace_s` is left to those who are at work on it.
 
-        Cost: 1 LIST per 1,000 objects of pending/, failed/ and what of completed/ lies between them; 1 DELETE for each
-        object that goes; 1 GET for each failed task of a batch.
+        Cost: 1 LIST per 1,000 objects of pending/, scheduled/, failed/ and what of completed/ lies between them;
+        1 DELETE for each object that goes; 1 GET for each failed task of a batch.
         """
-        now = self._store.now(max_age_s=BUSY_S)
-        gone = self._drop_failed(now - timedelta(seconds=grace_s))
-        return gone + self._drop_pending(now - timedelta(seconds=grace_s))
+        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=grace_s)
+        return self._drop_failed(before) + self._drop_pending(before) + self._drop_scheduled(before)
 
     def retain(self) -> int:
         """Remove receipts, results and parts that are older than `retention_s`.   Cost: 1 LIST per 1,000 of them."""
@@ -107,9 +110,8 @@ class Sweeper:
             parts = {name: part for name in names if name not in beaten and (part := batch_of(name))}
             whole = self._receipts(self._keys.completed, {entry for entry, _ in parts.values()})
             for entry in sorted(whole):
-                seen = self._readable(self._keys.completed_of(entry))
-                listed = seen.value.failed if seen else ()
-                beaten |= {name for name, (of, n) in parts.items() if of == entry and seen and n not in listed}
+                whole_ = self._storage.read_receipt(self._keys.completed_of(entry))
+                beaten |= {name for name, (of, n) in parts.items() if of == entry and whole_ and lists_done(whole_, n)}
             self._store.delete_many([names[name] for name in sorted(beaten)])
             gone += len(beaten)
         return gone
@@ -130,6 +132,61 @@ class Sweeper:
                     gone += self._drop_orphans([stat.key for stat in found.values()])
         return gone
 
+    def _drop_scheduled(self, before: datetime) -> int:
+        """Delayed pushes of names that a receipt ends: the push rule would take them back when they are due."""
+        gone = 0
+        for chunk in _chunks(self._store.list(self._keys.scheduled)):
+            entries: dict[str, list[Key]] = {}
+            for stat in chunk:
+                due, name = stat.key.rsplit("/", 2)[1:]
+                entry = name.rpartition("@")[0]
+                if entry and due_of(due) is not None and stat.modified <= before:
+                    entries.setdefault(entry, []).append(stat.key)
+            over = self._receipts(self._keys.completed, entries) | self._receipts(self._keys.failed, entries)
+            keys = [key for entry in sorted(over) for key in entries[entry]]
+            gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)
+        return gone
+
+    def drop_parts(self, *, grace_s: float = GRACE_S, within_s: float = float("inf")) -> int:
+        """Remove result parts of ended entries that no receipt of theirs names: their writers lost the entry.
+
+        A receipt never changes, so what it does not name is never read. Parts older than `within_s` were looked at by
+        an earlier pass.
+        Cost: 1 LIST per 1,000 parts; for each entry that has some of that age 1 GET of its receipt, and only if that
+        does not name them all 2 LISTs + 1 GET for each receipt of its tasks.
+        """
+        now = self._store.now(max_age_s=BUSY_S)
+        gone = 0
+        for entry, parts in self._parts():
+            old = {key for key, at in parts.items() if grace_s <= (now - at).total_seconds() <= within_s}
+            orphans = old and self._orphans(entry, old)
+            if orphans:
+                gone += sum(1 for error in self._store.delete_many(sorted(orphans)).values() if error is None)
+        return gone
+
+    def _parts(self) -> Iterator[tuple[str, dict[Key, datetime]]]:
+        """The parts of one entry after another."""
+        stats = ((stat.key.rsplit("/", 2)[1], stat) for stat in self._store.list(self._keys.parts))
+        for entry, group in groupby(stats, key=lambda pair: pair[0]):
+            yield entry, {stat.key: stat.modified for _, stat in group}
+
+    def _orphans(self, entry: str, parts: set[Key]) -> set[Key]:
+        whole = self._storage.read_receipt(self._keys.completed_of(entry))
+        left = parts - _named(whole)
+        if not left:
+            return left
+        failed = self._storage.read_receipt(self._keys.failed_of(entry))
+        if whole is None and failed is None:
+            return set()  # it has not ended, or its receipt cannot be read
+        left -= _named(failed)
+        for folder, of in ((self._keys.completed, self._keys.completed_of), (self._keys.failed, self._keys.failed_of)):
+            for n in sorted(self._storage.own_receipts(folder, entry)):
+                receipt = self._storage.read_receipt(of(f"{entry}.{n}"))
+                if receipt is None:
+                    return set()
+                left -= _named(receipt)
+        return left
+
     def _entries(self) -> Iterator[dict[str, dict[str, Stat]]]:
         """Some whole entries at a time: a page may end in the middle of one. Files that are not ours are left alone."""
         entries: dict[str, dict[str, Stat]] = {}
@@ -144,12 +201,6 @@ class Sweeper:
             entries.setdefault(entry, {})[kind] = stat
         if entries:
             yield entries
-
-    def _readable(self, key: Key) -> Seen[Receipt] | None:
-        try:
-            return self._storage.receipt(key).read()
-        except (Corrupt, Unsupported):
-            return None
 
     def _drop_orphans(self, keys: list[Key]) -> int:
         """Leases whose task the listing did not show: look again, for a listing is a hint (F22)."""
@@ -172,6 +223,11 @@ class Sweeper:
                 break
             wanted = [key for key in wanted if key > page[-1]]
         return found
+
+
+def _named(receipt: Receipt | None) -> set[Key]:
+    """The parts that a receipt names."""
+    return set() if receipt is None else {Key(key) for key in (*receipt.parts, receipt.raw) if key}
 
 
 def _chunks(listing: Iterator[Stat]) -> Iterator[list[Stat]]:

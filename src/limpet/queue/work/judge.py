@@ -28,6 +28,7 @@ __all__ = [
 
 TRACE_BYTES_MAX = 8 * 1024
 LINE_CHARS_MAX = 500
+UNSTORABLE = "the handler returned, but its result cannot be stored"
 OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
 
 
@@ -97,21 +98,22 @@ def judge(error: BaseException, *, lost: bool) -> Verdict:
             return Again(one_line(error), None, trace_of(error))
 
 
-def record_done(task: Task, value: Any) -> str | None:
-    """Record that the task is done. The work is, whatever it returned: a value that cannot be kept is left out.
+def record_done(task: Task, value: Any) -> Failed | str | None:
+    """Record that the task is done, with its result.
 
-    Why it was left out, or None.   Raises: LimpetError if the store does not take it.
+    A result that cannot be stored is a failure of the task, which is returned and not yet recorded. Where the queue
+    keeps no results (SQS) it is left out, and the text says so.   Raises: LimpetError if the store does not take it.
     """
     try:
         task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
-    except (Invalid, Unsupported) as error:
-        why = str(error)
+    except Unsupported as error:
+        task.done()
+        return f"done without its result: {error}"
+    except Invalid as error:
+        return Failed(f"{UNSTORABLE}: {error}")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        why = one_line(error)
-    else:
-        return None
-    task.done()
-    return why
+        return Failed(f"{UNSTORABLE}: {one_line(error)}")
+    return None
 
 
 def one_line(error: BaseException) -> str:

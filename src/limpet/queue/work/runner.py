@@ -213,8 +213,13 @@ class Runner:
 
     def _done(self, now: _InHand, value: Any) -> None:
         unkept = record_done(now.task, value)
+        if isinstance(unkept, Failed):
+            now.task.fail(unkept.error)
+            ended: EventKind = "lost" if now.task.lost else "failed"
+            self._count(now, ended, ended, note=unkept.error)
+            return
         if unkept:
-            self._say(now, "warning", note=f"done without its result: {unkept}")
+            self._say(now, "warning", note=unkept)
         self._report.tally.add("done")
         self._emit(now, "done")
         if not self._report.is_silent("done"):

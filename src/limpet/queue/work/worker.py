@@ -8,7 +8,7 @@ from functools import partial
 from limpet.errors import Invalid, LimpetError
 from limpet.queue.api import Claim
 from limpet.queue.work.cron import CronPusher
-from limpet.queue.work.events import Event, Tally
+from limpet.queue.work.events import Event, EventKind, Tally
 from limpet.queue.work.looks import Looks
 from limpet.queue.work.rate import Rate
 from limpet.queue.work.runner import Job, Permits, Report, Runner
@@ -155,6 +155,7 @@ class Worker:
                     runner.work(self._jobs[n], claim, self._rates[n])
                 except LimpetError as error:
                     self._report.say("trouble", runner.name, queue=self._jobs[n].queue.name, note=_said(error))
+                self._tell_notices(runner, n)
                 if runner.halted:
                     self.stop()
             went_well = True
@@ -255,10 +256,21 @@ class Worker:
                 self._looks.found(n)
                 return claim
             self._looks.empty(n)
+        finally:
+            self._tell_notices(runner, n)
         rate = self._rates[n]
         if rate is not None:
             rate.give_back()
         return None
+
+    def _tell_notices(self, runner: Runner, n: int) -> None:
+        """Report what the queue put aside while it looked for work: it failed, though no handler ran."""
+        queue = self._jobs[n].queue
+        for notice in queue.notices():
+            if notice.failed:
+                self._report.tally.add("failed", notice.failed)
+            kind: EventKind = "failed" if notice.failed else "trouble"
+            self._report.say(kind, runner.name, queue=queue.name, id=notice.id, note=notice.note)
 
     def _rate_wait_s(self, n: int) -> float:
         rate = self._rates[n]
