@@ -33,6 +33,7 @@ HINTS: dict[Kind, str] = {
     "order": _REPAIR,
     "quarantined": "look at it, put its records again if they matter, and remove it",
     "stray": "if no reshard is under way, `limpet index verify --repair` brings its records home",
+    "too_large": "no Limpet writes such an object: move it elsewhere; restore a shard from a backup",
     "unknown": "Limpet did not write it and never touches it; move it elsewhere, or `limpet index adopt` it",
 }
 

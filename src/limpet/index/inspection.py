@@ -30,6 +30,7 @@ Kind = Literal[
     "order",
     "quarantined",
     "stray",
+    "too_large",
     "unknown",
 ]
 

@@ -15,6 +15,7 @@ from limpet.index.inspection import Inspected, Kind, inspect
 from limpet.index.manifest import Count, Fold, Manifest, sum_of
 from limpet.index.offline import Whole, load, lower, put_packs, record, sound
 from limpet.index.places import Place, place_of
+from limpet.index.storage import WAITING_BYTES_MAX
 from limpet.index.strays import Strays
 from limpet.keys import Key
 from limpet.store.api import Absent, Match, Version
@@ -108,7 +109,7 @@ class Repairs:
         another single or pack beside it, which its listing did not show.
         """
         try:
-            data = self._storage.store.get(key, size_max=None).data
+            data = self._storage.store.get(key, size_max=WAITING_BYTES_MAX).data
         except Missing:
             return  # compiled meanwhile
         found = self._inspected(key, place.shard, data)
@@ -135,7 +136,7 @@ class Repairs:
     def _describe(self, key: Key) -> None:
         """Write a description anew. It is read before the manifest, so a later schema's is never replaced."""
         try:
-            when: Match | Absent = Match(self._storage.store.get(key, size_max=None).version)
+            when: Match | Absent = Match(self._storage.store.head(key).version)
         except Missing:
             when = Absent()
         data = descriptions(self._whole, load(self._whole).value)[key]

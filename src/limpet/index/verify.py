@@ -16,8 +16,9 @@ from limpet.index.places import Place, place_of
 from limpet.index.quarantine import read_quarantined
 from limpet.index.repair import FIXABLE, Repairs, descriptions
 from limpet.index.schema import DELETED, UPDATED_AT
+from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX
 from limpet.keys import Key
-from limpet.store.api import Blob
+from limpet.store.api import Blob, Stat
 
 __all__ = ["verify"]
 
@@ -56,7 +57,10 @@ class _Verifier:
     def run(self) -> VerifyReport:
         seen: set[str] = set()
         for batch in batches(self._storage.store.list(self._keys.root)):
-            seen |= self._by_content([stat.key for stat in batch if not self._by_name(stat.key)])
+            wanted = [stat for stat in batch if not self._by_name(stat.key)]
+            large = {stat.key for stat in wanted if self._is_too_large(stat)}
+            seen |= self._by_content([stat.key for stat in wanted if stat.key not in large])
+            seen |= {place.shard for place in (place_of(self._keys, key) for key in large) if place.role == "shard"}
         for shard in shard_ids(self._manifest.depth):
             if shard not in seen:
                 self._unlisted(shard)
@@ -92,10 +96,18 @@ class _Verifier:
             return True
         return False
 
+    def _is_too_large(self, stat: Stat) -> bool:
+        waits = place_of(self._keys, stat.key).role in ("single", "pack")
+        size_max = WAITING_BYTES_MAX if waits else SHARD_BYTES_MAX
+        if stat.size <= size_max:
+            return False
+        self._add("too_large", stat.key, f"has {stat.size} bytes, more than the {size_max} that it may have")
+        return True
+
     def _by_content(self, keys: Sequence[Key]) -> set[str]:
         """Read objects, and note what is wrong with them; the shards among them that are there."""
         shards: set[str] = set()
-        for key, found in self._storage.store.get_many(keys, size_max=None).items():
+        for key, found in self._storage.store.get_many(keys, size_max=SHARD_BYTES_MAX).items():
             place = place_of(self._keys, key)
             if isinstance(found, Missing):
                 continue  # merged since it was listed; a shard is asked for again
@@ -167,7 +179,7 @@ class _Verifier:
         """A shard that no listing showed. A list is only a hint (F22)."""
         key = self._keys.shard(shard)
         try:
-            blob = self._storage.store.get(key, size_max=None)
+            blob = self._storage.store.get(key, size_max=SHARD_BYTES_MAX)
         except Missing:
             self._again()
             self._add("missing_shard", key, "is missing, and an index always has all its shards")
