@@ -55,8 +55,8 @@ class Finding:
     @property
     def hint(self) -> str:
         """What to do about it."""
-        if self.kind in ("bad_line", "bad_value", "cut_off") and "/shards/" not in self.key:
-            return _COMPILE
+        if self.kind in ("bad_line", "bad_value", "cut_off"):
+            return _ACCEPT if "/shards/" in self.key else _COMPILE
         return HINTS[self.kind]
 
 

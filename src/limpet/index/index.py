@@ -180,9 +180,11 @@ class Index(Generic[R]):
         self._open()
         return sql(self._storage.store, self._runtime, query, parameters, allow_files=allow_files, memory=memory)
 
-    def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Read everything again; with `repair`, put right what can be derived.   See `limpet.index.verify.verify`."""
-        return verify(self._whole(), repair=repair)
+    def verify(self, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
+        """Read everything again; with `repair`, put right what can be derived; with `accept_loss`, go on with what is
+        left of damaged shards.   See `limpet.index.verify.verify`.
+        """
+        return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
     def adopt(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
         """Take in plain `{key}.usv` files.   See `limpet.index.adopt.adopt`."""

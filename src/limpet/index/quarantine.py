@@ -13,7 +13,7 @@ from limpet.index.storage import WAITING_BYTES_MAX, Storage
 from limpet.keys import Key
 from limpet.records import Name, Text
 
-__all__ = ["Quarantined", "quarantine", "read_quarantined"]
+__all__ = ["Quarantined", "keep", "quarantine", "read_quarantined"]
 
 
 KEPT_CHARACTERS_MAX = 4 * (WAITING_BYTES_MAX // 3 + 1)
@@ -40,7 +40,14 @@ def quarantine(storage: Storage, shard: str, bad: Mapping[Key, tuple[bytes, str]
     Cost: 1 PUT + 1 DELETE each.   Crash: the object, its copy, or both are there.
     """
     for key, (data, reason) in bad.items():
-        at = storage.runtime.wall().isoformat(timespec="seconds")
-        kept = Quarantined(key, reason[:REASON_MAX], at, b64encode(data).decode())
-        storage.add(storage.keys.quarantined(shard, storage.runtime.new_id()), records.encode(kept))
+        keep(storage, shard, key, data, reason)
         storage.remove([key])
+
+
+def keep(storage: Storage, shard: str, key: Key, data: bytes, reason: str) -> None:
+    """Put a copy of an object, with the reason, into `quarantine/`.   Cost: 1 PUT, or 1 for every 256 MiB."""
+    at = storage.runtime.wall().isoformat(timespec="seconds")
+    for start in range(0, len(data) or 1, WAITING_BYTES_MAX):
+        part = b64encode(data[start : start + WAITING_BYTES_MAX]).decode()
+        kept = Quarantined(key, reason[:REASON_MAX], at, part)
+        storage.add(storage.keys.quarantined(shard, storage.runtime.new_id()), records.encode(kept))
