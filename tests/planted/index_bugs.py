@@ -63,7 +63,7 @@ INDEX_BUGS = [
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
         156,
-        ("storage", "        if work is None or shard in work.shards:\n", "        if shard in work.packs:\n"),
+        ("storage", "        if work is None or shard in work.shards:\n", "        if work is None or shard in work.packs:\n"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
@@ -109,10 +109,9 @@ INDEX_BUGS = [
         0,
         (
             "compiler",
-            "        self._storage.remove(read)\n        report.folded = 1\n",
+            "        report.merged[shard] = read\n",
             "        below = [*self._storage.singles(shard), *self._storage.packs(shard)]\n"
-            "        self._storage.remove([stat.key for stat in below])\n"
-            "        report.folded = 1\n",
+            "        report.merged[shard] = [stat.key for stat in below]\n",
         ),
     ),
     _bug(
@@ -129,7 +128,8 @@ INDEX_BUGS = [
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
             "        except Conflict:\n"
-            "            self._storage.store.put(what, merged.data, when=Match(self._storage.shard(shard).version))\n"
+            "            now = Match(self._storage.shard(shard).version)\n"
+            "            version = self._storage.store.put(what, merged.data, when=now)\n"
             "        except OutcomeUnknown:\n",
         ),
     ),
@@ -161,7 +161,7 @@ INDEX_BUGS = [
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
-            "        except OutcomeUnknown:\n            pass\n        except Conflict:\n",
+            "        except OutcomeUnknown:\n            version = blob.version\n        except Conflict:\n",
         ),
     ),
     _bug(
@@ -230,8 +230,8 @@ INDEX_BUGS = [
         0,
         (
             "storage",
-            "            return self.store.get(self.keys.shard(shard), size_max=None)\n        except Missing:\n",
-            "            return self.store.get(self.keys.shard(shard), size_max=None)\n        except Missing:\n"
+            "            return self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n",
+            "            return self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n"
             '            return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)\n',
         ),
     ),
@@ -240,6 +240,7 @@ INDEX_BUGS = [
         "F23",
         0,
         ("compiler", "        if known is not None and len(base) < known.records:\n", "        if known is None:\n"),
+        ("compiler", "        if not is_recorded and is_unexplained(", "        if known is None and is_unexplained("),
     ),
     _bug(
         "a later range may be of another version",
@@ -284,10 +285,10 @@ INDEX_BUGS = [
         ),
     ),
     _bug(
-        "a count is written down whatever was counted before",
+        "a fold is recorded although another one followed",
         "index, counts",
         441,
-        ("manifest", "counts[shard].records >= records[at]", "counts[shard].records >= 0"),
+        ("manifest", " or is_current(shard, fold.version):\n", " or True:\n"),
     ),
     _bug(
         "a shard is counted that could not be put",
@@ -297,7 +298,9 @@ INDEX_BUGS = [
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
             "        except (Conflict, OutcomeUnknown):\n"
-            "            report.counts[shard] = Count(merged.records, len(merged.data))\n",
+            "            count = Count(merged.records, len(merged.data), sum_of(merged.data))\n"
+            "            report.folds[shard] = Fold(count, blob.version, base_sum)\n"
+            "            report.merged[shard] = []\n",
         ),
     ),
     _bug(
@@ -306,8 +309,9 @@ INDEX_BUGS = [
         300,
         (
             "compiler",
-            "            self._storage.store.put(what, merged.data, when=",
-            "            merged.data == blob.data or self._storage.store.put(what, merged.data, when=",
+            "            version = self._storage.store.put(what, merged.data, when=",
+            "            version = blob.version if merged.data == blob.data else "
+            "self._storage.store.put(what, merged.data, when=",
         ),
         scenario="index_disk",
     ),
@@ -343,5 +347,81 @@ INDEX_BUGS = [
             "            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)\n",
             "            for line in data.splitlines()\n",
         ),
+    ),
+    _bug(
+        "a short shard is scanned as if it were whole",
+        "F23, B5",
+        0,
+        (
+            "reader",
+            "        if known is not None and number < known.records:\n            what",
+            "        if False:\n            what",
+        ),
+    ),
+    _bug(
+        "a lookup takes a shard of any size",
+        "F23, B5",
+        0,
+        ("reader", "            if version is None and shard is not None:\n", "            if shard is None:\n"),
+        (
+            "reader",
+            "        if size == 0:\n            self.demand_whole(shard, size)\n            return []\n        at =",
+            "        if size == 0:\n            return []\n        at =",
+        ),
+    ),
+    _bug(
+        "objects go before their fold is recorded",
+        "F23, B5",
+        0,
+        (
+            "index",
+            "        self._cell.update(change)\n        self._storage.remove([key for shard in sorted(recorded) for",
+            "        self._storage.remove([key for keys in report.merged.values() for key in keys])\n"
+            "        self._cell.update(change)\n        self._storage.remove([key for shard in sorted(recorded) for",
+        ),
+    ),
+    _bug(
+        "objects go although their fold was not recorded",
+        "F23, B5",
+        0,
+        ("index", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
+    ),
+    _bug(
+        "a digest is compared with another version's",
+        "F23, B5",
+        0,
+        (
+            "compiler",
+            " or not is_current(storage, shard, blob.version):\n",
+            ":\n",
+        ),
+    ),
+    _bug(
+        "a fold that is not recorded yet counts as damage",
+        "F23, B5",
+        0,
+        (
+            "compiler",
+            "        for key, data in storage.waiting(shard).items():\n",
+            "        for key, data in dict[Key, bytes]().items():\n",
+        ),
+    ),
+    _bug(
+        "what is recorded is not looked at again",
+        "F23, B5",
+        0,
+        ("compiler", " and after.value.count(shard) == known:\n", ":\n"),
+    ),
+    _bug(
+        "changed bytes of a shard are not compared",
+        "F23, B5",
+        0,
+        ("verify", 'known.sum not in ("", count.sum) and', "known.sum is None and"),
+    ),
+    _bug(
+        "a line that was replaced in its pack explains nothing",
+        "F23, B5",
+        0,
+        ("decide", "(is_pack or rank(other, shape) == rank(line, shape))", "rank(other, shape) == rank(line, shape)"),
     ),
 ]

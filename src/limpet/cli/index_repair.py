@@ -25,6 +25,8 @@ VERIFY_EPILOG = lines(
     "Example: look, then put right what can be derived",
     "$ limpet index verify domains -u s3://acme/prod",
     "$ limpet index verify domains --repair -u s3://acme/prod",
+    "Example: a shard is lost for good; go on with all the others",
+    "$ limpet index verify domains --accept-loss -u s3://acme/prod",
     "Exit codes: 0 nothing is wrong, or nothing any more; 1 something is, or there is no such index; 2 wrong usage; "
     "75 another repair, reshard or purge is at work.",
 )
@@ -59,18 +61,25 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Put right what can be derived: order, duplicates, places, counts.")
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Go on with what is left of damaged or missing shards; their bytes go to quarantine."
+        ),
+    ] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Read everything again, and say what is wrong.
 
-    Without --repair nothing is changed, and a key that may only read is enough. What is lost is never papered over:
-    restore it from a backup. It may run while the index is used.
+    Without --repair and --accept-loss nothing is changed, and a key that may only read is enough. Restore a damaged
+    shard from a backup if you have one; only --accept-loss goes on without what is lost. It may run while the index is
+    used.
     """
-    fleet = existing(url) if repair else opened(url, read_only=True)
+    fleet = existing(url) if repair or accept_loss else opened(url, read_only=True)
     handle = demand_index(fleet, name)
     with console(stderr=True).status(f"reading {name!r}"):
-        report = handle.verify(repair=repair)
+        report = handle.verify(repair=repair, accept_loss=accept_loss)
     if json:
         print_json(_facts(name, report))
     else:

@@ -14,7 +14,7 @@ from limpet.errors import LimpetError, Missing
 from limpet.index.decide import shard_ids
 from limpet.index.manifest import Manifest
 from limpet.index.reader import Reader
-from limpet.index.storage import Storage
+from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.store.api import Blob, Stat
 
 __all__ = ["NEIGHBOURS", "PART_BYTES", "Compiled", "Part", "parts_of"]
@@ -77,7 +77,7 @@ class Compiled:
         schema, keys = self._manifest.schema, self._storage.keys
         for batch in _batches(parts):
             shards = [shard for part in batch for shard in part.shards]
-            blobs = self._storage.store.get_many([keys.shard(shard) for shard in shards], size_max=None)
+            blobs = self._storage.store.get_many([keys.shard(shard) for shard in shards], size_max=SHARD_BYTES_MAX)
             for part in batch:
                 lines: list[bytes] = []
                 read: dict[str, Blob] = {}

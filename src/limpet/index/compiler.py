@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
-from limpet.errors import Conflict, Corrupt, Held, LimpetError, OutcomeUnknown
+from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown
 from limpet.index.decide import (
     Step,
     Waiting,
@@ -29,7 +29,7 @@ from limpet.index.decide import (
 from limpet.index.manifest import Count, Fold, Manifest, is_current, manifest_cell, sum_of
 from limpet.index.quarantine import quarantine
 from limpet.index.schema import placed
-from limpet.index.storage import Storage, Work
+from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, Storage, Work
 from limpet.keys import Key
 from limpet.lease import Lease, Lock, Sightings
 from limpet.store.api import Blob, Match, Stat
@@ -46,6 +46,7 @@ class CompileReport:
     """What a run did. `held` shards were another compiler's; `conflicts` were written by another one meanwhile.
 
     `strays` are folders of another depth, where a program writes that does not know the index was resharded.
+    `too_large` are objects that no Limpet wrote; they stay where they are.
     By shard, `folds` are what was put and `merged` the objects in it: they go once the manifest records the fold.
     """
 
@@ -59,6 +60,7 @@ class CompileReport:
     written_bytes: int = 0
     quarantined: int = 0
     strays: int = 0
+    too_large: list[Key] = field(default_factory=list)
     folds: dict[str, Fold] = field(default_factory=dict, repr=False)
     merged: dict[str, list[Key]] = field(default_factory=dict, repr=False)
 
@@ -94,15 +96,17 @@ class Compiler:
         still there: see `CompileReport.merged`.
         Crash: at any point, nothing is lost and nothing needs to be cleaned up but a lock that runs out.
         """
-        singles = self._storage.singles(shard) if shard in work.singles else []
-        packs = self._storage.packs(shard) if shard in work.packs else []
+        singles, large = _readable(self._storage.singles(shard) if shard in work.singles else [])
+        packs, larger = _readable(self._storage.packs(shard) if shard in work.packs else [])
         match next_step(self._waiting(singles, packs), self._base_size(shard), full=full):
             case Step.FOLD:
-                return self._fold(shard, _parts((*singles, *packs)), full=full)
+                report = self._fold(shard, _parts((*singles, *packs)), full=full)
             case Step.PACK:
-                return self._pack(shard, [stat.key for stat in singles])
+                report = self._pack(shard, [stat.key for stat in singles])
             case Step.REST:
-                return CompileReport(rested=1)
+                report = CompileReport(rested=1)
+        report.too_large += [*large, *larger]
+        return report
 
     def _waiting(self, singles: Sequence[Stat], packs: Sequence[Stat]) -> Waiting:
         everything = (*singles, *packs)
@@ -165,6 +169,11 @@ class Compiler:
             if shard_of(digest(key), self._manifest.depth) != shard:
                 raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
         merged = merge(base, incoming, shape, what=what)
+        if len(merged.data) > SHARD_BYTES_MAX:
+            raise Invalid(
+                f"{what} would have {len(merged.data)} bytes, more than the {SHARD_BYTES_MAX} that it may have",
+                hint="`limpet index reshard` makes more shards, which are smaller; what waits is kept",
+            )
         try:
             # F25: even if nothing changes, so that what is deleted next is durable in a shard that we wrote ourselves
             version = self._storage.store.put(what, merged.data, when=Match(blob.version))
@@ -242,6 +251,12 @@ def is_unexplained(storage: Storage, manifest: Manifest, shard: str, blob: Blob,
         if after and after.value.generation == manifest.generation and after.value.count(shard) == known:
             return True
     return False
+
+
+def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
+    """The objects that may be read, and the names of those that are too large for that."""
+    large = [stat.key for stat in waiting if stat.size > WAITING_BYTES_MAX]
+    return [stat for stat in waiting if stat.size <= WAITING_BYTES_MAX], large
 
 
 def _parts(waiting: Sequence[Stat]) -> list[list[Key]]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.values import Kind, reader, shown, stamp_time, writer
+from limpet.index.values import INTEGER_END, Kind, reader, shown, stamp_time, writer
 
 __all__ = ["Constraints", "checker", "constraints_of", "loosened"]
 
-Plain = str | int | float | bool
+ENUM_MAX = 10_000
+FLOAT_MAX = sys.float_info.max
+
+_Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_END, le=INTEGER_END - 1)]
+_Number = Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
+Plain = records.Text | _Integer | _Number | bool
 
 _TIMES: tuple[Kind, ...] = ("date", "datetime")
 _RANGED: tuple[Kind, ...] = ("integer", "number", *_TIMES)
@@ -37,14 +43,14 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     A pattern must match the whole string. Of `minimum` and `exclusive_minimum`, and of the maxima, one at most is set.
     """
 
-    enum: tuple[Plain, ...] | None = None
+    enum: Annotated[tuple[Plain, ...], msgspec.Meta(max_length=ENUM_MAX)] | None = None
     minimum: Plain | None = None
     maximum: Plain | None = None
     exclusive_minimum: Plain | None = None
     exclusive_maximum: Plain | None = None
-    min_length: int | None = None
-    max_length: int | None = None
-    pattern: str | None = None
+    min_length: records.Count | None = None
+    max_length: records.Count | None = None
+    pattern: records.Text | None = None
 
 
 def constraints_of(given: Mapping[str, Any], kind: Kind, *, field: str) -> Constraints | None:

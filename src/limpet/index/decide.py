@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -39,6 +39,7 @@ __all__ = [
     "shard_id",
     "shard_ids",
     "shard_of",
+    "split",
     "winners",
 ]
 
@@ -48,6 +49,7 @@ FOLD_BELOW_BYTES = 256 << 10
 FOLD_PACKS = 16
 FOLD_AGE = timedelta(days=1)
 PACK_SINGLES = 8
+PACK_BYTES = 64 << 20
 
 _NULLS = SEPARATOR + NULL
 
@@ -124,8 +126,10 @@ def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
         stamp, gone = fields[shape.stamp_at], fields[shape.gone_at]
     except IndexError:
         raise Corrupt(f"the line {line[:60]!r} has too few fields") from None
-    while line.endswith(_NULLS):
-        line = line[: -len(_NULLS)]
+    end = len(line)
+    while line.endswith(_NULLS, 0, end):
+        end -= len(_NULLS)
+    line = line[:end]
     return stamp, gone, line
 
 
@@ -150,6 +154,19 @@ def winners(places: Sequence[bytes], lines: Sequence[bytes], shape: Shape) -> di
 def packed(lines: Mapping[bytes, bytes], shape: Shape) -> bytes:
     """Lines by digest as one object's bytes, in the order of shards and packs."""
     return _joined([lines[place] for place in sorted(lines)], shape.width)
+
+
+def split(lines: Mapping[bytes, bytes], size_max: int) -> Iterator[dict[bytes, bytes]]:
+    """Lines by digest in parts of at most so many bytes, unless one line has more; at least one part."""
+    part: dict[bytes, bytes] = {}
+    size = 0
+    for place, line in lines.items():
+        if part and size + len(line) >= size_max:
+            yield part
+            part, size = {}, 0
+        part[place] = line
+        size += len(line) + 1
+    yield part
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import msgspec
 from limpet.errors import Conflict, Missing, OutcomeUnknown
 from limpet.index import describe
 from limpet.index.manifest import Manifest
-from limpet.index.storage import Storage
+from limpet.index.storage import DESCRIPTION_BYTES_MAX, Storage
 from limpet.keys import Key
 from limpet.store.api import Absent, Match
 
@@ -30,7 +30,7 @@ def write_descriptions(storage: Storage, name: str, manifest: Manifest) -> None:
 def _write(storage: Storage, key: Key, data: bytes, version: int) -> None:
     for tried in range(1, TRIES_MAX + 1):
         try:
-            blob = storage.store.get(key, size_max=None)
+            blob = storage.store.get(key, size_max=DESCRIPTION_BYTES_MAX)
         except Missing:
             blob = None
         if blob is not None and (blob.data == data or _version_of(blob.data) > version):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,8 +14,20 @@ from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints, checker
 from limpet.index.text import BACKSLASH, END, NULL, SEPARATOR, unsafe
 from limpet.index.values import INTEGER_END, Kind, all_in_64_bits, all_in_utc, reader, shown, stamp_texts, writer
+from limpet.records import Name
 
-__all__ = ["DELETED", "GONE", "LIVE", "OUR_CONSTRAINTS", "UPDATED_AT", "Field", "Plan", "plan_of"]
+__all__ = [
+    "DELETED",
+    "FIELDS_MAX",
+    "GONE",
+    "LIVE",
+    "OUR_CONSTRAINTS",
+    "UPDATED_AT",
+    "Field",
+    "Fields",
+    "Plan",
+    "plan_of",
+]
 
 UPDATED_AT = "updated_at"
 DELETED = "_deleted"
@@ -23,6 +35,8 @@ OUR_CONSTRAINTS = "limpet:constraints"
 """In a data package of ours: the constraints of a live record's values. Those of the text that is stored are looser."""
 LIVE, GONE = b"0", b"1"
 TEMPLATES_MAX = 1000
+FIELDS_MAX = 4096
+"""So many columns an index may have. A line with more fields is no record: no Limpet wrote it."""
 
 _BETWEEN, _NULL, _LIVE = SEPARATOR.decode(), NULL.decode(), LIVE.decode()
 
@@ -30,10 +44,13 @@ _BETWEEN, _NULL, _LIVE = SEPARATOR.decode(), NULL.decode(), LIVE.decode()
 class Field(msgspec.Struct, frozen=True, omit_defaults=True):
     """One column. `required`: a live record must have a value there. `constraints`: what that value must meet."""
 
-    name: str
+    name: Name
     type: Kind
     required: bool = False
     constraints: Constraints | None = None
+
+
+Fields = Annotated[tuple[Field, ...], msgspec.Meta(max_length=FIELDS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ HINTS: dict[Kind, str] = {
     "order": _REPAIR,
     "quarantined": "look at it, put its records again if they matter, and remove it",
     "stray": "if no reshard is under way, `limpet index verify --repair` brings its records home",
+    "too_large": "no Limpet writes such an object: move it elsewhere; restore a shard from a backup",
     "unknown": "Limpet did not write it and never touches it; move it elsewhere, or `limpet index adopt` it",
 }
 
@@ -54,8 +55,8 @@ class Finding:
     @property
     def hint(self) -> str:
         """What to do about it."""
-        if self.kind in ("bad_line", "bad_value", "cut_off") and "/shards/" not in self.key:
-            return _COMPILE
+        if self.kind in ("bad_line", "bad_value", "cut_off"):
+            return _ACCEPT if "/shards/" in self.key else _COMPILE
         return HINTS[self.kind]
 
 

@@ -29,6 +29,7 @@ from limpet.index.index import Index
 from limpet.index.schema import DELETED, UPDATED_AT, Schema
 from limpet.index.stamps import AHEAD_MAX
 from limpet.index.values import stamp_text, stamp_time, writer
+from limpet.records import YEARS, Count, Name, Text
 
 __all__ = ["Bad", "Import", "ImportRecord", "Job", "Order", "Taken", "identity", "take"]
 
@@ -142,16 +143,16 @@ class ImportRecord(msgspec.Struct, frozen=True, kw_only=True):
     `bad` records were left out; the first `bad_bytes` bytes of `bad_file` hold them.
     """
 
-    file: str
-    format: str
-    began_at: str
-    position: int = 0
-    number: int = 0
-    chunks: int = 0
-    records: int = 0
-    bad: int = 0
-    bad_bytes: int = 0
-    bad_file: str = ""
+    file: Text
+    format: Name
+    began_at: Name
+    position: Count = 0
+    number: Count = 0
+    chunks: Count = 0
+    records: Count = 0
+    bad: Count = 0
+    bad_bytes: Count = 0
+    bad_file: Text = ""
     done: bool = False
 
     @property
@@ -238,12 +239,23 @@ class Import:
             return None
         try:
             seen = self._cell.read()
+            if seen is not None:
+                self._demand_sense(seen.value, self._cell.key)
         except Corrupt as error:
             if not restart:
                 raise Corrupt(str(error), hint="--restart begins the import anew") from None
             self._storage.remove([self._cell.key])
             return None
         return None if seen is None or restart or seen.value.done else seen.value
+
+    def _demand_sense(self, found: ImportRecord, key: str) -> None:
+        """Go on only from a state that an import of this format wrote.   Raises: Corrupt."""
+        try:
+            year = stamp_time(found.began_at).year
+        except ValueError:
+            year = 0
+        if FORMATS.get(found.format) is not self._form or year not in YEARS:
+            raise Corrupt(f"{key} is no state of this import: {found.format!r}, begun {found.began_at!r}")
 
     def _orders(self) -> Iterator[tuple[Chunk, Order]]:
         """The chunks that are left, each as of its own microsecond."""

@@ -12,7 +12,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import msgspec
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import EventSink
 from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.compiler import CompileReport
@@ -180,9 +180,11 @@ class Index(Generic[R]):
         self._open()
         return sql(self._storage.store, self._runtime, query, parameters, allow_files=allow_files, memory=memory)
 
-    def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Read everything again; with `repair`, put right what can be derived.   See `limpet.index.verify.verify`."""
-        return verify(self._whole(), repair=repair)
+    def verify(self, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
+        """Read everything again; with `repair`, put right what can be derived; with `accept_loss`, go on with what is
+        left of damaged shards.   See `limpet.index.verify.verify`.
+        """
+        return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
     def adopt(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
         """Take in plain `{key}.usv` files.   See `limpet.index.adopt.adopt`."""
@@ -244,6 +246,11 @@ class Index(Generic[R]):
                 failed = failed or part
             else:
                 report.add(part)
+        if report.too_large and failed is None:
+            failed = Corrupt(
+                f"{report.too_large[0]} is larger than any object that Limpet writes, and was left where it is",
+                hint="move it elsewhere; everything else was compiled",
+            )
         if self._events is not None:
             tell(self._events, self._runtime, self.name, report, failed, began_s)
         if failed is not None:
@@ -296,7 +303,8 @@ class Index(Generic[R]):
                 return None
             found, recorded = noted(now, report.folds, partial(is_current, self._storage))
             found = msgspec.structs.replace(found, described=max(now.described, manifest.schema_version))
-            return found if found != now else None
+            # F25: even if another compiler has recorded the same, so that what is deleted next is recorded durably
+            return found if found != now or recorded else None
 
         self._cell.update(change)
         self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])

@@ -12,7 +12,7 @@ from limpet.index.schema import Schema
 from limpet.index.text import END
 from limpet.keys import IndexKeys, Key
 
-__all__ = ["Flaw", "Inspected", "Kind", "inspect", "misnamed"]
+__all__ = ["Flaw", "Inspected", "Kind", "good_lines", "inspect", "misnamed"]
 
 Kind = Literal[
     "bad_line",
@@ -30,6 +30,7 @@ Kind = Literal[
     "order",
     "quarantined",
     "stray",
+    "too_large",
     "unknown",
 ]
 
@@ -69,12 +70,28 @@ def inspect(data: bytes, schema: Schema, depth: int, shard: str) -> Inspected:
     try:
         lines = schema.lines(data, what="it")
     except Corrupt as error:
-        found.flaws.append(Flaw("bad_line", str(error)))
+        said = str(error)
+        what = said.removeprefix("it ") if said.startswith("it ") else f"has a bad line: {said.removeprefix('it: ')}"
+        found.flaws.append(Flaw("bad_line", what))
         return found
     _check_values(found, lines, schema)
     if found.readable:
         _check_places(found, lines, schema, depth, shard)
     return found
+
+
+def good_lines(data: bytes, schema: Schema, depth: int, shard: str) -> list[bytes]:
+    """The lines of a damaged shard that are records of its own, whatever the others are."""
+    good: list[bytes] = []
+    for line in data.split(END)[:-1]:
+        try:
+            [line] = schema.lines(line + END, what="it")
+            [key] = keys_of([line], schema.shape)
+        except Corrupt:
+            continue
+        if shard_of(digest(key), depth) == shard and _wrong_value(line, schema, where="it") is None:
+            good.append(line)
+    return good
 
 
 def _check_values(found: Inspected, lines: list[bytes], schema: Schema) -> None:

@@ -12,13 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from typing import Annotated
 
 import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Missing
-from limpet.index.schema import Field, Schema
+from limpet.index.decide import DEPTHS
+from limpet.index.fields import Fields
+from limpet.index.schema import Schema
 from limpet.index.storage import Storage
+from limpet.records import INTEGER_MAX, Name, Positive
 from limpet.store.api import Version
 
 __all__ = [
@@ -38,6 +42,11 @@ COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record each in one small object."""
 
 SUM_BYTES = 16
+SUM_MAX = 64
+_Number = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX, le=INTEGER_MAX)]
+"""Below zero makes no sense, but verify says so and repairs it: one wrong count must not hide the whole index."""
+_Sum = Annotated[str, msgspec.Meta(max_length=SUM_MAX)]
+_OF_SHARDS = msgspec.Meta(max_length=16 ** DEPTHS[-1])
 UNKNOWN_SUM = ""
 EMPTY_SUM = "-"
 
@@ -49,15 +58,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `records`, `sizes` (bytes) and `sums` (see `sum_of`) are by shard, as of the last fold that was recorded.
     """
 
-    fields: tuple[Field, ...]
-    key: str
-    depth: int
-    generation: int = 1
-    schema_version: int = 1
-    described: int = 0
-    records: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
-    sums: tuple[str, ...] = ()
+    fields: Fields
+    key: Name
+    depth: Annotated[int, msgspec.Meta(ge=1, le=DEPTHS[-1])]
+    generation: Positive = 1
+    schema_version: Positive = 1
+    described: Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)] = 0
+    records: Annotated[tuple[_Number, ...], _OF_SHARDS] = ()
+    sizes: Annotated[tuple[_Number, ...], _OF_SHARDS] = ()
+    sums: Annotated[tuple[_Sum, ...], _OF_SHARDS] = ()
 
     @cached_property
     def schema(self) -> Schema:
@@ -75,9 +84,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class Count(msgspec.Struct, frozen=True):
     """How many records and bytes a shard has, and the digest of its bytes; "" if nobody recorded one."""
 
-    records: int
-    size: int
-    sum: str = UNKNOWN_SUM
+    records: _Number
+    size: _Number
+    sum: _Sum = UNKNOWN_SUM
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import msgspec
 from limpet.cell import Cell, Seen, struct_codec
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, Missing
 from limpet.index.compiler import LOCK_TTL_S, CompileReport
-from limpet.index.decide import merge, newest, packed, shard_of
+from limpet.index.decide import PACK_BYTES, merge, newest, packed, shard_of, split
 from limpet.index.manifest import Count, Fold, Manifest, is_current, noted, sum_of, with_counts
 from limpet.index.schema import checked
 from limpet.index.stamps import READ_NOW_S
@@ -186,8 +186,9 @@ def put_packs(storage: Storage, manifest: Manifest, lines: Sequence[bytes]) -> i
         by_shard.setdefault(shard_of(place, manifest.depth), {})[place] = line
     storage.add_many(
         [
-            Put(storage.keys.pack(shard, storage.runtime.new_id()), packed(winners, shape))
+            Put(storage.keys.pack(shard, storage.runtime.new_id()), packed(part, shape))
             for shard, winners in sorted(by_shard.items())
+            for part in split(winners, PACK_BYTES)
         ]
     )
     return len(by_shard)

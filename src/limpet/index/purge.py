@@ -23,6 +23,7 @@ from limpet.index.offline import (
     sound,
 )
 from limpet.index.places import place_of
+from limpet.index.storage import SHARD_BYTES_MAX
 from limpet.index.strays import strays_of
 from limpet.index.text import END
 from limpet.index.values import stamp_text
@@ -113,7 +114,7 @@ class _Purge:
         return place_of(self._storage.keys, key).shard
 
     def _read(self, batch: list[Stat]) -> list[tuple[Stat, Blob]]:
-        blobs = self._storage.store.get_many([stat.key for stat in batch], size_max=None)
+        blobs = self._storage.store.get_many([stat.key for stat in batch], size_max=SHARD_BYTES_MAX)
         read: list[tuple[Stat, Blob]] = []
         for stat in batch:
             blob = blobs[stat.key]

@@ -11,21 +11,28 @@ from collections.abc import Iterable, Mapping
 from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.index import describe
 from limpet.index.decide import merge, newest, packed
-from limpet.index.inspection import Inspected, Kind, inspect
+from limpet.index.inspection import Inspected, Kind, good_lines, inspect
 from limpet.index.manifest import Count, Fold, Manifest, sum_of
 from limpet.index.offline import Whole, load, lower, put_packs, record, sound
 from limpet.index.places import Place, place_of
+from limpet.index.quarantine import keep
+from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX
 from limpet.index.strays import Strays
 from limpet.keys import Key
 from limpet.store.api import Absent, Match, Version
 from limpet.store.outcome import put_bytes
 
-__all__ = ["FIXABLE", "Repairs", "descriptions"]
+__all__ = ["ACCEPTABLE", "FIXABLE", "Repairs", "descriptions"]
 
 FIXABLE: frozenset[Kind] = frozenset(
     {"behind", "counts", "description", "duplicate", "misnamed", "misplaced", "order", "stray"}
 )
 """What is derived. An object with any other flaw is left as it is."""
+
+ACCEPTABLE: frozenset[Kind] = frozenset(
+    {"bad_line", "bad_value", "changed", "cut_off", "lost", "missing_shard", "too_large"}
+)
+"""Damage of a shard with which an operator may choose to go on."""
 
 _ORDER = ("shard", "single", "pack", "described")
 
@@ -79,6 +86,33 @@ class Repairs:
             self._count()
         return outcomes
 
+    def accept_loss(self, key: Key, shard: str, reason: str) -> str:
+        """Have a damaged shard be what is left of it: its good lines, in order. Returns what was kept and what was not.
+
+        First its bytes are kept in quarantine, then the manifest promises no more than is left, then the shard is put.
+        Raises: Corrupt for a shard that is too large to be read; Conflict or OutcomeUnknown if others write it.
+        Cost: 1 GET, 2 PUTs, 2 swaps.   Crash: at any point, nothing that was there is gone; accepting it again goes on.
+        """
+        known = self._manifest.count(shard)
+        try:
+            blob = self._storage.store.get(key, size_max=SHARD_BYTES_MAX)
+        except Missing:
+            blob = None
+        data = blob.data if blob else b""
+        kept = newest(good_lines(data, self._schema, self._manifest.depth, shard), self._schema.shape)
+        left = packed(kept, self._schema.shape)
+        lost = max(known.records - len(kept), 0) if known else None
+        told = f"{len(kept)} records are kept, {'an unknown number' if lost is None else lost} are lost"
+        keep(self._storage, shard, key, data if left != data else b"", f"{reason}; the loss was accepted: {told}")
+        if left != data or blob is None:
+            self._swap(shard, left, blob.version if blob else None, len(kept))
+        else:
+            count = Count(len(kept), len(left), sum_of(left))
+            lower(self._whole, self._manifest, {shard: count})
+            self._folds[shard] = Fold(count, blob.version)
+        self._count()
+        return told
+
     def _is_stray(self, place: Place) -> bool:
         return bool(place.shard) and len(place.shard) != self._manifest.depth
 
@@ -108,7 +142,7 @@ class Repairs:
         another single or pack beside it, which its listing did not show.
         """
         try:
-            data = self._storage.store.get(key, size_max=None).data
+            data = self._storage.store.get(key, size_max=WAITING_BYTES_MAX).data
         except Missing:
             return  # compiled meanwhile
         found = self._inspected(key, place.shard, data)
@@ -135,7 +169,7 @@ class Repairs:
     def _describe(self, key: Key) -> None:
         """Write a description anew. It is read before the manifest, so a later schema's is never replaced."""
         try:
-            when: Match | Absent = Match(self._storage.store.get(key, size_max=None).version)
+            when: Match | Absent = Match(self._storage.store.head(key).version)
         except Missing:
             when = Absent()
         data = descriptions(self._whole, load(self._whole).value)[key]
@@ -147,11 +181,12 @@ class Repairs:
             raise Corrupt(f"{key} {found.flaws[0].what}")
         return found
 
-    def _swap(self, shard: str, data: bytes, version: Version, records: int) -> None:
+    def _swap(self, shard: str, data: bytes, version: Version | None, records: int) -> None:
         """Put a shard, of which the manifest promises neither more nor a digest until it is recorded."""
         key = self._storage.keys.shard(shard)
         count = Count(records, len(data), sum_of(data))
         lower(self._whole, self._manifest, {shard: count})
-        put = put_bytes(self._storage.store, self._storage.runtime, key, data, Match(version))
+        when = Match(version) if version is not None else Absent()
+        put = put_bytes(self._storage.store, self._storage.runtime, key, data, when)
         self._folds[shard] = Fold(count, put)
         self._written = True

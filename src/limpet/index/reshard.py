@@ -22,6 +22,7 @@ from limpet.index.offline import (
     sole,
     sound,
 )
+from limpet.index.storage import SHARD_BYTES_MAX
 from limpet.index.strays import Strays, retire, strays_of
 from limpet.index.text import END
 from limpet.keys import Key
@@ -101,7 +102,7 @@ class _Move:
         """The lines of neighbouring shards, in order."""
         keys = {self._storage.keys.shard(shard): shard for shard in shards}
         lines: list[bytes] = []
-        for key, found in self._storage.store.get_many(keys, size_max=None).items():
+        for key, found in self._storage.store.get_many(keys, size_max=SHARD_BYTES_MAX).items():
             if isinstance(found, Missing):
                 raise self._storage.no_shard(keys[key])
             if isinstance(found, LimpetError):

@@ -17,9 +17,10 @@ import msgspec
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import loosened
 from limpet.index.decide import Shape, places_of, shard_of
-from limpet.index.fields import DELETED, GONE, UPDATED_AT, Field, Plan, plan_of
+from limpet.index.fields import DELETED, FIELDS_MAX, GONE, UPDATED_AT, Field, Fields, Plan, plan_of
 from limpet.index.text import END, NULL, SEPARATOR, escape, lines_of, unsafe
 from limpet.index.values import JSON_KINDS, PATTERNS, all_in_64_bits, plain, reader, shown, writer
+from limpet.records import Name
 
 __all__ = [
     "DELETED",
@@ -44,8 +45,8 @@ LINE_BYTES_MAX = 16 << 20
 class Schema(msgspec.Struct, frozen=True, dict=True):
     """The columns of an index, Limpet's own included, and which of them is the key."""
 
-    fields: tuple[Field, ...]
-    key: str
+    fields: Fields
+    key: Name
 
     @cached_property
     def shape(self) -> Shape:
@@ -64,7 +65,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _matchers(self) -> dict[int, Callable[[bytes], re.Match[bytes] | None]]:
-        """For lines, by how many fields they have; made as they are needed."""
+        """For lines of this schema or an older one, by how many fields they have; made as they are needed."""
         return {}
 
     @cached_property
@@ -95,11 +96,6 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         parts[shape.stamp_at] = PATTERNS["datetime"]
         parts[shape.gone_at] = b"[01]"
         return parts
-
-    def _pattern(self, width: int) -> bytes:
-        """Every line of so many fields that this schema, an older or a newer one writes."""
-        more = [rb"[^\x00-\x1f\x7f]*+"] * (width - self.shape.width)
-        return SEPARATOR.join([*self._parts, *more][:width])
 
     def key_text(self, key: Any) -> str:
         """The text that a key is hashed and named by.   Raises: Invalid for one that the key's column cannot hold."""
@@ -207,12 +203,23 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return lines
 
     def _is_line(self, line: bytes) -> bool:
-        width = max(self.shape.gone_at + 1, line.count(SEPARATOR) + 1)
+        number = line.count(SEPARATOR) + 1
+        if number > FIELDS_MAX or len(line) > LINE_BYTES_MAX:
+            return False
+        if number > self.shape.width:  # of a newer schema, whose other columns are of any kind
+            *fields, more = line.split(SEPARATOR, self.shape.width)
+            if _MORE.fullmatch(more) is None:
+                return False
+            line = SEPARATOR.join(fields)
+        width = max(self.shape.gone_at + 1, min(number, self.shape.width))
         matches = self._matchers.get(width)
         if matches is None:
-            matches = self._matchers[width] = re.compile(self._pattern(width)).fullmatch
+            matches = self._matchers[width] = re.compile(SEPARATOR.join(self._parts[:width])).fullmatch
         found = matches(line)
         return found is not None and _all_json(found.groups())
+
+
+_MORE = re.compile(rb"[^\x00-\x1e\x7f]*+")
 
 
 def _pattern(field: Field) -> bytes:
@@ -232,7 +239,9 @@ def _all_json(fields: Sequence[bytes | None]) -> bool:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises: Invalid for a name that cannot be a column's, or two that SQL takes for one."""
+    """Raises: Invalid for too many, a name that cannot be a column's, or two that SQL takes for one."""
+    if len(names) >= FIELDS_MAX:
+        raise Invalid(f"an index has at most {FIELDS_MAX - 1} fields, not {len(names)}", hint="put some into an object")
     seen: dict[str, str] = {}
     for name in names:
         if not name or not name.isprintable() or name.lower() == DELETED:

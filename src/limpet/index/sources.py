@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from limpet.errors import Denied, LimpetError, Missing, Unavailable
+from limpet.index.storage import WAITING_BYTES_MAX
 from limpet.keys import Key, join
 from limpet.store.api import Stat, Store, Version
 
@@ -56,7 +57,7 @@ class StoreSource:
 
     def read(self, names: Sequence[str]) -> Mapping[str, bytes | LimpetError]:
         """See `Source.read`.   Cost: 1 GET each."""
-        found = self._store.get_many([self._key(name) for name in names], size_max=None)
+        found = self._store.get_many([self._key(name) for name in names], size_max=WAITING_BYTES_MAX)
         blobs = {name: found[self._key(name)] for name in names}
         return {name: blob if isinstance(blob, LimpetError) else blob.data for name, blob in blobs.items()}
 

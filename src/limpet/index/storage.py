@@ -15,8 +15,12 @@ from limpet.keys import IndexKeys, Key
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Put, Stat, Store
 
-__all__ = ["NO_WORK", "Storage", "Work"]
+__all__ = ["DESCRIPTION_BYTES_MAX", "NO_WORK", "SHARD_BYTES_MAX", "WAITING_BYTES_MAX", "Storage", "Work"]
 
+SHARD_BYTES_MAX = 2 << 30
+WAITING_BYTES_MAX = 256 << 20
+"""No Limpet writes a larger single or pack."""
+DESCRIPTION_BYTES_MAX = 16 << 20
 SENDS_MAX = 3
 BACKOFF_S = 0.1
 
@@ -75,7 +79,7 @@ class Storage:
         Raises: whatever else a read met (F23: never an empty result).   Cost: 1 GET each, a bounded number at once.
         """
         found: dict[Key, bytes] = {}
-        for key, outcome in self.store.get_many(keys, size_max=None).items():
+        for key, outcome in self.store.get_many(keys, size_max=WAITING_BYTES_MAX).items():
             if isinstance(outcome, Missing):
                 continue
             if isinstance(outcome, LimpetError):
@@ -98,14 +102,14 @@ class Storage:
     def shard(self, shard: str) -> Blob:
         """The shard as it is now.   Raises: Corrupt if it is not there: `create` wrote every one.   Cost: 1 GET."""
         try:
-            return self.store.get(self.keys.shard(shard), size_max=None)
+            return self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)
         except Missing:
             raise self.no_shard(shard) from None
 
     def shards(self, shards: Sequence[str]) -> dict[str, bytes]:
         """Those shards as they are now.   Raises: as `shard`.   Cost: 1 GET each, a bounded number at once."""
         found: dict[str, bytes] = {}
-        outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards], size_max=None)
+        outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards], size_max=SHARD_BYTES_MAX)
         for shard in shards:
             outcome = outcomes[self.keys.shard(shard)]
             if isinstance(outcome, Missing):

@@ -14,7 +14,7 @@ from limpet.index.inspection import inspect
 from limpet.index.manifest import Manifest
 from limpet.index.offline import Whole, put_packs
 from limpet.index.places import Place, place_of
-from limpet.index.storage import Storage
+from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.index.text import lines_of
 from limpet.keys import Key
 from limpet.store.api import Match, Version
@@ -64,7 +64,7 @@ class Strays:
         its records belong to more.   Crash: the stray is still there, and doing it again changes nothing.
         """
         try:
-            blob = self._storage.store.get(key, size_max=None)
+            blob = self._storage.store.get(key, size_max=SHARD_BYTES_MAX)
         except Missing:
             return
         if place.role == "shard" and blob.data == MOVED:

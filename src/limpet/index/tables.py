@@ -17,7 +17,7 @@ from limpet.index.duck import identifier, literal
 from limpet.index.manifest import Manifest
 from limpet.index.reader import Reader
 from limpet.index.schema import DELETED, LINE_BYTES_MAX, UPDATED_AT, Schema
-from limpet.index.storage import Storage
+from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.index.text import END
 from limpet.keys import INDEXES, IndexKeys, Key, join, name_of
 from limpet.runtime import Runtime
@@ -157,7 +157,7 @@ class Table:
     def _fetch(self, shards: Sequence[str], reader: Reader) -> Iterator[bytes]:
         """The bytes of shards, through the store."""
         keys = {self.storage.keys.shard(shard): shard for shard in shards}
-        for key, blob in self.storage.store.get_many(keys, size_max=None).items():
+        for key, blob in self.storage.store.get_many(keys, size_max=SHARD_BYTES_MAX).items():
             if isinstance(blob, Missing):
                 raise self.storage.no_shard(keys[key])
             if isinstance(blob, LimpetError):

@@ -63,6 +63,26 @@ def _at_most(digits: bytes) -> bytes:
     return b"(?!0)(?:" + b"|".join([*below, digits]) + b")"
 
 
+def _fraction_at_most(digits: bytes) -> bytes:
+    """A pattern for the fractions that are not greater, of as many digits or fewer, or smaller."""
+    below = [
+        digits[:at] + b"[0-%d][0-9]*+" % (digit - 1) for at, digit in enumerate(map(int, digits.decode())) if digit
+    ]
+    equal = [digits[:at] for at in range(len(digits), 0, -1)]
+    return b"(?:" + b"|".join([*below, *equal]) + b")"
+
+
+_DECIMALS = rb"(?:\.[0-9]++)?"
+_NUMBER = (
+    rb"-?(?:"
+    rb"[0-9]{1,308}" + _DECIMALS + b"|"
+    rb"[0-9]{1,20}" + _DECIMALS + rb"e(?:-[0-9]{1,5}|\+?(?:[0-9]{1,2}|1[0-9]{2}|2[0-7][0-9]))|"
+    rb"[0-9]" + _DECIMALS + rb"e\+?(?:2[89][0-9]|30[0-7])|"
+    rb"1(?:\." + _fraction_at_most(b"7976931348623157") + rb")?e\+?308"
+    rb")"
+)
+"""Whatever looks so is finite."""
+
 _TIMES = msgspec.json.Encoder()
 _ZONE = attrgetter("tzinfo")
 _STAMP_CHARS = len("2026-03-01T12:00:00.000000Z")
@@ -79,7 +99,7 @@ PATTERNS: Mapping[Kind, bytes] = MappingProxyType(
     {
         "string": _SAFE + b"(?:(?:" + _ESCAPES + b")" + _SAFE + b")*+",
         "integer": rb"0|-?(?:[1-9][0-9]{0,17}|" + _at_most(b"%d" % (INTEGER_END - 1)) + b")|-%d" % INTEGER_END,
-        "number": rb"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?",
+        "number": _NUMBER,
         "boolean": rb"true|false",
         "date": _DATE,
         "datetime": _DATE + rb"T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z",
@@ -254,6 +274,13 @@ def _read_string(text: str) -> str:
     return unescape(text.encode()).decode() if "\\" in text else text
 
 
+def _read_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
 def _read_boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError
@@ -277,7 +304,7 @@ def _read_json(text: str) -> Any:
 _READERS: Mapping[Kind, Read] = {
     "string": _read_string,
     "integer": int,
-    "number": float,
+    "number": _read_number,
     "boolean": _read_boolean,
     "date": date.fromisoformat,
     "datetime": _read_datetime,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.index.compiler import is_unexplained
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.findings import RESTORE, Finding, VerifyReport
@@ -14,30 +14,36 @@ from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Fold, Manifest, sum_
 from limpet.index.offline import Whole, anew, batches, load, sole
 from limpet.index.places import Place, place_of
 from limpet.index.quarantine import read_quarantined
-from limpet.index.repair import FIXABLE, Repairs, descriptions
+from limpet.index.repair import ACCEPTABLE, FIXABLE, Repairs, descriptions
 from limpet.index.schema import DELETED, UPDATED_AT
+from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX
 from limpet.keys import Key
-from limpet.store.api import Blob
+from limpet.store.api import Blob, Stat
 
 __all__ = ["verify"]
 
 
-def verify(whole: Whole, *, repair: bool = False) -> VerifyReport:
+def verify(whole: Whole, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
     """Read everything again and report what is wrong. With `repair`, put right what can be derived, and nothing else.
 
-    It may run beside writers, readers and compilers. What is lost is reported, never papered over. Memory is bounded
-    by 32 MiB of objects or the largest one, whichever is more.
-    Raises: Missing; Corrupt for a manifest that makes no sense; whatever a read met; with `repair` Held, if another
-    repair, reshard or purge is at work.
+    With `accept_loss`, damaged and missing shards become what is left of them, so that everything can be read and
+    compiled again; their bytes are kept in quarantine, and the loss is noted there.
+    It may run beside writers, readers and compilers. Memory is bounded by 32 MiB of objects or the largest one,
+    whichever is more.
+    Raises: Missing; Corrupt for a manifest that makes no sense; whatever a read met; if anything is to be changed
+    Held, when another repair, reshard or purge is at work.
     Cost: 1 GET + 1 LIST per 1,000 objects + 1 GET an object; a repair see `Repairs`.
     Crash: a dry run changes nothing; every repair is whole or can be done again.
     """
-    if not repair:
+    if not repair and not accept_loss:
         return _Verifier(whole).run()
     with sole(whole):
         verifier = _Verifier(whole)
         report = verifier.run()
-        verifier.repair()
+        if accept_loss:
+            verifier.accept_loss()
+        if repair:
+            verifier.repair()
         return report
 
 
@@ -56,7 +62,10 @@ class _Verifier:
     def run(self) -> VerifyReport:
         seen: set[str] = set()
         for batch in batches(self._storage.store.list(self._keys.root)):
-            seen |= self._by_content([stat.key for stat in batch if not self._by_name(stat.key)])
+            wanted = [stat for stat in batch if not self._by_name(stat.key)]
+            large = {stat.key for stat in wanted if self._is_too_large(stat)}
+            seen |= self._by_content([stat.key for stat in wanted if stat.key not in large])
+            seen |= {place.shard for place in (place_of(self._keys, key) for key in large) if place.role == "shard"}
         for shard in shard_ids(self._manifest.depth):
             if shard not in seen:
                 self._unlisted(shard)
@@ -67,7 +76,7 @@ class _Verifier:
     def repair(self) -> None:
         """Repair what was found, and note in the report what is right again."""
         findings = self._report.findings
-        hopeless = {finding.key for finding in findings if finding.kind not in FIXABLE}
+        hopeless = {finding.key for finding in findings if finding.kind not in FIXABLE or finding.repaired}
         wanted = [finding.key for finding in findings if finding.key not in hopeless]
         outcomes = Repairs(self._whole, self._manifest, self._folds).run(wanted)
         for at, finding in enumerate(findings):
@@ -75,6 +84,25 @@ class _Verifier:
                 error = outcomes[finding.key]
                 what = finding.what if error is None else f"{finding.what}; it could not be repaired: {error}"
                 findings[at] = replace(finding, what=what, repaired=error is None)
+
+    def accept_loss(self) -> None:
+        """Go on with what is left of damaged shards, and note in the report what was kept of each."""
+        findings = self._report.findings
+        repairs = Repairs(self._whole, load(self._whole).value, {})
+        done: dict[Key, str | None] = {}
+        for at, finding in enumerate(findings):
+            place = place_of(self._keys, finding.key)
+            if finding.kind not in ACCEPTABLE or place.role != "shard" or finding.repaired:
+                continue
+            if finding.key not in done:
+                try:
+                    done[finding.key] = repairs.accept_loss(finding.key, place.shard, finding.what)
+                except (Conflict, Corrupt, OutcomeUnknown) as error:
+                    findings[at] = replace(finding, what=f"{finding.what}; the loss could not be accepted: {error}")
+                    done[finding.key] = None
+            told = done[finding.key]
+            if told is not None:
+                findings[at] = replace(finding, what=f"{finding.what}; accepted: {told}", repaired=True)
 
     def _add(self, kind: Kind, key: Key, what: str) -> None:
         self._report.findings.append(Finding(kind, key, what))
@@ -92,10 +120,18 @@ class _Verifier:
             return True
         return False
 
+    def _is_too_large(self, stat: Stat) -> bool:
+        waits = place_of(self._keys, stat.key).role in ("single", "pack")
+        size_max = WAITING_BYTES_MAX if waits else SHARD_BYTES_MAX
+        if stat.size <= size_max:
+            return False
+        self._add("too_large", stat.key, f"has {stat.size} bytes, more than the {size_max} that it may have")
+        return True
+
     def _by_content(self, keys: Sequence[Key]) -> set[str]:
         """Read objects, and note what is wrong with them; the shards among them that are there."""
         shards: set[str] = set()
-        for key, found in self._storage.store.get_many(keys, size_max=None).items():
+        for key, found in self._storage.store.get_many(keys, size_max=SHARD_BYTES_MAX).items():
             place = place_of(self._keys, key)
             if isinstance(found, Missing):
                 continue  # merged since it was listed; a shard is asked for again
@@ -167,7 +203,7 @@ class _Verifier:
         """A shard that no listing showed. A list is only a hint (F22)."""
         key = self._keys.shard(shard)
         try:
-            blob = self._storage.store.get(key, size_max=None)
+            blob = self._storage.store.get(key, size_max=SHARD_BYTES_MAX)
         except Missing:
             self._again()
             self._add("missing_shard", key, "is missing, and an index always has all its shards")

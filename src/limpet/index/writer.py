@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from limpet.index.bulk import ALONE, Bulk, chunks
-from limpet.index.decide import digest, key_of, packed, shard_ids, shard_of
+from limpet.index.decide import PACK_BYTES, digest, key_of, packed, shard_ids, shard_of, split
 from limpet.index.manifest import Manifest
 from limpet.index.stamps import Stamps, Times
 from limpet.index.storage import Storage
@@ -90,7 +90,9 @@ class Writer(Generic[R]):
 
     def _write(self, shards: _Shards) -> None:
         ids = shard_ids(self._depth)
-        self._storage.add_many([self._object(ids[number], lines) for number, lines in shards.items()])
+        self._storage.add_many(
+            [self._object(ids[number], part) for number, lines in shards.items() for part in split(lines, PACK_BYTES)]
+        )
 
     def _object(self, shard: str, lines: Mapping[bytes, bytes]) -> Put:
         """A pack; or for one line a single, which readers of other records need not open."""

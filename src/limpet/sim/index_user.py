@@ -19,7 +19,7 @@ from limpet.sim.linear import History
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import EPOCH, Violation
 
-__all__ = ["Habits", "User"]
+__all__ = ["DAMAGE", "Habits", "User"]
 
 DAMAGE = ("changed", "lost", "missing_shard", "cut_off", "bad_line", "bad_value", "order", "duplicate", "misplaced")
 
