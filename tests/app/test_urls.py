@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from limpet.app.urls import store_for, url_or_default
+import limpet
+from limpet.app.urls import absolute, store_for, url_or_default
 from limpet.errors import Invalid
 from limpet.keys import Key
 from limpet.runtime import system
@@ -47,6 +48,41 @@ def test_what_is_no_store_is_invalid(url: str) -> None:
     with pytest.raises(Invalid) as caught:
         store_for(url, system())
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("s3:/x", "write s3://x,"),
+        ("s3:bucket/prefix", "write s3://bucket/prefix,"),
+        ("s3:", "write s3://,"),
+        ("gs:/bucket", "gs://bucket"),
+        ("memory:x", "memory://x"),
+        ("file:x", "file://x"),
+        ("http:/x", "./http:/x"),
+        ("s4:x/y", "./s4:x/y"),
+    ],
+)
+def test_a_url_with_too_few_slashes_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (lambda: store_for(url, system()), lambda: absolute(url), lambda: limpet.open(url)):
+        with pytest.raises(Invalid, match="is no URL and no path") as caught:
+            use()
+        assert hint in caught.value.hint
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("./s3:/x", str(tmp_path / "s3:" / "x")):
+        store = store_for(url, system())
+        assert isinstance(store, DirectoryStore)
+        assert store.root == tmp_path / "s3:" / "x"
+    store = store_for(f"file:{tmp_path}/x", system())
+    assert isinstance(store, DirectoryStore)
+    assert store.root == tmp_path / "x"
 
 
 @pytest.mark.parametrize(

@@ -263,5 +263,121 @@ _ALL = [
     ),
 ]
 
-BUGS = {bug.name: bug for bug in [*_ALL, *QUEUE_BUGS, *SYNC_BUGS, *INDEX_BUGS, *CATALOG_BUGS]}
+_TROUBLE = "store/test_directory_trouble.py::"
+_WIRE = "store/test_cloud_wire.py::"
+
+_STORES = [
+    _bug(
+        "a delete does not wait for the lock",
+        "planted from outside",
+        0,
+        (
+            "store.directory.writer",
+            "        held = self._lock(key)\n        try:\n            with suppress(FileNotFoundError):\n",
+            "        held = -1\n        try:\n            with suppress(FileNotFoundError):\n",
+        ),
+        scenario=_TROUBLE + "test_a_delete_waits_for_the_lock_of_its_key",
+    ),
+    _bug(
+        "a delete of what is gone is not synced",
+        "planted from outside",
+        0,
+        (
+            "store.directory.writer",
+            "            with suppress(FileNotFoundError):\n"
+            "                self._files.unlink(place.folder.fd, place.name)\n",
+            "            try:\n"
+            "                self._files.unlink(place.folder.fd, place.name)\n"
+            "            except FileNotFoundError:\n"
+            "                return\n",
+        ),
+        scenario=_TROUBLE + "test_a_delete_of_what_is_gone_is_synced_too",
+    ),
+    _bug(
+        "a rename that failed did not land",
+        "planted from outside",
+        0,
+        (
+            "store.directory.writer",
+            "                if self._landed(place, temp.stat):\n",
+            "                if False:\n",
+        ),
+        scenario=_TROUBLE + "test_a_move_that_failed_and_was_made_is_unknown",
+    ),
+    _bug(
+        "the age of temp files is in microseconds",
+        "planted from outside",
+        0,
+        ("store.directory.writer", "24 * 60 * 60 * 1_000_000_000", "24 * 60 * 60 * 1_000_000"),
+        scenario=_TROUBLE + "test_temps_live_for_a_day",
+    ),
+    _bug(
+        "an mtime moves the clock, whatever it says",
+        "D2",
+        0,
+        ("store.clock", "            mtime_ns = self._credible(mtime_ns, probe)\n", ""),
+        scenario="store/test_directory_others.py::test_a_future_mtime_moves_no_clock",
+    ),
+    _bug(
+        "the stamp of a write is taken for the time",
+        "D2",
+        0,
+        (
+            "store.directory.writer",
+            "                new = self._stamp(fd, above_ns, born_ns)\n",
+            "                new = self._stamp(fd, above_ns, born_ns)\n"
+            "                self._clock.witness(new.st_mtime_ns)\n",
+        ),
+        scenario="store/test_directory_others.py::test_a_future_mtime_moves_no_clock",
+    ),
+    _bug(
+        "a 404 to a swap is a missing bucket",
+        "planted from outside",
+        0,
+        ("store.cloud", "if (lost or gone) and not answer.no_bucket:", "if lost and answer.status != 404:"),
+        scenario=_WIRE + "test_a_404_to_a_conditional_put_is_no_missing_bucket",
+    ),
+    _bug(
+        "a time-out was not sent",
+        "planted from outside",
+        0,
+        (
+            "store.answers",
+            '    unreachable = bool(kind and kind[1] == "Connect")\n',
+            "    unreachable = bool(kind)\n",
+        ),
+        scenario=_WIRE + "test_only_a_connection_that_never_came_about_was_not_sent",
+    ),
+    _bug(
+        "a put is sent again by the client",
+        "F1",
+        0,
+        (
+            "store.cloud",
+            "_client(self._place, _SMALL_PUT, max_retries=0)",
+            "_client(self._place, _SMALL_PUT, max_retries=3)",
+        ),
+        scenario=_WIRE + "test_a_put",
+    ),
+    _bug(
+        "what a listing shows is not compared with what was asked for",
+        "planted from outside",
+        0,
+        ("store.cloud", '                _check_below(meta["path"], folder)\n', "                pass\n"),
+        scenario=_WIRE + "test_foreign_keys_in_a_listing_are_not_taken_for_ours",
+    ),
+    _bug(
+        "bytes of the same length are the same bytes",
+        "planted from outside",
+        0,
+        (
+            "store.outcome",
+            "        if found is not None and found.data == data:\n",
+            "        if found is not None and len(found.data) == len(data):\n",
+        ),
+        scenario="store/test_outcome.py::test_other_bytes_of_the_same_length_are_other_bytes",
+    ),
+]
+
+BUGS = {bug.name: bug for bug in [*_ALL, *_STORES, *QUEUE_BUGS, *SYNC_BUGS, *INDEX_BUGS, *CATALOG_BUGS]}
 """By name."""

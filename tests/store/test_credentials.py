@@ -216,3 +216,20 @@ def test_an_option_that_the_client_does_not_know() -> None:
     with pytest.raises(Invalid) as invalid:
         CloudStore("s3://acme", options={"colour": "red"})
     assert len(str(invalid.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["127.0.0.1:8333", "minio", "ftp://h", "http://", "http:///x", "http://a b", "http://h:x"]
+)
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "profile", "option"])
+def test_an_endpoint_that_is_no_url_is_invalid(bare: dict[str, str], endpoint: str, variable: str) -> None:
+    """B14: the client would panic, with 214 lines of Rust."""
+    environ = {**bare, **PAIR}
+    if variable == "profile":
+        (Path(bare["HOME"]) / ".aws").mkdir()
+        (Path(bare["HOME"]) / ".aws" / "config").write_text(f"[default]\nendpoint_url = {endpoint}\n")
+    elif variable != "option":
+        environ[variable] = endpoint
+    with pytest.raises(Invalid, match="is not a URL") as invalid:
+        locate("s3://acme", {"endpoint": endpoint} if variable == "option" else None, environ)
+    assert "http://host:port" in invalid.value.hint

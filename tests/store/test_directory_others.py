@@ -403,15 +403,15 @@ def test_what_version_0_1_left_open_is_closed(tmp_path: Path) -> None:
         (tmp_path / ".limpet" / folder).chmod(0o755)
     lock = tmp_path / ".limpet" / "locks" / "1c"
     lock.touch(mode=0o644)
-    folder = tmp_path / K
-    folder.parent.mkdir(parents=True)
-    folder.parent.chmod(0o4755)
-    folder.write_bytes(b"old")
+    object_path = tmp_path / K
+    object_path.parent.mkdir(parents=True)
+    object_path.parent.chmod(0o4755)
+    object_path.write_bytes(b"old")
     tape = Tape(tmp_path)
     store = DirectoryStore(tmp_path, files=tape.files)
     store.put(K, b"new")
     assert stat.S_IMODE((tmp_path / ".limpet").stat().st_mode) == 0o700
-    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE(object_path.parent.stat().st_mode) == 0o755
     synced = ["fsync TEMP", "fsync queues/jobs/completed", "fsync queues/jobs", "fsync queues", "fsync ."]
     assert tape.take("fsync") == synced, "a copied mark proves nothing"
     store.put(K, b"newer")

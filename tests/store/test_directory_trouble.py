@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +21,7 @@ from limpet.errors import Conflict, Corrupt, Denied, LimpetError, Missing, Outco
 from limpet.keys import Key
 from limpet.store import Absent, Always, Blob, Match, Put, Version, When
 from limpet.store.directory import DirectoryStore, OsFiles
-from store.disk import Fault, Seen, failing, files_with, fork, join, new_root, run_threads, temps
+from store.disk import Fault, Seen, Tape, failing, files_with, fork, join, new_root, run_threads, temps
 
 DAY_NS = 24 * 60 * 60 * 10**9
 K = Key("a/k.json")
@@ -254,6 +255,59 @@ def test_temps_are_judged_by_the_disks_clock(tmp_path: Path) -> None:
     (tmp_path / ".limpet" / "tmp" / "young").write_text("by a living one")
     DirectoryStore(tmp_path).put(K, b"2")
     assert temps(tmp_path) == ["young"]
+
+
+def test_temps_live_for_a_day(tmp_path: Path) -> None:
+    """A day, in the unit of mtimes: a writer that is slow for hours keeps its file, and nothing piles up for a week."""
+    DirectoryStore(tmp_path).put(K, b"1")
+    folder = tmp_path / ".limpet" / "tmp"
+    for hours in (1, 23, 25, 48):
+        file = folder / f"{hours}h"
+        file.write_text("left")
+        os.utime(file, ns=(0, file.stat().st_mtime_ns - hours * 3600 * 10**9))
+    DirectoryStore(tmp_path).put(K, b"2")
+    assert sorted(temps(tmp_path)) == ["1h", "23h"]
+
+
+def test_a_delete_waits_for_the_lock_of_its_key(tmp_path: Path) -> None:
+    """A swap has looked at the object and holds the lock: what it has seen stays until it has acted."""
+    first: list[str] = []
+    met = threading.Event()
+
+    def watch(name: str, args: tuple[Any, ...]) -> None:
+        if name in ("lock", "unlink"):
+            first.append(name)
+            met.set()
+
+    deleter = DirectoryStore(tmp_path, files=files_with(watch))
+    deleting = threading.Thread(target=lambda: deleter.delete(K))
+
+    def meanwhile(name: str, args: tuple[Any, ...]) -> None:
+        if name == "rename" and not deleting.ident:
+            deleting.start()
+            met.wait()
+
+    store = DirectoryStore(tmp_path, files=files_with(meanwhile))
+    version = store.put(K, b"1")
+    store.put(K, b"2", when=Match(version))
+    deleting.join()
+    assert first == ["lock", "unlink"]
+    with pytest.raises(Missing):
+        store.get(K)
+
+
+def test_a_delete_of_what_is_gone_is_synced_too(tmp_path: Path) -> None:
+    """Another process has removed the name and not synced the folder yet; our answer says that it stays gone (F25)."""
+    tape = Tape(tmp_path)
+    store = DirectoryStore(tmp_path, files=tape.files)
+    store.put_many([Put(K, b"1"), Put(Key("a/stays.json"), b"1")])
+    (tmp_path / K).unlink()
+    store.delete(Key("a/other.json"))
+    store.delete(K)
+    tape.take()
+    for _ in range(2):
+        store.delete(K)
+        assert tape.take("unlink", "fsync") == ["unlink a/k.json", "fsync a"]
 
 
 def test_writers_race_with_pruning_deletes(root: Path) -> None:

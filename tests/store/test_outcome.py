@@ -196,6 +196,15 @@ def test_other_bytes_leave_it_unknown_and_untouched(store: ScriptedStore) -> Non
     assert "delete" not in spent(store)
 
 
+def test_other_bytes_of_the_same_length_are_other_bytes(store: ScriptedStore) -> None:
+    store.others.put(K, MINE[::-1])
+    assert MINE[::-1] != MINE
+    for when in (Absent(), Match(Version("old"))):
+        with pytest.raises(OutcomeUnknown, match="other bytes stand there"):
+            put(store, when)
+    assert store.get(K).data == MINE[::-1]
+
+
 def test_a_swap_of_what_is_gone_is_unknown(store: ScriptedStore) -> None:
     with pytest.raises(OutcomeUnknown):
         put(store, Match(Version("old")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -14,6 +15,9 @@ from limpet.store import DirectoryStore, MemoryStore, Store
 __all__ = ["Durability", "absolute", "store_for", "url_or_default"]
 
 Durability = Literal["fsync", "os"]
+
+SCHEMES = "use ./dir, file://, memory://, s3://, gs:// or az://"
+_SCHEME_ALONE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?!//)(/?)([^/].*)?")
 
 _named_memory: dict[str, MemoryStore] = {}
 
@@ -28,6 +32,7 @@ def url_or_default(url: str | os.PathLike[str] | None) -> str:
 
 def absolute(url: str) -> str:
     """The URL as other processes can use it, and the same for every way to write it: a path from the root."""
+    url = _whole(url)
     if url.startswith("file://"):
         url = unquote(urlsplit(url).path)
     if "://" not in url:
@@ -43,6 +48,7 @@ def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -
     A path or `file://` is a directory, `memory://NAME` is shared within this process (`memory://` alone is new each
     time), and `s3://`, `gs://`, `az://` are buckets.   Raises: Invalid for anything else.
     """
+    url = _whole(url)
     scheme, separator, rest = url.partition("://")
     if not separator:
         return DirectoryStore(Path(url).expanduser(), durability=durability, runtime=runtime)
@@ -60,6 +66,20 @@ def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -
             from limpet.store.cloud import CloudStore
 
             return CloudStore(url, runtime=runtime)
-    raise Invalid(
-        f"{scheme}:// is no store that limpet knows", hint="use ./dir, file://, memory://, s3://, gs:// or az://"
-    )
+    raise Invalid(f"{scheme}:// is no store that limpet knows", hint=SCHEMES)
+
+
+def _whole(url: str) -> str:
+    """`url`, unless it is a URL with too few slashes, which would read as a folder called `s3:`.   Raises: Invalid.
+
+    `file:/x` is a URL as it stands: the same as `file:///x`.
+    """
+    cut = _SCHEME_ALONE.fullmatch(url)
+    if cut is None:
+        return url
+    scheme, slash, rest = cut[1], cut[2], cut[3] or ""
+    if scheme == "file" and slash:
+        return f"file:///{rest}"
+    hint = f"write {scheme}://{rest}, or ./{url} for a folder of that name"
+    known = scheme in ("s3", "gs", "az", "memory", "sqs", "file")
+    raise Invalid(f"{url!r} is no URL and no path", hint=hint if known else f"{SCHEMES}, or ./{url} for a folder")

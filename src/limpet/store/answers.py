@@ -16,6 +16,8 @@ LINE_MAX = 200
 _STATUS = re.compile(r"status code: (\d{3})(?: ([A-Za-z -]+))?")
 _CODE = re.compile(r"<Code>([^<]*)</Code>|\(code: (\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>|failed for key .*?: (.*?) \(code: ")
+_SERVER = re.compile(r"Error performing [A-Z]+ (https?://)(?:[^/@\s]*@)?([^/\s]+)")
+_REASON = re.compile(r'(?:message|error): "([^"]+)"|(InvalidCertificate\(\s*\w+|TimedOut)')
 _KIND = re.compile(r"kind: (Connect|Timeout)\b")
 _PAST_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes 0--1/0"')  # Azure; Azurite
 _CREDENTIALS = re.compile(r"http://169\.254\.|metadata\.google\.internal|/latest/meta-data|/latest/api/token")
@@ -51,7 +53,13 @@ def read_answer(text: str) -> Answer:
     elif code:
         line = name + (f": {message[1] or message[2]}" if message else "")
     elif kind:
-        line = "the server cannot be reached" if kind[1] == "Connect" else "the server did not answer in time"
+        found = _SERVER.search(text)
+        server = f"{found[1]}{found[2]}" if found else "the server"
+        line = f"{server} did not answer in time"
+        if kind[1] == "Connect":
+            reason = _REASON.search(text)
+            why = (reason[1] or reason[2]) if reason else ""
+            line = f"{server} cannot be reached" + (f": {why}" if why else "")
     else:
         line = _first_line(text)
     unreachable = bool(kind and kind[1] == "Connect")

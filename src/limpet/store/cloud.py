@@ -193,6 +193,8 @@ class CloudStore(BaseStore):
             obstore.delete(self._reads, key)
         except _FAILURES as error:
             answer = read_answer(str(error))
+            if isinstance(error, PreconditionError):  # none was sent
+                raise Unavailable(f"delete {key}: {answer.line}") from None
             if not isinstance(error, FileNotFoundError) or answer.no_bucket:
                 raise self._failure(f"delete {key}", error, answer) from None
 
@@ -222,6 +224,8 @@ class CloudStore(BaseStore):
         while (page := self._read(f"list {folder or 'the bucket'}", lambda: next(pages, None))) is not None:
             if page:
                 self._clock.observe(max(meta["last_modified"] for meta in page))
+            for meta in page:
+                _check_below(meta["path"], folder)
             yield [self._described(meta) for meta in page]
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
@@ -286,7 +290,10 @@ class CloudStore(BaseStore):
         answer = read_answer(str(error))
         what = f"put {key}"
         lost = isinstance(error, AlreadyExistsError | PreconditionError)
-        gone = isinstance(error, FileNotFoundError) and isinstance(when, Match)  # F7
+        no_object = isinstance(error, FileNotFoundError) and not answer.no_bucket
+        if no_object and isinstance(when, Absent):  # what cannot be missing: some proxy's answer, then, or a mistake
+            raise OutcomeUnknown(f"{what}: {answer.line}") from None
+        gone = no_object and isinstance(when, Match)  # F7
         if (lost or gone) and not answer.no_bucket:
             if isinstance(when, Always):
                 raise Unavailable(f"{what}: {answer.line}") from None
@@ -359,6 +366,12 @@ def _boto3(profile: str | None) -> dict[str, Any]:
             f"the AWS profile {profile!r} has no static keys", hint="pip install boto3 for SSO and assumed roles"
         ) from None
     return {"credential_provider": import_module("obstore.auth.boto3").Boto3CredentialProvider(session)}
+
+
+def _check_below(path: str, folder: str) -> None:
+    """A key that was listed must be one that was asked for, since it may be deleted.   Raises: Unsupported."""
+    if folder and not path.startswith(folder + "/"):
+        raise Unsupported(f"the server lists {path!r} below {folder}", hint="use another server; see `limpet doctor`")
 
 
 def _quoted(e_tag: str | None) -> str:

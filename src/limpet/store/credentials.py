@@ -75,6 +75,8 @@ def locate(url: str, options: Mapping[str, str] | None = None, environ: Mapping[
     chosen = _query(parts.scheme, parts.query)
     found, profile = _aws(environ) if parts.scheme == "s3" else ({}, None)
     merged = {**found, **chosen, **(options or {})}
+    if "endpoint" in merged:
+        _check_endpoint(merged["endpoint"])
     if "access_key_id" in (options or {}):
         profile = None
         merged = {name: value for name, value in merged.items() if name not in _KEYS or name in (options or {})}
@@ -92,10 +94,21 @@ def _query(scheme: str, query: str) -> dict[str, str]:
             raise Invalid(f"{name}={value} in a {scheme}:// URL means nothing", hint=f"allowed after '?': {allowed}")
     if "account" in chosen:
         chosen["account_name"] = chosen.pop("account")
-    endpoint = chosen.get("endpoint")
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise Invalid(f"the endpoint {endpoint!r} is not a URL", hint="write endpoint=http://host:port or https://...")
     return chosen
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """The client panics for an address that is no URL.   Raises: Invalid."""
+    try:
+        parts = urlsplit(endpoint)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        fine = False
+    if not fine or not endpoint.isascii() or not endpoint.isprintable() or set(endpoint) & set(' "<>\\^`{|}'):
+        raise Invalid(
+            f"the endpoint {endpoint!r} is not a URL",
+            hint="write http://host:port or https://host in ?endpoint=, AWS_ENDPOINT_URL or the AWS profile",
+        )
 
 
 def _aws(environ: Mapping[str, str]) -> tuple[dict[str, str], str | None]:

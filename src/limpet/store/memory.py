@@ -75,8 +75,8 @@ class MemoryStore(BaseStore):
                     raise Conflict(f"{key} is no longer version {version}")
             self._written += 1
             version = Version(f"m{self._written}")
-            self._objects[key] = _Entry(bytes(data), version, self._runtime.wall())
-        self._clock.observe(self._objects[key].modified)
+            entry = self._objects[key] = _Entry(bytes(data), version, self._runtime.wall())
+        self._clock.observe(entry.modified)
         return version
 
     def delete(self, key: Key) -> None:
