@@ -22,8 +22,18 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
-EXTRAS = {"core": "", "demo": "[sql]", "dev": "[dev]", "test": "[dev]", "test-full": "[dev]", "bench": "[dev,bench]"}
-ALONE = {EXTRAS["bench"]: ("boringcatalog==0.4.0",)}
+EXTRAS = {
+    "core": "",
+    "demo": "[sql]",
+    "dev": "[dev]",
+    "test": "[dev]",
+    "test-full": "[dev,spark]",
+    "bench": "[dev,bench]",
+}
+ALONE = {
+    EXTRAS["bench"]: ("boringcatalog==0.4.0",),
+    EXTRAS["test-full"]: ("sagemaker-feature-store-pyspark==2.2.2",),
+}
 """What is installed without its dependencies: they would want other versions than ours, and are not used."""
 POSTGRES_BIN = "/usr/lib/postgresql/*/bin"
 
@@ -43,6 +53,7 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
         Package("radosgw", "radosgw", "conformance on Ceph RGW"),
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
+        Package("default-jre-headless", "java", "the catalog's clients: Spark"),
     ),
     "bench": (
         Package("redis-server", "redis-server", "Dramatiq in bench/queue.py"),

@@ -1,0 +1,228 @@
+"""A real Spark with Iceberg's own Java client: metadata tables, branches, names, concurrent replaces, both stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import BadRequestError
+
+from clients.conftest import Served
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+
+SHADED = "smfs.shaded.org.apache.iceberg"
+JAR = "feature_store_pyspark/jars/sagemaker-feature-store-spark-sdk-3.5.jar"
+"""It holds Iceberg's runtime for Spark 3.5 with other names for its classes; nothing else of it is used."""
+
+
+def jar() -> str | None:
+    """Where the jar lies, if pyspark and it are installed."""
+    found = find_spec("feature_store_pyspark") if find_spec("pyspark") else None
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent.parent / JAR
+    return str(path) if path.exists() else None
+
+
+class Spark:
+    """A Spark in a process of its own. Statements may name their catalog `c`."""
+
+    def __init__(self, served: Served, folder: Path) -> None:
+        options = {"uri": served.url}
+        if served.place.is_local:
+            options["io-impl"] = f"{SHADED}.hadoop.HadoopFileIO"
+        else:
+            options["io-impl"] = f"{SHADED}.aws.s3.S3FileIO"
+            options |= dict(served.place.keys)
+        found = jar()
+        if found is None:
+            pytest.skip("pyspark and its jar are not installed: `python3 tools/install.py test-full`")
+        command = [sys.executable, str(Path(__file__).with_name("spark_driver.py")), found, json.dumps({"c": options})]
+        self._log = folder / "spark.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=folder,
+                env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "AWS_REGION": "us-east-1"},
+                text=True,
+            )
+        assert self._read() == "ready"
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"Spark ended:\n{self._log.read_text(errors='replace')[-4000:]}"
+        return json.loads(line)
+
+    def at_once(self, *statements: str) -> list[dict[str, Any]]:
+        """The answers to statements that run at the same time."""
+        assert self._process.stdin is not None
+        print(json.dumps(statements), file=self._process.stdin, flush=True)
+        answers: list[dict[str, Any]] = self._read()
+        return answers
+
+    def rows(self, statement: str) -> list[list[Any]]:
+        """The rows of one statement that succeeds."""
+        answer = self.at_once(statement)[0]
+        assert "rows" in answer, f"{statement}\n{answer['error'][:2000]}"
+        found: list[list[Any]] = answer["rows"]
+        return found
+
+    def run(self, *statements: str) -> None:
+        """Statements that succeed, one after another."""
+        for statement in statements:
+            self.rows(statement)
+
+    def error(self, statement: str) -> str:
+        """What one statement fails with."""
+        answer = self.at_once(statement)[0]
+        assert "error" in answer, f"{statement} succeeded: {answer['rows']}"
+        return str(answer["error"])
+
+    def close(self) -> None:
+        """End it."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def _sparks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Spark]]:
+    """One for each served catalog: a start takes ten seconds."""
+    found: dict[str, Spark] = {}
+    yield found
+    for spark in found.values():
+        spark.close()
+
+
+@pytest.fixture
+def spark(_sparks: dict[str, Spark], served: Served, tmp_path_factory: pytest.TempPathFactory) -> Spark:
+    if served.url not in _sparks:
+        _sparks[served.url] = Spark(served, tmp_path_factory.mktemp("spark"))
+    return _sparks[served.url]
+
+
+@pytest.fixture
+def space(spark: Spark) -> str:
+    """A namespace of the test's own, as Spark names it."""
+    name = f"n{uuid4().hex[:12]}"
+    spark.run(f"CREATE NAMESPACE c.{name}")
+    return f"c.{name}"
+
+
+def test_rows_go_in_and_come_out_through_spark_and_pyiceberg(
+    spark: Spark, space: str, catalog: RestCatalog, served: Served
+) -> None:
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT, city STRING) USING iceberg PARTITIONED BY (bucket(4, id))",
+        f"INSERT INTO {space}.t VALUES (1, 'Oslo'), (2, 'Ærø')",
+        f"INSERT INTO {space}.t VALUES (3, NULL)",
+        f"DELETE FROM {space}.t WHERE id = 1",
+        f"UPDATE {space}.t SET city = 'Ribe' WHERE id = 3",
+        f"ALTER TABLE {space}.t ADD COLUMN n INT",
+    )
+    assert spark.rows(f"SELECT id, city, n FROM {space}.t ORDER BY id") == [[2, "Ærø", None], [3, "Ribe", None]]
+    table = catalog.load_table((space.removeprefix("c."), "t"))
+    assert sorted(table.scan().to_arrow().column("id").to_pylist()) == [2, 3]
+    assert table.properties["write.parquet.compression-codec"] == "zstd"
+    if served.place.is_local:
+        folder = Path(table.location().removeprefix("file://"))
+        written = [pq.ParquetFile(path).metadata for path in folder.rglob("data/**/*.parquet")]
+        assert {file.row_group(0).column(0).compression for file in written} == {"ZSTD"}
+    spark.run(f"DROP TABLE {space}.t PURGE")
+
+
+def test_metadata_tables_and_branches(spark: Spark, space: str) -> None:
+    spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg", f"INSERT INTO {space}.t VALUES (1)")
+    assert len(spark.rows(f"SELECT snapshot_id FROM {space}.t.snapshots")) == 1
+    assert [row[0] for row in spark.rows(f"SELECT name FROM {space}.t.refs")] == ["main"]
+    for name in ("history", "files", "manifests", "partitions", "metadata_log_entries", "all_data_files"):
+        assert spark.rows(f"SELECT count(*) FROM {space}.t.{name}") != [[0]], name
+    spark.run(
+        f"ALTER TABLE {space}.t CREATE BRANCH wip",
+        f"INSERT INTO {space}.t.branch_wip VALUES (2)",
+        f"ALTER TABLE {space}.t CREATE TAG v1",
+    )
+    assert spark.rows(f"SELECT id FROM {space}.t ORDER BY id") == [[1]]
+    assert spark.rows(f"SELECT id FROM {space}.t.branch_wip ORDER BY id") == [[1], [2]]
+    assert spark.rows(f"SELECT id FROM {space}.t VERSION AS OF 'v1'") == [[1]]
+    spark.run(f"ALTER TABLE {space}.t DROP BRANCH wip")
+    assert [row[0] for row in spark.rows(f"SELECT name FROM {space}.t.refs ORDER BY name")] == ["main", "v1"]
+
+
+def test_what_is_missing_is_missing(spark: Spark, space: str) -> None:
+    spark.run(
+        "DROP TABLE IF EXISTS c.nowhere.t",
+        f"DROP TABLE IF EXISTS {space}.t",
+        f"DROP VIEW IF EXISTS {space}.v",
+        "DROP VIEW IF EXISTS c.nowhere.v",
+        f"CREATE TABLE IF NOT EXISTS {space}.t (id BIGINT) USING iceberg",
+        f"CREATE TABLE IF NOT EXISTS {space}.t (id BIGINT) USING iceberg",
+    )
+    assert "TABLE_OR_VIEW_NOT_FOUND" in spark.error("SELECT * FROM c.nowhere.t")
+    assert "ALREADY_EXISTS" in spark.error(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg")
+    assert spark.rows(f"SHOW TABLES IN {space}") == [[space.removeprefix("c."), "t", False]]
+
+
+def test_names_with_a_space_and_a_plus_never_meet(spark: Spark, space: str, catalog: RestCatalog) -> None:
+    """With both, Spark wrote into and dropped the wrong one of them in 0.1."""
+    name = space.removeprefix("c.")
+    spark.run(f"CREATE TABLE {space}.`a b` (id BIGINT) USING iceberg", f"INSERT INTO {space}.`a b` VALUES (1)")
+    assert "cannot tell it from" in spark.error(f"CREATE TABLE {space}.`a+b` (id BIGINT) USING iceberg")
+    schema = catalog.load_table((name, "a b")).schema()
+    with pytest.raises(BadRequestError, match="cannot tell it from"):
+        catalog.create_table((name, "a+b"), schema)
+    assert catalog.load_table((name, "a b")).scan().to_arrow().num_rows == 1
+    assert not catalog.table_exists((name, "a+b"))
+    spark.run(f"DROP TABLE IF EXISTS {space}.`a+b`")
+    assert catalog.table_exists((name, "a b"))
+    spark.run(f"DROP TABLE {space}.`a b`")
+    catalog.create_table((name, "a+b"), schema)
+    spark.run(f"DROP TABLE IF EXISTS {space}.`a b`", f"INSERT INTO {space}.`a+b` VALUES (7)")
+    assert catalog.load_table((name, "a+b")).scan().to_arrow().column("id").to_pylist() == [7]
+
+
+def test_replaces_at_once_all_end(spark: Spark, space: str) -> None:
+    """Each replaces the table as it finds it; none fails for good because another one was first."""
+    spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg", f"INSERT INTO {space}.t VALUES (0)")
+    statement = f"CREATE OR REPLACE TABLE {space}.t USING iceberg AS SELECT {{}} AS id"
+    for round_ in range(3):
+        answers = spark.at_once(*(statement.format(f"{10 * round_ + n}L") for n in range(4)))
+        assert [each.get("error", "")[:500] for each in answers] == [""] * 4
+    found = spark.rows(f"SELECT id FROM {space}.t")
+    assert found in [[[20 + n]] for n in range(4)]
+    numbers = spark.rows(f"SELECT count(*) FROM {space}.t.snapshots")
+    assert numbers[0][0] >= 1
+    spark.run(f"INSERT INTO {space}.t VALUES (99)")
+    assert [99] in spark.rows(f"SELECT id FROM {space}.t")
+
+
+def test_views(spark: Spark, space: str) -> None:
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT) USING iceberg",
+        f"INSERT INTO {space}.t VALUES (1), (2)",
+        f"CREATE VIEW {space}.v AS SELECT id + 1 AS next FROM {space}.t",
+    )
+    assert spark.rows(f"SELECT next FROM {space}.v ORDER BY next") == [[2], [3]]
+    spark.run(f"CREATE OR REPLACE VIEW {space}.v AS SELECT id AS same FROM {space}.t")
+    assert spark.rows(f"SELECT same FROM {space}.v ORDER BY same") == [[1], [2]]
+    spark.run(f"DROP VIEW {space}.v")
