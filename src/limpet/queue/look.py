@@ -164,8 +164,9 @@ class Look:
             receipt = self.receipt(id_)
             if receipt is None:
                 where = self._whereabouts(id_)
-                # It may have ended between two looks. A batch that is nowhere will not end any more.
-                receipt = self.receipt(id_, gone=True) if where == "unknown" else None
+                # It may have ended between two looks. A batch that is nowhere will not end any more, unless it travels.
+                gone = not self._storage.journal.travels
+                receipt = self.receipt(id_, gone=gone) if where == "unknown" else None
                 if receipt is None:
                     return Result(id_, where)
             if receipt.state == "retried" and receipt.retried_as:

@@ -9,7 +9,7 @@ import msgspec
 
 from limpet.keys import Key, QueueKeys
 from limpet.lease import State
-from limpet.queue import Task
+from limpet.queue import Result, Task
 from limpet.queue.claim import EntryClaim
 from limpet.queue.names import batch_of, entry_of
 from limpet.queue.records import EntryLease, Receipt
@@ -61,6 +61,7 @@ class Books:
     ids: set[str] = field(default_factory=set)
     runs: list[Run] = field(default_factory=list)
     done: set[tuple[str, str]] = field(default_factory=set)
+    answers: dict[tuple[str, str], Result] = field(default_factory=dict)
     collisions: int = 0
 
     def pushed(self, ids: Sequence[str]) -> None:
@@ -70,6 +71,14 @@ class Books:
     def started(self, world: World, place: str, who: str, task: Task, claim: EntryClaim) -> None:
         """A handler starts."""
         self.runs.append(Run(world.now_s, place, who, task.id, claim.entry))
+
+    def told(self, place: str, id_: str, result: Result) -> None:
+        """Somebody asked a place for a result. Once it says that a task has completed, it says the same for ever."""
+        before = self.answers.get((place, id_))
+        if before is not None and before != result:
+            raise Violation(f"in {place} the result of {id_} was {before}, and is now {result}")
+        if result.state == "completed":
+            self.answers[place, id_] = result
 
     def finished(self, place: str, id_: str) -> None:
         """A task was acknowledged as done."""
@@ -82,6 +91,7 @@ def check_nodes(world: World, knobs: Knobs, places: Sequence[Place], books: Book
         _completions_stay(place)
         _ended_here_stays_ended(place, world)
         _ended_tasks_do_not_start(place, books)
+        _results_are_whole(place)
         if place.is_node:
             _leases_are_our_own(place)
             _news_only_once(place)
@@ -133,6 +143,21 @@ def _completions_stay(place: Place) -> None:
         if before is not None and (completed or receipt.state != "retried"):
             raise Violation(f"{applied.who} wrote over {applied.key} in {place.name}")
         standing[applied.key] = receipt
+
+
+def _results_are_whole(place: Place) -> None:
+    """Whoever reads a receipt finds what it names: parts, and the receipts of single tasks that count before it."""
+    here: set[str] = set()
+    for applied in place.bucket.journal:
+        if applied.data is not None:
+            here.add(applied.key)
+        if applied.data is None or not applied.key.startswith(f"{place.keys.completed}/"):
+            continue
+        receipt = msgspec.json.decode(applied.data, type=Receipt)
+        named = [*receipt.parts, *(place.keys.completed_of(f"{receipt.id}.{n}") for n in receipt.own)]
+        missing = [key for key in named if key not in here]
+        if missing:
+            raise Violation(f"{applied.who} wrote {applied.key} to {place.name}, and {missing[0]} was not there yet")
 
 
 def _ended_here_stays_ended(place: Place, world: World) -> None:

@@ -97,12 +97,14 @@ class LocalStore(BaseStore):
         world.coverage[fault or "none", step] += 1
         result = "ok"
         try:
-            return apply()
+            value = apply()
         except LimpetError as error:
             result = type(error).__name__
             raise
         finally:
             world.note(process.name, step, key, detail, result, fault)
+        world.passed(step, process)
+        return value
 
     def _wait(self, step: str) -> str:
         """Let others go on, and perhaps die, before it happens."""
@@ -121,6 +123,12 @@ class LocalStore(BaseStore):
 
 class RemoteStore(SimStore):
     """One process's view of the bucket, in longer pages: there is more to list here."""
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        version = super().put(key, data, when=when)
+        self._world.passed(f"{room_of(key)}.put", self._process)
+        return version
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """See `Store.list`: pages of twelve, each read at its own moment (F22)."""

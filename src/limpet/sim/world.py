@@ -118,6 +118,7 @@ class World:
         self.processes: list[Process] = []
         self.failure: BaseException | None = None
         self.ambush: tuple[str, Callable[[Process], None]] | None = None
+        self.lurking: dict[str, Callable[[Process], None]] = {}
         self._hub = getcurrent()
         self._running: Task | None = None
         self._network = Process(-1, "network")
@@ -245,6 +246,13 @@ class World:
         if self.ambush is not None and self.ambush[0] == step and not self.healed:
             strike, self.ambush = self.ambush[1], None
             self.later(0.002, lambda: strike(process) if process.alive else None)
+
+    def passed(self, step: str, process: Process) -> None:
+        """This step has just happened. If somebody lurks behind it, the process is met before it does anything else."""
+        strike = None if self.healed else self.lurking.pop(step, None)
+        if strike is not None and process.alive:
+            strike(process)
+            self.check_alive(process)
 
     def store_time(self) -> datetime:
         """The store's clock."""

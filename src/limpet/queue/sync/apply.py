@@ -15,7 +15,7 @@ from limpet.cell import Lost, Replaced, Unclear, Won
 from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
 from limpet.queue.records import ENTRY_BYTES_MAX, Part, Receipt, read_task
-from limpet.queue.storage import Storage
+from limpet.queue.storage import Storage, task_name
 from limpet.queue.sync.decide import ends, merged, ran_twice, won_back
 from limpet.queue.sync.objects import DAMAGE
 from limpet.queue.sync.records import EndLine, place_of
@@ -112,6 +112,7 @@ class Applier:
         seen = cell.read() if look_first or receipt.state == "retried" else None
         if seen is None:
             self._copy_parts(place, receipt, parts_from)
+            self._copy_own(place, line.entry, receipt, parts_from)
         for _ in range(SENDS_MAX):
             value = merged(seen.value if seen else None, receipt)
             if value is None:
@@ -178,9 +179,35 @@ class Applier:
         for key in _own_parts(place, names) if source is not self._store else ():
             try:
                 data = source.get(key, size_max=ENTRY_BYTES_MAX).data
+            except (Missing, Corrupt):
+                continue  # too old to be kept, or none that we wrote
+            self._put_part(key, data)
+
+    def _copy_own(self, place: QueuePlace, entry: str, receipt: Receipt, source: Store) -> None:
+        """Receipts of single tasks that count before the batch's own one, if that names them, are here before it is.
+
+        Otherwise a result would first be that of the batch's receipt, and then another.
+        """
+        for n in receipt.own if source is not self._store else ():
+            key = place.keys.completed_of(task_name(entry, n, batch=True))
+            try:
+                seen = Storage(source, place.keys, self._runtime).receipt(key).read()
+            except DAMAGE:
+                continue
+            if seen is not None:
+                self._copy_parts(place, seen.value, source)
+                self.storage(place.keys).receipt(key).attempt(None, seen.value, write_id=seen.header.write_id)
+
+    def _put_part(self, key: Key, data: bytes) -> None:
+        """A part's name is used once, so one that is there is ours.   Raises: OutcomeUnknown."""
+        for _ in range(SENDS_MAX):
+            try:
                 self._store.put(key, data, when=Absent())
-            except (Missing, Conflict, Corrupt):
-                continue  # too old to be kept, already here (a part's name is used once), or none that we wrote
+                return
+            except Conflict:
+                if self.exists(key):
+                    return
+        raise OutcomeUnknown(f"whether {key} was written cannot be told")  # F6: refused, and nothing stands there
 
     def _win_back(self, place: QueuePlace, stands: Receipt, ours: Receipt, source: Store) -> None:
         storage = self.storage(place.keys)

@@ -34,6 +34,11 @@ HEAL_S = 6_000.0
 QUIET_S = 120.0
 ROUNDS_MAX = 30
 WAITING = ("single", "batch", "scheduled")
+HANDLER = "handler"
+BATCH_HANDLER = "batch handler"
+STRIKES_MAX = 6
+LARGE = "x" * 1100
+"""A result with it goes into a part object."""
 
 STEPS = (
     "completed.put",
@@ -57,6 +62,19 @@ STEPS = (
 )
 """The steps of the supervisor's protocol at which somebody may lie in wait."""
 
+RARE = (
+    HANDLER,
+    "local.completed.put",
+    BATCH_HANDLER,
+    "local.outbox.put",
+    "completed.put",
+    BATCH_HANDLER,
+    "sync.put",
+    "local.parts.put",
+    "local.failed.put",
+)
+"""The steps right after which a crash is rare, and tells most; in a handler also a sleep through the ttl."""
+
 
 def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
     """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
@@ -65,11 +83,11 @@ def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Viola
 
 
 class _Fleet(Cast):
-    """Slots: a worker for each node, a supervisor for each node, and one client of the bucket."""
+    """Slots: a worker for each node, a supervisor for each node, a client of the bucket, a second worker of a node."""
 
     def __init__(self, world: World, knobs: Knobs) -> None:
         self.nodes = 1 + int(world.chance(80) < 0.9) + int(world.chance(80) < 0.25)
-        super().__init__(world, slots=2 * self.nodes + 1, turns=TURNS)
+        super().__init__(world, slots=2 * self.nodes + 2, turns=TURNS)
         self.knobs = replace(knobs, ttl_s=4 + knobs.ttl_s / 3, nemesis_every_s=knobs.nemesis_every_s)
         self.disks = [f"n{i}" for i in range(self.nodes)]
         self.buckets = {name: Bucket(world, self.knobs) for name in (BUCKET, *self.disks)}
@@ -84,6 +102,7 @@ class _Fleet(Cast):
         """The faulty part, then the healed part in which all come to agree; then every check."""
         nemesis = Nemesis(self.world, self.knobs, lambda: self.living, self.restart, steps=STEPS)
         self.world.spawn(self.world.start("mains"), self.cut_power)
+        self.world.spawn(self.world.start("steering"), self.steer)
         self.play(nemesis.run, until_s=RUN_S)
         self.heal()
         check_nodes(self.world, self.knobs, [self.place(BUCKET), *map(self.place, self.disks)], self.books)
@@ -107,6 +126,8 @@ class _Fleet(Cast):
             process.clock_rate = 0.9 + 0.2 * self.world.chance(30, process.index)
         if slot == 2 * self.nodes:
             return _Client(self, process)
+        if slot > 2 * self.nodes:
+            return _Worker(self, process, 0)
         return (_Worker if slot < self.nodes else _Boss)(self, process, slot % self.nodes)
 
     def restart(self, dead: Process) -> None:
@@ -143,7 +164,31 @@ class _Fleet(Cast):
     def node_of(self, process: Process) -> int | None:
         """The node that a process runs on; None for the client."""
         slot = int(process.name.split("#")[0].removeprefix("p"))
-        return None if slot == 2 * self.nodes else slot % self.nodes
+        if slot == 2 * self.nodes:
+            return None
+        return 0 if slot > 2 * self.nodes else slot % self.nodes
+
+    def steer(self) -> None:
+        """Lead the nemesis to the rare moments: right after a receipt, a note or a log, and into handlers."""
+        for number in range(1, STRIKES_MAX + 1):
+            self.world.pause(self.up_s * self.world.chance(91, number))
+            step = RARE[mix(self.world.seed, 92, number) % len(RARE)]
+            self.world.lurking.setdefault(step, partial(self.strike, number, step))
+
+    def strike(self, number: int, step: str, struck: Process) -> None:
+        """Kill the process, or let it sleep until its lease has run out. Its slot gets a turn more to go on with."""
+        sleeps = step in (HANDLER, BATCH_HANDLER) and self.world.chance(93, number) < 0.5
+        kind = "sleep_past_ttl" if sleeps else "crash_after"
+        if struck not in self.living or not self.world.strike(f"steering/{number}", kind):
+            return
+        self.world.coverage[kind, step] += 1
+        self.world.note("nemesis", kind, detail=struck.name, result=step, fault=kind)
+        self._turns_left[struck.name.split("#")[0]] += 1
+        if sleeps:
+            struck.paused_until_s = self.world.now_s + self.policy.ttl_s * (1.5 + 6 * self.world.chance(94, number))
+        else:
+            self.world.kill(struck)
+            self.restart(struck)
 
     def heal(self) -> None:
         """Faults stop, every node is on again, and none of the old processes."""
@@ -180,6 +225,8 @@ class _Fleet(Cast):
         self.swept = {name: len(bucket.journal) for name, bucket in self.buckets.items()}
         for boss in bosses:
             boss.sweep()
+        for boss in bosses:
+            boss.look()
 
     def waiting(self) -> list[str]:
         """What still waits anywhere, and has not ended there."""
@@ -205,6 +252,7 @@ class _Boss(Actor):
         self.remote = RemoteStore(cast.world, cast.buckets[BUCKET], runtime, cast.knobs)
         super().__init__(runtime, LocalStore(cast.world, cast.buckets[cast.disks[node]], runtime), cast.history)
         self.cast = cast
+        self.disk = cast.disks[node]
         self.supervisor = Supervisor(
             self.store,
             self.remote,
@@ -232,6 +280,13 @@ class _Boss(Actor):
         """What the others did comes in."""
         self.cast.books.collisions += len(self.supervisor.down().collisions)
 
+    def look(self) -> None:
+        """How every task ended, here and in the bucket."""
+        for place, store in ((self.disk, self.store), (BUCKET, self.remote)):
+            queue = BucketQueue(store, QUEUE, self.runtime, journal=Outbox(store, self.runtime))
+            for id_ in sorted(self.cast.books.ids):
+                self.cast.books.told(place, id_, queue.result(id_))
+
     def sweep(self) -> None:
         """Tidy up here and in the bucket."""
         for store in (self.store, self.remote):
@@ -254,10 +309,11 @@ class _User(Actor):
         return [
             (0.10, self.push),
             (0.18, self.push_with_id),
-            (0.05, self.push_batch),
+            (0.10, self.push_batch),
             (0.03, self.push_later),
             (0.03, self.retry_failed),
             (0.03, self.cancel),
+            (0.08, self.look),
             (1.0, self.work),
         ]
 
@@ -298,6 +354,11 @@ class _User(Actor):
         """An operator ends a task."""
         self.queue.cancel(f"x{int(self.chance() * IDS)}")
 
+    def look(self) -> None:
+        """Somebody asks how some tasks ended, as this place knows it."""
+        for id_ in sorted(self.books.ids)[:4]:
+            self.books.told(self.place, id_, self.queue.result(id_))
+
     def work(self) -> None:
         """Claim something and do it, as a worker does."""
         with self.queue.claim() as claim:
@@ -309,6 +370,7 @@ class _User(Actor):
     def handle(self, task: Task, claim: EntryClaim) -> None:
         """Run one handler, and pass its verdict on."""
         self.books.started(self.world, self.place, self.process.name, task, claim)
+        self.world.passed(BATCH_HANDLER if claim.batch else HANDLER, self.process)
         what, slow = task.payload["what"], float(task.payload["slow"])
         if not self.world.healed:
             self.runtime.sleep(slow * slow * slow * 2 * self.cast.up_s)
@@ -318,7 +380,8 @@ class _User(Actor):
             else:
                 task.retry(after_s=slow * 10, error="it raises")
             return
-        task.done({"by": self.process.name})
+        large = claim.batch and slow < 0.4
+        task.done({"by": self.process.name, "large": LARGE if large else ""})
         if not claim.batch:
             self.books.finished(self.place, task.id)
 
