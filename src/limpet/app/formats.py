@@ -64,7 +64,11 @@ def check(record: FleetRecord, *, where: str) -> None:
         raise Unsupported(
             f"the fleet at {where} is being restored", hint="if that was interrupted, run `limpet restore` again"
         )
-    newer = [f"{room} format {n}" for room, n in sorted(record.format.items()) if n > CURRENT.get(room, 0)]
+    newer = [
+        f"{room if room.isprintable() else repr(room)} format {n}"
+        for room, n in sorted(record.format.items())
+        if n > CURRENT.get(room, 0)
+    ]
     unknown = [f"feature {name!r}" for name in sorted(record.features) if name not in {*FEATURES, BACKUP}]
     if record.min_reader > LEVEL:
         newer.append(f"readers of level {record.min_reader}")
