@@ -63,7 +63,11 @@ INDEX_BUGS = [
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
         156,
-        ("storage", "        if work is None or shard in work.shards:\n", "        if work is None or shard in work.packs:\n"),
+        (
+            "storage",
+            "        if work is None or shard in work.shards:\n",
+            "        if work is None or shard in work.packs:\n",
+        ),
     ),
     _bug(
         "get_many looks for packs only where there were some",
@@ -230,8 +234,8 @@ INDEX_BUGS = [
         0,
         (
             "storage",
-            "            return self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n",
-            "            return self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n"
+            "self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n",
+            "self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n"
             '            return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)\n',
         ),
     ),
