@@ -27,7 +27,7 @@ def test_a_folder_is_fit_and_left_as_it_was(here: Here, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     names = [*(check.name for check in CHECKS), "clean-up"]
-    assert [line.split("  ")[0] for line in lines if "  ok  " in line] == names
+    assert [line.split("\t")[0] for line in lines if "\tok\t" in line] == names
     assert lines[-1] == "ok  fleet is fit for Limpet"
     assert "p95" in done.out
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["fleet", "fleet/mine.txt"]

@@ -30,7 +30,7 @@ def _lines(*payloads: object) -> str:
 
 def test_a_task(here: Here) -> None:
     done = here(*PUSH, '{"domain": "a.com"}')
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, "(new fleet at fleet)\n")
     said, id_, *_ = done.out.split()
     assert said == "pushed"
     [task] = limpet.open("fleet").queue("enrich").peek()
@@ -126,7 +126,11 @@ def test_durations(text: str, seconds: float) -> None:
 def test_a_file_goes_in_batches(here: Here) -> None:
     Path("in.jsonl").write_text("\n" + _lines(*({"n": n} for n in range(25))) + "\n\n")
     done = here(*PUSH, "--file", "in.jsonl", "--batch", "10")
-    assert (done.code, done.out, done.err) == (0, "pushed 25 tasks to 'enrich' in 3 batches\n", "")
+    assert (done.code, done.out, done.err) == (
+        0,
+        "pushed 25 tasks to 'enrich' in 3 batches\n",
+        "(new fleet at fleet)\n",
+    )
     assert _payloads() == sorted(({"n": n} for n in range(25)), key=str)
     told = json.loads(here(*PUSH, "--file", "in.jsonl", "--json").out)
     assert (told["queue"], told["pushed"], told["batches"]) == ("enrich", 25, 1)
@@ -183,7 +187,7 @@ def test_a_store_that_refuses_says_how_far_it_got(here: Here, monkeypatch: pytes
     """The budget ends after the fleet is set up and some batches are pushed."""
     limpet.open("fleet").check()
     Path("in.jsonl").write_text(_lines({"n": 1}) * CHUNK_BATCHES * 3)
-    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", str(1 + CHUNK_BATCHES))
+    monkeypatch.setenv("LIMPET_REQUEST_BUDGET", str(2 + CHUNK_BATCHES))
     done = here(*PUSH, "--file", "in.jsonl", "--batch", "1")
     assert (done.code, done.out) == (1, "")
     assert f"; {CHUNK_BATCHES} tasks before line {CHUNK_BATCHES + 1} went in; more may have been" in done.err
@@ -203,3 +207,24 @@ def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     assert done.stdout == "pushed 5,000 tasks to 'enrich' in 100 batches\n"
     assert b"tasks pushed" in shown
     assert "━".encode() in shown
+
+
+def test_what_is_new_is_said_on_stderr(here: Here) -> None:
+    """A typo makes a queue or a fleet, so it is said."""
+    assert here(*PUSH, "{}").err == "(new fleet at fleet)\n"
+    assert here(*PUSH, "{}").err == ""
+    done = here("queue", "push", "enrihc", "{}", "-u", "fleet", "--json")
+    assert (done.code, done.err) == (0, "(new queue)\n")
+    assert json.loads(done.out)["created"]
+
+
+def test_without_create_nothing_is_made(here: Here) -> None:
+    done = here("queue", "push", "enrich", "{}", "--no-create", "-u", "fleet")
+    assert (done.code, Path("fleet").exists()) == (1, False)
+    assert done.err.startswith("limpet: there is no fleet at fleet\n")
+    here(*PUSH, "{}")
+    done = here("queue", "push", "enrihc", "{}", "--no-create", "-u", "fleet")
+    assert done.code == 1
+    assert "did you mean 'enrich'?" in done.err
+    assert here("queue", "push", "enrich", "{}", "--no-create", "-u", "fleet").code == 0
+    assert limpet.open("fleet").queues() == ["enrich"]

@@ -49,7 +49,7 @@ def test_it_stops_counting_and_full_does_not(here: Here) -> None:
     [some] = json.loads(here("status", "-u", "memory://crowded", "--json").out)["queues"]
     assert (some["completed"], some["pending"], some["at_least"]) == (10_000, 1, ["completed"])
     shown = here("status", "-u", "memory://crowded").out
-    assert " 10,000+ " in shown
+    assert "\t10,000+\t" in shown
     assert "counting stopped at 10,000 objects of a kind" in shown
     [whole] = json.loads(here("status", "--full", "-u", "memory://crowded", "--json").out)["queues"]
     assert (whole["completed"], whole["at_least"]) == (10_001, [])

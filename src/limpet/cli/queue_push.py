@@ -77,11 +77,15 @@ def push(
         if id is not None or delay is not None:
             raise Invalid("--id and --delay are for a single task, not for --file", hint="leave them out")
         with _lines_of(file) as stream:
-            _push_file(_queue(url, queue, create=create), stream, file, batch=batch, json=json)
+            handle, remark = _queue(url, queue, create=create)
+            _push_file(handle, stream, file, batch=batch, json=json)
+        _remark(remark)
         return
     assert payload is not None
     task = parse_payload(payload, what="the payload")
-    pushed = _queue(url, queue, create=create).push(task, id=id, delay_s=delay or 0.0)
+    handle, remark = _queue(url, queue, create=create)
+    pushed = handle.push(task, id=id, delay_s=delay or 0.0)
+    _remark(remark)
     if json:
         print_json(pushed)
     elif pushed.created:
@@ -90,17 +94,20 @@ def push(
         say(f"{pushed.id!r} was pushed to {queue!r} before; nothing was changed")
 
 
-def _queue(url: str | None, name: str, *, create: bool) -> Queue:
-    """The queue to push to. If it is new, or its fleet is, that is said: it may be a typo.   Cost: 1 LIST more."""
+def _queue(url: str | None, name: str, *, create: bool) -> tuple[Queue, str]:
+    """The queue to push to, and what to say if it is new, or its fleet is: it may be a typo.   Cost: 1 LIST more."""
     from limpet.app.queues import is_used
 
     fleet = opened(url, create=create)
     queue = fleet.queue(name, create=create)
     if fleet.is_new:
-        say(f"(new fleet at {fleet.url})", err=True)
-    elif create and not is_used(fleet.store, queue):
-        say("(new queue)", err=True)
-    return queue
+        return queue, f"(new fleet at {fleet.url})"
+    return queue, "(new queue)" if create and not is_used(fleet.store, queue) else ""
+
+
+def _remark(text: str) -> None:
+    if text:
+        say(text, err=True)
 
 
 def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:

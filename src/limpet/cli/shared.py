@@ -81,8 +81,8 @@ def clean(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """As `clean`, for text of several lines, such as a traceback."""
-    return "\n".join(clean(line.expandtabs()) for line in text.split("\n"))
+    """As `clean`, for text of several lines, such as a traceback. Each is marked, so that none passes for ours."""
+    return "\n".join(f"| {clean(line.expandtabs())}" for line in text.split("\n"))
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -147,7 +147,7 @@ def _safe_hook(*, plain: bool) -> RenderHook:
         def __rich_console__(self, out: Console, options: ConsoleOptions) -> RenderResult:
             if plain and isinstance(self._inner, Table):
                 for row in _rows_of(out, self._inner):
-                    yield Segment("\t".join(map(printable, row)))
+                    yield Segment("\t".join(map(printable, row)).rstrip())
                     yield Segment.line()
                 return
             for segment in out.render(self._inner, options):
