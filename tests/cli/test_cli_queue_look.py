@@ -177,7 +177,7 @@ def test_show_what_ended(here: Here, queue: Queue) -> None:
     facts = _json(here, "show", "enrich", "bad/1")
     assert (facts["state"], facts["payload"], facts["traceback"]) == ("failed", {"do": "fail"}, "Traceback:\n  here")
     shown = here("queue", "show", "enrich", "bad/1").out
-    assert shown.endswith("\nTraceback:\n  here\n")
+    assert shown.endswith("\n| Traceback:\n|   here\n")
     assert "gone [bold]away[/bold]?[31m" in shown
     assert _json(here, "show", "enrich", "dropped")["state"] == "cancelled"
 
