@@ -51,6 +51,23 @@ def leave() -> None:
 def shout(text: str) -> list[int]:
     print(text)
     return [subprocess.run(["sh", "-c", f"kill -{name} $$"]).returncode for name in ("TERM", "INT")]
+
+@fleet.task(max_attempts=3, backoff_s=1.0)
+def flaky(n: int) -> None:
+    note("flaky", limpet.current_task().attempt)
+    if limpet.current_task().attempt < 2:
+        raise ValueError("not yet")
+
+@fleet.task()
+def chat(n: int) -> None:
+    import logging
+    logging.getLogger("mine").warning("hello %s\\x1b[31m", n)
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        logging.exception("it broke")
+    logging.info("%d", "x")
+    print("printed", n)
 """
 
 
@@ -110,7 +127,7 @@ def test_an_empty_fleet_is_a_short_burst() -> None:
     assert (done.returncode, done.stdout) == (0, "")
     ready, total = done.stderr.splitlines()
     assert "ready" in ready
-    assert ready.endswith(": hang, urgent, bulk, leave, shout")
+    assert ready.endswith(": hang, urgent, bulk, leave, shout, flaky, chat")
     assert total.startswith("0 done, 0 failed, 0 retried in ")
 
 
@@ -328,3 +345,101 @@ def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
     done = here("work", *arguments)
     assert (done.code, done.out) == (2, "")
     assert "Usage: limpet work" in done.err
+
+
+# ---- logging ----
+
+
+def test_what_a_handler_logs_has_its_task(spawn: Spawn) -> None:
+    pushed = _queue("chat").push({"n": 7})
+    done = _run("app:fleet", "--burst", "--quiet", "--log", "json")
+    assert done.stdout == "printed 7\n"
+    events = _events(done.stderr)
+    logged = [event for event in events if event["event"] == "log"]
+    assert {(event["queue"], event["id"], event["attempt"]) for event in logged} == {("chat", pushed.id, 1)}
+    assert [(event["level"], event["logger"]) for event in logged] == [
+        ("WARNING", "mine"),
+        ("ERROR", "root"),
+        ("INFO", "root"),
+    ]
+    assert logged[0]["message"] == "hello 7\x1b[31m"
+    assert logged[1]["traceback"].endswith("ZeroDivisionError: division by zero")
+    assert "does not fit its arguments" in logged[2]["message"]
+
+
+def test_a_log_for_people_is_marked_and_escaped() -> None:
+    pushed = _queue("chat").push({"n": 7})
+    said = _run("app:fleet", "--burst", "--quiet").stderr
+    [hello] = [line for line in said.splitlines() if "hello" in line]
+    assert f"chat {pushed.id} attempt 1" in hello
+    assert hello.endswith("WARNING mine: hello 7\\x1b[31m")
+    assert "\n| ZeroDivisionError: division by zero\n" in said
+
+
+@pytest.mark.parametrize(("arguments", "mine"), [((), True), (("--log", "json"), False)])
+def test_logging_of_the_users_own(arguments: tuple[str, ...], mine: bool) -> None:
+    """It is kept; with --log json, what it would write to the terminal is one of the JSON lines instead."""
+    own = "import logging\nlogging.basicConfig(format='mine %(limpet_task)s %(message)s', level='WARNING')\n"
+    Path("app.py").write_text(own + APP)
+    pushed = _queue("chat").push({"n": 7})
+    said = _run("app:fleet", "--burst", "--quiet", *arguments).stderr
+    assert (f"mine {pushed.id} hello 7" in said) is mine
+    if not mine:
+        assert next(event["message"] for event in _events(said) if event["event"] == "log") == "hello 7\x1b[31m"
+
+
+# ---- until empty ----
+
+
+def test_until_empty_waits_for_what_rests_and_burst_does_not() -> None:
+    _queue("flaky").push({"n": 1})
+    done = _run("app:fleet", "-q", "flaky", "--burst", "--json")
+    assert json.loads(done.stdout)["retried"] == 1
+    assert _queue("flaky").stats().pending == 1
+    done = _run("app:fleet", "-q", "flaky", "--until-empty", "--json")
+    assert (done.returncode, json.loads(done.stdout)["done"]) == (0, 1), done.stderr
+    _queue("flaky").push({"n": 2})
+    told = json.loads(_run("app:fleet", "-q", "flaky", "--until-empty", "--json").stdout)
+    assert (told["done"], told["retried"], told["restarts"]) == (1, 1, 0)
+    assert _queue("flaky").stats().pending == 0
+
+
+def test_until_empty_can_be_stopped_while_it_waits(spawn: Spawn) -> None:
+    with _queue("urgent").claim():
+        _queue("urgent").push({"n": 1})
+    claim = _queue("urgent").claim()
+    assert claim
+    worker = spawn("work", "app:fleet", "-q", "urgent", "--until-empty", "--log", "json")
+    _next(worker, "ready")
+    worker.terminate()
+    worker.communicate()
+    assert worker.returncode == 0
+
+
+def test_a_worker_on_a_paused_queue_says_so() -> None:
+    _queue("bulk").push({"n": 1})
+    _queue("bulk").pause()
+    events = _events(_run("app:fleet", "-q", "bulk", "-q", "urgent", "--burst", "--log", "json").stderr)
+    assert [event["queue"] for event in events if event["event"] == "warning"] == ["bulk"]
+
+
+def test_what_handlers_print_does_not_break_the_progress() -> None:
+    """On a terminal, what is printed comes above the live line, which goes on."""
+    for n in range(3):
+        _queue("chat").push({"n": n})
+    _queue("hang").push({})
+    pid, fd = pty.fork()
+    if pid == 0:
+        command = limpet_command("work", "app:fleet", "-q", "chat", "-q", "hang", "--progress")
+        os.execv(command[0], command)
+    said = b""
+    while b"3 done" not in said or b"1 in flight" not in said or said.count(b"printed") < 3:
+        said += os.read(fd, 4096)
+    Path("go").touch()
+    while b"4 done" not in said:
+        said += os.read(fd, 4096)
+    os.write(fd, b"\x03")
+    while b"4 done, 0 failed, 0 retried in " not in said:
+        said += os.read(fd, 4096)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(fd)

@@ -14,7 +14,7 @@ import limpet
 from kernel_helpers import ManualRuntime
 from limpet.cli.work_crew import _error_of
 from limpet.cli.work_load import jobs_of
-from limpet.cli.work_log import Log, json_line, progress_line, text_line
+from limpet.cli.work_log import Log, json_line, left_of, progress_line, text_line
 from limpet.cli.work_wire import Backlog, Ended, Lines, Order, Refused, decode_message, encode_line
 from limpet.errors import Invalid, Missing
 from limpet.queue.work import Event, Tally
@@ -209,3 +209,14 @@ def test_errors_keep_their_kind_across_the_pipe() -> None:
     for kind in (Invalid, Missing):
         error = _error_of(Refused(kind=kind.__name__, message="m", hint="h"))
         assert (type(error), str(error), error.hint) == (kind, "m", "h")
+
+
+def test_how_many_are_left() -> None:
+    """0 is said only when nothing waited; once more was done than waited, nobody knows until it is counted again."""
+    assert left_of(None, Tally(done=5)) is None
+    assert left_of((1500, 100), Tally(done=200)) == 1400
+    assert left_of((10, 0), Tally(done=9)) == 1
+    assert left_of((10, 0), Tally(done=10)) is None
+    assert left_of((10, 0), Tally(done=900)) is None
+    assert left_of((0, 0), Tally()) == 0
+    assert left_of((0, 5), Tally(done=6)) is None

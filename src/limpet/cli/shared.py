@@ -37,6 +37,7 @@ __all__ = [
     "opened",
     "print_json",
     "printable",
+    "printable_json",
     "say",
 ]
 
@@ -110,10 +111,14 @@ def print_json(value: Any) -> None:
     """`value`, of plain types or structs, as indented JSON on stdout. What does not print is written as \\uXXXX."""
     import msgspec
 
-    text = msgspec.json.format(records.encode(value), indent=2).decode()
-    if not text.replace("\n", "").isprintable():
-        text = "".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text)
-    typer.echo(text)
+    typer.echo(printable_json(msgspec.json.format(records.encode(value), indent=2).decode()))
+
+
+def printable_json(text: str) -> str:
+    """JSON that means the same and is safe on a terminal."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text)
 
 
 def _json_escape(char: str) -> str:

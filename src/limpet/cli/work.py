@@ -25,8 +25,8 @@ EPILOG = lines(
     "$ limpet work enrich --handler jobs.sites:enrich --url s3://acme/prod",
     "Example: in a cron job or in CI, do what waits and leave",
     "$ limpet work app:fleet --burst --json",
-    "Exit codes: 0 told to stop, or nothing left (--burst), even if tasks failed; 1 the store failed, or a worker "
-    "had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.",
+    "Exit codes: 0 told to stop, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store failed, "
+    "or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.",
 )
 
 
@@ -64,7 +64,13 @@ ProcessesOption = Annotated[int, typer.Option("--processes", "-p", min=1, max=10
 ThreadsOption = Annotated[
     int, typer.Option("--threads", "-t", min=1, max=1000, help="Tasks at once in each process, one a thread.")
 ]
-BurstOption = Annotated[bool, typer.Option("--burst", help="Leave as soon as there is nothing left to claim.")]
+BurstOption = Annotated[
+    bool,
+    typer.Option("--burst", help="Leave when nothing can be claimed, without waiting for tasks that rest."),
+]
+UntilEmptyOption = Annotated[
+    bool, typer.Option("--until-empty", help="As --burst, but wait for tasks that rest, or that others hold, to end.")
+]
 MaxTasksOption = Annotated[
     int | None,
     typer.Option(
@@ -113,6 +119,7 @@ def work(
     processes: ProcessesOption = 1,
     threads: ThreadsOption = 1,
     burst: BurstOption = False,
+    until_empty: UntilEmptyOption = False,
     max_tasks: MaxTasksOption = None,
     grace: GraceOption = 25.0,
     log: LogOption = LogFormat.text,
@@ -138,29 +145,31 @@ def work(
         url=url,
         queues=queue or [],
         threads=threads,
-        burst=burst,
+        burst=burst or until_empty,
         max_tasks=max_tasks,
         grace_s=grace,
         routine=not (quiet or progress),
         count=progress,
         events=events,
+        until_empty=until_empty,
+        log_json=log is LogFormat.json,
     )
-    _run(order, processes, log_json=log is LogFormat.json, json=json)
+    _run(order, processes, json=json)
 
 
-def _run(order: Order, processes: int, *, log_json: bool, json: bool) -> None:
+def _run(order: Order, processes: int, *, json: bool) -> None:
     from limpet.cli.work_crew import Crew
     from limpet.cli.work_log import Log
     from limpet.runtime import system
 
     runtime = system()
-    log = Log(runtime, as_json=log_json, progress=order.count)
+    log = Log(runtime, as_json=order.log_json, progress=order.count)
 
     def hear(message: Message) -> None:
         log.tell(message)
         log.show(crew.tally(), message)
 
-    crew = Crew(order, processes, runtime, hear, quiet_stdout=json)
+    crew = Crew(order, processes, runtime, hear, quiet_stdout=json, printed=log.printed if log.is_live else None)
     began_s = runtime.elapsed_s()
     try:
         crew.run()
@@ -170,7 +179,7 @@ def _run(order: Order, processes: int, *, log_json: bool, json: bool) -> None:
     tally = crew.tally()
     if json:
         print_json({**_facts(tally), "seconds": round(seconds, 3), "restarts": crew.restarts})
-    elif not log_json:
+    elif not order.log_json:
         log.total(tally, seconds)
     if crew.trouble is not None:
         raise typer.Exit(complain(Unavailable(crew.trouble, hint="nothing is lost: what was claimed comes back")))

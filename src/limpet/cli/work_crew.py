@@ -68,6 +68,7 @@ class Crew:
         listener: Callable[[Message], None],
         *,
         quiet_stdout: bool,
+        printed: Callable[[bytes], None] | None = None,
     ) -> None:
         self.restarts = 0
         self.trouble: str | None = None
@@ -76,6 +77,8 @@ class Crew:
         self._runtime = runtime
         self._listener = listener
         self._quiet_stdout = quiet_stdout
+        self._printed = printed
+        """Takes the lines that workers print; without it they go where our own output goes."""
         self._places = [_Place(number) for number in range(processes)]
         self._past = Tally()
         self._selector = selectors.DefaultSelector()
@@ -97,6 +100,7 @@ class Crew:
                     self._kill_due()
             finally:
                 self._end_all()
+                self._drain_printed()
                 self._selector.close()
 
     def tally(self) -> Tally:
@@ -114,20 +118,25 @@ class Crew:
         control_read, control_write = os.pipe()
         report_read, report_write = os.pipe()
         env = {**os.environ, ENV_URL: self._order.url} if self._order.url else None
+        printed_read, printed_write = os.pipe() if self._printed else (-1, -1)
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "limpet.cli.work_child", str(control_read), str(report_write)],
                 stdin=subprocess.DEVNULL,
-                stdout=2 if self._quiet_stdout else None,
+                stdout=printed_write if self._printed else 2 if self._quiet_stdout else None,
+                stderr=printed_write if self._printed else None,
                 env=env,
                 pass_fds=(control_read, report_write),
                 process_group=0,
             )
         finally:
-            os.close(control_read)
-            os.close(report_write)
+            for fd in (control_read, report_write, *([printed_write] if self._printed else [])):
+                os.close(fd)
         os.set_blocking(report_read, False)
         child = _Child(process, control_write, report_read, self._runtime.elapsed_s())
+        if self._printed:
+            os.set_blocking(printed_read, False)
+            self._selector.register(printed_read, selectors.EVENT_READ, Lines())
         self._selector.register(report_read, selectors.EVENT_READ, child)
         _tell(child, encode_line(structs.replace(self._order, count=count)))
         return child
@@ -137,6 +146,8 @@ class Crew:
         for key, _ in self._selector.select(self._patience_s()):
             if isinstance(key.data, _Child):
                 self._read(key.data)
+            elif isinstance(key.data, Lines):
+                self._pass_on(key.fd, key.data)
             else:
                 for _number in [number for number in signals.heard() if number in STOPS]:
                     self._stop()
@@ -159,6 +170,29 @@ class Crew:
                 return
             for line in child.lines.feed(piece):
                 self._note(child, decode_message(line))
+
+    def _pass_on(self, fd: int, lines: Lines) -> None:
+        """Take in what a worker, or a command that it started, has printed. The last to close the pipe ends it."""
+        assert self._printed is not None
+        try:
+            piece = os.read(fd, 65536)
+        except BlockingIOError:
+            return
+        for line in lines.feed(piece or b"\n"):
+            if piece or line:
+                self._printed(line)
+        if not piece:
+            self._selector.unregister(fd)
+            os.close(fd)
+
+    def _drain_printed(self) -> None:
+        """Take in what was printed last. A command that a task has left behind may hold the pipe open; we do not."""
+        for fd, lines in [(key.fd, key.data) for key in self._selector.get_map().values()]:
+            if isinstance(lines, Lines):
+                self._pass_on(fd, lines)
+                if fd in self._selector.get_map():
+                    self._selector.unregister(fd)
+                    os.close(fd)
 
     def _note(self, child: _Child, message: Message) -> None:
         match message:

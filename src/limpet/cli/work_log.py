@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from limpet import records
-from limpet.cli.shared import ago, console
-from limpet.cli.work_wire import Backlog, Message
+from limpet.cli.shared import ago, console, printable, printable_json
+from limpet.cli.work_wire import Backlog, LogLine, Message
 from limpet.queue.work import Event, Tally
 from limpet.runtime import Runtime
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["Log", "counts", "json_line", "progress_line", "text_line"]
+__all__ = ["Log", "counts", "json_line", "left_of", "log_text", "progress_line", "text_line"]
 
 COLOURS = {
     "done": "green",
@@ -28,6 +29,7 @@ COLOURS = {
     "trouble": "red",
     "crashed": "red",
 }
+LEVELS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 SAY_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 
@@ -44,14 +46,23 @@ def text_line(event: Event) -> str:
     if event.after_s is not None:
         words.append(f"again in {event.after_s:g} s")
     words.append(f"[{event.worker}]")
-    return _printable(" ".join(words) + (f": {event.note}" if event.note else ""))
+    return printable(" ".join(words) + (f": {event.note}" if event.note else ""))
 
 
-def json_line(event: Event) -> str:
-    """An event for programs: `at`, `event`, `worker`, and whatever else there is to say of it."""
+def log_text(line: LogLine) -> str:
+    """A handler's log record for people; its traceback follows on lines of its own, which are marked."""
+    words = [f"{line.at:%H:%M:%S}Z", f"{'log':<11}"]
+    words += [line.queue, line.id, f"attempt {line.attempt}"] if line.id else []
+    first = printable(f"{' '.join(words)} [{line.worker}]: {line.level} {line.logger}: {line.message}")
+    return "\n".join([first, *(f"| {printable(each.expandtabs())}" for each in line.traceback.splitlines())])
+
+
+def json_line(event: Event | LogLine) -> str:
+    """An event or log record for programs: `at`, `event`, `worker`, and whatever else there is to say of it."""
     fields = msgspec.to_builtins(event)
     del fields["what"]
-    return records.encode({"at": fields.pop("at"), "event": fields.pop("kind"), **fields}).decode()
+    text = records.encode({"at": fields.pop("at"), "event": fields.pop("kind", "log"), **fields}).decode()
+    return printable_json(text)
 
 
 def counts(tally: Tally) -> str:
@@ -61,6 +72,18 @@ def counts(tally: Tally) -> str:
     return said + "".join(f", {count:,} {name}" for name, count in extra.items() if count)
 
 
+def left_of(backlog: tuple[int, int] | None, tally: Tally) -> int | None:
+    """How many tasks are left; None if that is not known, or no longer: more was done since than waited then.
+
+    `backlog` is how many waited when they were counted, and how many had ended by then.
+    """
+    if backlog is None:
+        return None
+    waited, ended = backlog
+    since = tally.ended - ended
+    return waited - since if waited > since or waited == since == 0 else None
+
+
 def progress_line(tally: Tally, left: int | None) -> str:
     """How it goes, and how long it will still take."""
     said = f"{counts(tally)} · {tally.in_flight} in flight · {tally.rate_per_s:,.1f}/s"
@@ -68,10 +91,6 @@ def progress_line(tally: Tally, left: int | None) -> str:
         return said
     eta = f" · about {ago(left / tally.rate_per_s)} to go" if tally.rate_per_s and left else ""
     return f"{said} · {left:,} left{eta}"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 class Log:
@@ -93,8 +112,10 @@ class Log:
 
     def tell(self, message: Message) -> None:
         """Write an event down."""
-        if isinstance(message, Event) and self._as_json:
+        if isinstance(message, (Event, LogLine)) and self._as_json:
             self._line(json_line(message))
+        elif isinstance(message, LogLine):
+            self._line(log_text(message), LEVELS.get(message.level))
         elif isinstance(message, Event):
             self._line(text_line(message), COLOURS.get(message.kind))
 
@@ -107,11 +128,23 @@ class Log:
         if not self._progress or now_s - self._said_at_s < every_s:
             return
         self._said_at_s = now_s
-        left = None if self._backlog is None else max(0, self._backlog[0] - (tally.ended - self._backlog[1]))
+        left = left_of(self._backlog, tally)
         if self._live is not None:
             self._live.update(progress_line(tally, left), refresh=True)
         else:
             self._line(progress_line(tally, left))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a live line, which what handlers print must not break."""
+        return self._live is not None
+
+    def printed(self, line: bytes) -> None:
+        """What a handler printed, above the live line. Where stdout is no terminal, it goes there as it is."""
+        if sys.stdout.isatty():
+            self._line(printable(line.decode(errors="backslashreplace")))
+        else:
+            os.write(1, line + b"\n")
 
     def close(self) -> None:
         """Take the live line away."""

@@ -7,6 +7,7 @@ messages.
 from __future__ import annotations
 
 import os
+from datetime import datetime
 
 import msgspec
 
@@ -20,6 +21,7 @@ __all__ = [
     "ControlPipe",
     "Ended",
     "Lines",
+    "LogLine",
     "Message",
     "Order",
     "Refused",
@@ -45,6 +47,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     routine: bool
     count: bool
     events: bool = False
+    until_empty: bool = False
+    log_json: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="what"):
@@ -61,6 +65,20 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog", tag_fiel
     pending: int
 
 
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="log", tag_field="what"):
+    """A record of Python's `logging`, and the task in whose handler it was made."""
+
+    at: datetime
+    worker: str
+    level: str
+    logger: str
+    message: str
+    queue: str = ""
+    id: str = ""
+    attempt: int = 0
+    traceback: str = ""
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="what"):
     """Its last words. `again`: another process is to go on; `trouble`: it gave up, and why."""
 
@@ -68,7 +86,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="w
     trouble: str = ""
 
 
-Message = Event | Tally | Refused | Backlog | Ended
+Message = Event | Tally | Refused | Backlog | LogLine | Ended
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
