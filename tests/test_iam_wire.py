@@ -19,7 +19,7 @@ from limpet.keys import FLEET, CatalogKeys, QueueKeys
 from limpet.store.api import Put
 from limpet.store.cloud import CloudStore
 from limpet.store.policies import Scope, aws_policy, root_of
-from limpet.store.roles import ROLES, Role
+from limpet.store.roles import NARROWED, ROLES, Role, check_queues
 from servers.moto import Moto
 from servers.process import Bucket, NotInstalled
 from servers.s3 import create_bucket, set_policy
@@ -57,6 +57,48 @@ def test_seaweedfs_holds_a_key_to_its_role(seaweedfs: Bucket, role: Role) -> Non
     for outside in (root, f"{root}/acme"):
         with pytest.raises(Denied):
             next(CloudStore(seaweedfs.at(outside), options=key.options).list(), None)
+
+
+@pytest.mark.parametrize("role", NARROWED)
+def test_seaweedfs_holds_a_key_to_its_queues(seaweedfs: Bucket, role: Role) -> None:
+    root = f"roles-{uuid4().hex}"
+    seed(seaweedfs, root)
+    queues = ["x", "a b"]
+    key = key_for(seaweedfs, role, root, queues=queues)
+    others = [QueueKeys.of(name) for name in (*queues, "y", "xx", "pending")]
+    mine = [
+        make for queue in others for make in (queue.lease("e"), queue.tasks("e", batch=False), queue.completed_of("e"))
+    ]
+    keys = sorted({*KEYS, *mine})
+    store = CloudStore(key.url, options=key.options)
+    assert wrong(role, store, keys, folders_of(keys), roots=check_queues(role, queues)) == []
+
+
+def test_a_pusher_and_a_worker_of_one_queue(seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = f"roles-{uuid4().hex}"
+
+    def opened_by(env: Mapping[str, str]) -> limpet.Fleet:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        return limpet.open(seaweedfs.at(prefix))
+
+    opened_by(seaweedfs.env).check()
+    pusher = opened_by(key_for(seaweedfs, "pusher", prefix, queues=["emails"]).env).queue("emails")
+    worker = opened_by(key_for(seaweedfs, "worker", prefix, queues=["emails"]).env).queue("emails")
+    pusher.push({"n": 1}, id="one")
+    pusher.push_many([{"n": n} for n in range(3)])
+    pusher.push({"n": 5}, delay_s=60)
+    while claim := worker.claim():
+        with claim:
+            for task in claim:
+                task.done("fine")
+    assert pusher.result("one").value == "fine"
+    assert not pusher.push({"n": 1}, id="one").created
+    with pytest.raises(Denied):
+        pusher.claim()
+    for role in NARROWED:
+        with pytest.raises(Denied):
+            opened_by(key_for(seaweedfs, role, prefix, queues=["emails"]).env).queue("invoices").push({})
 
 
 def test_a_key_for_a_whole_bucket(seaweedfs: Bucket) -> None:

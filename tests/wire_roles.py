@@ -26,7 +26,7 @@ from limpet.keys import FLEET, CatalogKeys, IndexKeys, Key, QueueKeys
 from limpet.store import Store
 from limpet.store.cloud import CloudStore
 from limpet.store.policies import aws_policy, scope_of
-from limpet.store.roles import Role, Verb, allows, check_role
+from limpet.store.roles import Role, Verb, allows, check_queues, check_role
 from servers.process import Bucket
 from servers.s3 import bucket_of
 
@@ -58,6 +58,7 @@ PLAIN: Mapping[str, Any] = {
     "name": "x",
     "node": "pi-a",
     "number": 1,
+    "run": ULID,
     "seq": 7,
     "shard": "5e",
     "slot": 3,
@@ -149,14 +150,15 @@ def user_with(iam: Any, policy: Mapping[str, Any]) -> dict[str, str]:
     return {"access_key_id": key["AccessKeyId"], "secret_access_key": key["SecretAccessKey"]}
 
 
-def key_for(bucket: Bucket, role: str, prefix: str) -> Bucket:
+def key_for(bucket: Bucket, role: str, prefix: str, *, queues: Sequence[str] = ()) -> Bucket:
     """A key to `prefix` of the SeaweedFS bucket with the rights of `role`, as its server enforces them.
 
     The bucket of the answer is that prefix: open its `url` with its `options`, or give its `env` to a process.
     """
     place = bucket.at(prefix)
     endpoint = parse_qs(urlsplit(place).query)["endpoint"][0]
-    policy = aws_policy(check_role(role), scope_of(place, "aws"))
+    known = check_role(role)
+    policy = aws_policy(known, scope_of(place, "aws"), check_queues(known, queues))
     options = user_with(client("iam", endpoint, bucket.options), policy)
     _until_known(CloudStore(place, options=options))
     return Bucket(place, options, bucket_of(endpoint, urlsplit(place).netloc, options, {}).env)
@@ -180,7 +182,13 @@ def may(store: Store, key: Key) -> dict[Verb, bool]:
 
 
 def wrong(
-    role: Role | None, store: Store, all_keys: Sequence[Key], folders: Sequence[str], *, at_once: int = 8
+    role: Role | None,
+    store: Store,
+    all_keys: Sequence[Key],
+    folders: Sequence[str],
+    *,
+    at_once: int = 8,
+    roots: Sequence[str] = (),
 ) -> list[str]:
     """Where the server and the table of roles differ; without a role, where it lets anything pass."""
     with ThreadPoolExecutor(at_once) as pool:
@@ -193,7 +201,7 @@ def wrong(
     return [
         f"{role} {'can' if did else 'cannot'} {verb} {key or 'everything'}"
         for verb, key, did in found
-        if did is not (role is not None and allows(role, verb, key))
+        if did is not (role is not None and allows(role, verb, key, roots))
     ]
 
 

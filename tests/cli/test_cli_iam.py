@@ -8,12 +8,13 @@ import pytest
 
 from cli.harness import Here
 from limpet.store.policies import Scope, aws_policy, gcp_policy
+from limpet.store.roles import check_queues
 
 
 def test_a_policy_for_aws_from_the_fleets_url(here: Here) -> None:
     done = here("iam", "--provider", "aws", "--role", "worker", "-u", "s3://acme/prod?region=eu-west-1")
     assert done.code == 0
-    assert json.loads(done.out) == aws_policy("worker", Scope("acme", "prod"))
+    assert json.loads(done.out) == aws_policy("worker", Scope("acme", "prod"), conditional=True)
     assert done.err.startswith("note: AWS lets * match /")
 
 
@@ -25,13 +26,49 @@ def test_bucket_and_prefix_as_options(here: Here, monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_workspace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = aws_policy("api", Scope("acme", "prod/north%20co/main"))
+    wanted = aws_policy("api", Scope("acme", "prod/north%20co/main"), conditional=True)
     options = ("iam", "--provider", "aws", "--role", "api", "-u", "s3://acme/prod")
     assert json.loads(here(*options, "--tenant", "north co", "--workspace", "main").out) == wanted
     monkeypatch.setenv("LIMPET_TENANT_ID", "north co")
     assert here(*options).err.startswith("limpet: a tenant and a workspace go together")
     monkeypatch.setenv("LIMPET_WORKSPACE_ID", "main")
     assert json.loads(here(*options).out) == wanted
+
+
+def test_only_some_queues(here: Here) -> None:
+    options = (
+        "iam",
+        "--provider",
+        "aws",
+        "--role",
+        "pusher",
+        "-u",
+        "s3://acme/prod",
+        "--queue",
+        "emails",
+        "--queue",
+        "a b",
+    )
+    roots = check_queues("pusher", ["emails", "a b"])
+    assert roots == ("queues/emails", "queues/a%20b")
+    assert json.loads(here(*options).out) == aws_policy("pusher", Scope("acme", "prod"), roots, conditional=True)
+    done = here("iam", "--provider", "gcp", "--role", "worker", "--bucket", "acme", "--queue", "emails")
+    wanted = gcp_policy("worker", Scope("acme"), roots[:1], project="PROJECT", member="MEMBER")
+    assert json.loads(done.out) == wanted
+    assert "queues/emails/slots/" in done.err
+
+
+def test_other_servers_do_not_know_the_condition_keys(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("iam", "--provider", "aws", "--role", "api", "-u")
+    plain, amazons = (aws_policy("api", Scope("acme"), conditional=each) for each in (False, True))
+    assert plain != amazons
+    assert json.loads(here(*options, "s3://acme").out) == amazons
+    assert json.loads(here(*options, "s3://acme", "--no-conditions").out) == plain
+    elsewhere = "s3://acme?endpoint=http://127.0.0.1:8333"
+    assert json.loads(here(*options, elsewhere).out) == plain
+    assert json.loads(here(*options, elsewhere, "--conditions").out) == amazons
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:8333")
+    assert json.loads(here(*options, "s3://acme").out) == plain
 
 
 def test_a_policy_for_google_cloud(here: Here) -> None:
@@ -53,6 +90,7 @@ def test_a_policy_for_google_cloud(here: Here) -> None:
         (("--provider", "aws", "--role", "api", "-u", "./fleet"), "'./fleet' is not a bucket's URL"),
         (("--provider", "aws", "--role", "api"), "no bucket was given"),
         (("--provider", "aws", "--role", "api", "--prefix", "x", "-u", "s3://a"), "no bucket was given"),
+        (("--provider", "aws", "--role", "api", "--bucket", "a", "--queue", "x"), "the role api cannot be narrowed"),
         (("--provider", "aws", "--role", "api", "--bucket", "a*"), "'a*' has characters"),
         (("--provider", "aws", "--role", "api", "--bucket", "a", "--prefix", "../x"), "the key '../x'"),
     ],

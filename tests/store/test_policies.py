@@ -11,19 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import limpet
+from limpet.app import urls
+from limpet.app.catalogs import lead
 from limpet.errors import Invalid
-from limpet.keys import IndexKeys, Key, check_prefix
-from limpet.store import MemoryStore, ScopedStore
+from limpet.keys import CatalogKeys, IndexKeys, Key, QueueKeys, cell_key, check_prefix, clock_key, lock_key
+from limpet.runtime import system
+from limpet.store import Always, MemoryStore, ScopedStore, Version, When
 from limpet.store.policies import Scope, aws_policy, gcp_policy, notes, root_of, scope_of
-from limpet.store.roles import ROLES, TABLE, Role, Verb, allows, patterns
+from limpet.store.roles import NARROWED, ROLES, TABLE, Role, Verb, allows, check_queues, patterns
 from wire_roles import OBJECT_VERBS, OTHERS, Shape, examples, folders_of, shapes
 
 SCOPES = [Scope("acme", "prod/t/w"), Scope("acme")]
+NARROW = check_queues("worker", ["x", "pending", "a b", "parts"])
 FOLDERS = ["completed", "inbox", "packs", "parts", "pending", "quarantine", "scheduled", "shards", "slots", "user"]
 FILES = ["control.json", "manifest.json", "sweep.json", "x.lock", "datapackage.json"]
 
 every_role = pytest.mark.parametrize("role", ROLES)
-EVERY = [(role, scope) for role in ROLES for scope in SCOPES]
+EVERY: list[tuple[Role, Scope, tuple[str, ...]]] = [(role, scope, ()) for role in ROLES for scope in SCOPES]
+EVERY += [(role, SCOPES[0], NARROW) for role in NARROWED]
 thoroughly = settings(max_examples=150, deadline=None)
 
 
@@ -44,6 +50,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "name": NAMES,
     "node": NAMES,
     "number": st.integers(0, 999),
+    "run": IDS,
     "seq": st.integers(0, 10**9),
     "shard": SHARDS,
     "slot": st.integers(0, 15),
@@ -64,21 +71,26 @@ KEYS = st.one_of(*map(_keys_of, shapes())) | st.sampled_from(examples()) | st.sa
 # ---- AWS ----
 
 
-def aws_allows(policy: dict[str, Any], action: str, resource: str, listed: str | None = None) -> bool:
-    """Whether AWS lets a request pass: an Allow that matches, and no Deny that does."""
+def aws_allows(
+    policy: dict[str, Any], action: str, resource: str, listed: str | None = None, *, header: str = ""
+) -> bool:
+    """Whether AWS lets a request pass: an Allow that matches, and no Deny that does. `header`: a put's condition."""
     effects = {
         statement["Effect"]
         for statement in policy["Statement"]
-        if statement["Action"] == action
+        if action in (statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]])
         and any(_like(pattern, resource) for pattern in statement["Resource"])
-        and _holds(statement.get("Condition"), listed)
+        and _holds(statement.get("Condition"), listed, header)
     }
     return effects == {"Allow"}
 
 
-def _holds(condition: dict[str, Any] | None, listed: str | None) -> bool:
+def _holds(condition: dict[str, Any] | None, listed: str | None, header: str) -> bool:
     if condition is None:
         return True
+    if [*condition] == ["Null"]:
+        assert {*condition["Null"].values()} == {"true"}
+        return f"s3:{header}" not in condition["Null"]
     assert [*condition] == ["StringLike"]
     assert [*condition["StringLike"]] == ["s3:prefix"]
     return listed is not None and any(_like(pattern, listed) for pattern in condition["StringLike"]["s3:prefix"])
@@ -98,21 +110,21 @@ ACTIONS: dict[Verb, str] = {"get": "s3:GetObject", "put": "s3:PutObject", "delet
 
 
 @cache
-def aws(role: Role, scope: Scope) -> dict[str, Any]:
+def aws(role: Role, scope: Scope, roots: tuple[str, ...] = ()) -> dict[str, Any]:
     """The policy, made once."""
-    return aws_policy(role, scope)
+    return aws_policy(role, scope, roots)
 
 
 def _compare_with_aws(key: Key) -> None:
-    for role, scope in EVERY:
-        policy, bucket = aws(role, scope), "arn:aws:s3:::acme"
+    for role, scope, roots in EVERY:
+        policy, bucket = aws(role, scope, roots), "arn:aws:s3:::acme"
         for verb in OBJECT_VERBS:
             granted = aws_allows(policy, ACTIONS[verb], f"{bucket}/{scope.below(key)}")
-            assert granted is allows(role, verb, key), (role, verb, key)
+            assert granted is allows(role, verb, key, roots), (role, verb, key)
         for folder in folders_of([key]):
             listed = scope.below(f"{folder}/" if folder else "")
             granted = aws_allows(policy, "s3:ListBucket", bucket, listed or None)
-            assert granted is allows(role, "list", folder), (role, folder)
+            assert granted is allows(role, "list", folder, roots), (role, folder)
 
 
 @pytest.mark.parametrize("key", examples())
@@ -130,9 +142,9 @@ def test_aws_agrees_with_the_table(key: Key) -> None:
 @given(key=KEYS)
 def test_aws_tells_that_an_object_is_missing_to_whoever_may_get_it(key: Key) -> None:
     """S3 answers 404 to whoever may list with the key as a prefix, else 403."""
-    for role, scope in EVERY:
-        told = aws_allows(aws(role, scope), "s3:ListBucket", "arn:aws:s3:::acme", scope.below(key))
-        assert told is allows(role, "get", key), (role, key)
+    for role, scope, roots in EVERY:
+        told = aws_allows(aws(role, scope, roots), "s3:ListBucket", "arn:aws:s3:::acme", scope.below(key))
+        assert told is allows(role, "get", key, roots), (role, key)
 
 
 @thoroughly
@@ -149,7 +161,7 @@ def test_aws_grants_nothing_elsewhere(role: Role, key: Key) -> None:
 @every_role
 def test_aws_policies_fit(role: Role) -> None:
     """A managed policy has at most 6,144 characters; here with the longest names that people use."""
-    policy = aws_policy(role, Scope("b" * 63, "campaigns/acme-corporation/production/europe-west"))
+    policy = aws_policy(role, Scope("b" * 63, "campaigns/acme-corporation/production/europe-west"), conditional=True)
     assert len(json.dumps(policy, separators=(",", ":"))) < 6_144
     sids = [statement["Sid"] for statement in policy["Statement"]]
     assert len({*sids}) == len(sids)
@@ -163,6 +175,63 @@ def test_without_the_deny_a_compiler_could_write_records_called_packs() -> None:
     assert aws_allows(policy, "s3:DeleteObject", resource)
     policy["Statement"] = [each for each in policy["Statement"] if each["Effect"] == "Allow"]
     assert aws_allows(policy, "s3:PutObject", resource)
+
+
+SWAPPED = [lock_key("x"), CatalogKeys.of("catalog").lock, CatalogKeys.of("catalog").head, cell_key("x")]
+SWAPPED += [QueueKeys.of("x").slot(1), CatalogKeys.of("executions").sequence]
+
+
+@pytest.mark.parametrize("roots", [(), check_queues("worker", ["x"])], ids=["all", "narrowed"])
+def test_on_amazons_own_servers_locks_and_heads_are_never_put_without_a_condition(roots: tuple[str, ...]) -> None:
+    for role in ("api", "compactor", "worker") if not roots else ("worker",):
+        policy = aws_policy(role, SCOPES[0], roots, conditional=True)
+        swapped = [key for key in SWAPPED if allows(role, "put", key, roots)]
+        assert swapped
+        for key in swapped:
+            resource = f"arn:aws:s3:::acme/{SCOPES[0].below(key)}"
+            assert not aws_allows(policy, "s3:PutObject", resource)
+            assert aws_allows(policy, "s3:PutObject", resource, header="if-match")
+            assert aws_allows(policy, "s3:PutObject", resource, header="if-none-match")
+        plain = f"arn:aws:s3:::acme/{SCOPES[0].below(clock_key(0))}"
+        assert role == "compactor" or aws_allows(policy, "s3:PutObject", plain)
+    for role in ("reader", "tables", "pusher"):
+        assert aws_policy(role, SCOPES[0], conditional=True) == aws_policy(role, SCOPES[0])
+
+
+class _Recorder(MemoryStore):
+    """Remembers what was put without a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain: set[str] = set()
+        self.swapped: set[str] = set()
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        (self.plain if isinstance(when, Always) else self.swapped).add(key)
+        return super().put(key, data, when=when)
+
+
+def test_limpet_itself_never_puts_those_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would stop on Amazon's servers, with the policies that it prints."""
+    store = _Recorder()
+    monkeypatch.setitem(urls._named_memory, "conditions", store)
+    fleet = limpet.open("memory://conditions", events=True)
+    with fleet.lock("x").hold() as lease:
+        fleet.cell("x").write({"a": 1}, lease=lease)
+        fleet.cell("x").update(lambda value: value)
+    queue = fleet.queue("x", concurrency=1)
+    queue.push({})
+    claim = queue.claim()
+    assert claim
+    with claim:
+        for task in claim:
+            task.done()
+    with lead(fleet.store, fleet.url, system()) as catalog:
+        catalog.create_namespace(("ns",), {})
+    guarded = ("cells/", "locks/", "manifests/", "queues/x/slots/", "sequence/")
+    assert {key.partition("/")[0] for key in store.swapped} >= {"cells", "locks", "manifests", "queues"}
+    assert [key for key in store.plain if key.startswith(guarded)] == []
 
 
 # ---- Google Cloud ----
@@ -207,7 +276,8 @@ class Named:
 
 @cache
 def _compiled(expression: str) -> Any:
-    return compile(expression.replace("&&", " and ").replace("||", " or "), "condition", "eval")
+    python = expression.replace("&&", " and ").replace("||", " or ").replace(" !resource", " not resource")
+    return compile(python, "condition", "eval")
 
 
 def gcp_allows(policy: dict[str, Any], permission: str, name: str, listed: str = "") -> bool:
@@ -221,29 +291,29 @@ def gcp_allows(policy: dict[str, Any], permission: str, name: str, listed: str =
 
 
 @cache
-def gcp(role: Role, scope: Scope) -> dict[str, Any]:
+def gcp(role: Role, scope: Scope, roots: tuple[str, ...] = ()) -> dict[str, Any]:
     """A policy for somebody."""
-    return gcp_policy(role, scope, project="p", member="serviceAccount:x@p.iam.gserviceaccount.com")
+    return gcp_policy(role, scope, roots, project="p", member="serviceAccount:x@p.iam.gserviceaccount.com")
 
 
 def _compare_with_gcp(key: Key) -> None:
     """But delete, which comes with put."""
     bucket = "projects/_/buckets/acme"
-    for role, scope in EVERY:
-        policy, name = gcp(role, scope), f"{bucket}/objects/{scope.below(key)}"
-        puts = allows(role, "put", key)
+    for role, scope, roots in EVERY:
+        policy, name = gcp(role, scope, roots), f"{bucket}/objects/{scope.below(key)}"
+        puts = allows(role, "put", key, roots)
         wanted = {
-            "get": allows(role, "get", key),
-            "list": allows(role, "get", key),  # then what is missing is 404, else 403
+            "get": allows(role, "get", key, roots),
+            "list": allows(role, "get", key, roots),  # then what is missing is 404, else 403
             "create": puts,
-            "delete": puts or allows(role, "delete", key),
+            "delete": puts or allows(role, "delete", key, roots),
         }
         for permission, granted in wanted.items():
             assert gcp_allows(policy, f"storage.objects.{permission}", name) is granted, (role, permission, key)
         for folder in folders_of([key]):
             listed = scope.below(f"{folder}/" if folder else "")
             granted = gcp_allows(policy, "storage.objects.list", bucket, listed)
-            assert granted is allows(role, "list", folder), (role, folder)
+            assert granted is allows(role, "list", folder, roots), (role, folder)
 
 
 @pytest.mark.parametrize("key", examples())

@@ -15,6 +15,8 @@ EPILOG = lines(
     "Example: a key that is good for workers, and nothing else",
     "$ limpet iam --provider aws --role worker -u s3://acme/prod > worker.json",
     "$ aws iam put-role-policy --role-name pi --policy-name limpet --policy-document file://worker.json",
+    "Example: a key that can only push to one queue, and read its results",
+    "$ limpet iam --provider aws --role pusher --queue emails -u s3://acme/prod",
     "Example: the compactor of one workspace",
     "$ limpet iam --provider aws --role compactor --tenant acme --workspace prod -u s3://acme-data",
     "Exit codes: 0 printed; 2 wrong usage.",
@@ -41,7 +43,7 @@ RoleOption = Annotated[
         "--role",
         metavar="ROLE",
         show_default=False,
-        help="One of api, compactor, compiler, reader, supervisor, tables, worker.",
+        help="One of api, compactor, compiler, pusher, reader, supervisor, tables, worker.",
     ),
 ]
 
@@ -55,6 +57,20 @@ def iam(
     prefix: Annotated[
         str, typer.Option("--prefix", metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")
     ] = "",
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue", metavar="NAME", show_default=False, help="Only this queue (worker, pusher); repeatable."
+        ),
+    ] = None,
+    conditions: Annotated[
+        bool | None,
+        typer.Option(
+            "--conditions/--no-conditions",
+            show_default=False,
+            help="AWS: demand If-Match or If-None-Match for locks and heads. Left out where another endpoint is named.",
+        ),
+    ] = None,
     tenant: TenantOption = None,
     workspace: WorkspaceOption = None,
     project: Annotated[
@@ -69,10 +85,11 @@ def iam(
 
     What the policy grants beyond the table of roles, for want of words in the cloud's language, is said on stderr.
     """
-    from limpet.store.policies import PROVIDERS, Scope, aws_policy, gcp_policy, notes, root_of, scope_of
-    from limpet.store.roles import check_role
+    from limpet.store.policies import PROVIDERS, Scope, aws_policy, gcp_policy, is_amazon, notes, root_of, scope_of
+    from limpet.store.roles import check_queues, check_role
 
     known = check_role(role)
+    roots = check_queues(known, queue or ())
     cloud = next((each for each in PROVIDERS if each == provider), None)
     if cloud is None:
         raise Invalid(f"there is no provider {provider!r}", hint=f"use one of {', '.join(PROVIDERS)}")
@@ -84,8 +101,9 @@ def iam(
         raise Invalid("no bucket was given", hint="say --url s3://bucket/prefix, or --bucket and --prefix")
     scope = fleet.at(root_of(tenant, workspace))
     if cloud == "aws":
-        print_json(aws_policy(known, scope))
+        amazon = is_amazon(None if bucket is not None else url)
+        print_json(aws_policy(known, scope, roots, conditional=amazon if conditions is None else conditions))
     else:
-        print_json(gcp_policy(known, scope, project=project, member=member))
-    for note in notes(cloud, known):
+        print_json(gcp_policy(known, scope, roots, project=project, member=member))
+    for note in notes(cloud, known, roots):
         typer.echo(f"note: {note}", err=True)

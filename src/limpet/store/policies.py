@@ -7,22 +7,27 @@ things a cloud's language cannot say:
   `packs`; where the role may not write there, a Deny takes it out again. What remains are keys that Limpet never makes.
 - Google Cloud: to write over an object is to delete it, so `put` brings `storage.objects.delete` with it.
 
+For Amazon's own S3 a policy also demands a condition (If-Match or If-None-Match) with every put of what is only ever
+swapped: locks, slots, heads, sequences and cells. Other servers do not know these condition keys, and would refuse
+every such put.
+
 Both hide whether an object is missing from whoever may not list it, with 403 for 404. Every protocol here must tell the
 two apart, so `get` lets a key be listed by its full name; that shows nothing which a get would not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from limpet.errors import Invalid
 from limpet.keys import check_prefix, join, segment
 from limpet.store.credentials import locate
-from limpet.store.roles import TABLE, Role, Verb, patterns
+from limpet.store.roles import UNWRITTEN, Role, Verb, grants, patterns
 
-__all__ = ["PROVIDERS", "Provider", "Scope", "aws_policy", "gcp_policy", "notes", "root_of", "scope_of"]
+__all__ = ["PROVIDERS", "Provider", "Scope", "aws_policy", "gcp_policy", "is_amazon", "notes", "root_of", "scope_of"]
 
 Provider = Literal["aws", "gcp"]
 Json = dict[str, Any]
@@ -31,6 +36,8 @@ PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 
 _SCHEMES: dict[Provider, str] = {"aws": "s3", "gcp": "gs"}
 _UNSAFE = frozenset("*?${}\"'\\")  # wildcards, policy variables, templates, and what ends a string
+
+_SWAPPED = ("cells/", "locks/", "manifests/", "queues/*/slots/", "sequence/")  # never put without a condition
 
 _ACTIONS: dict[Verb, str] = {"get": "s3:GetObject", "put": "s3:PutObject", "delete": "s3:DeleteObject"}
 _NAMED_BY_USERS = ("indexes/*/inbox/", "queues/*/parts/", "queues/*/pending/")  # with a user's name as a folder
@@ -93,6 +100,12 @@ def scope_of(url: str, provider: Provider) -> Scope:
     return Scope(place.bucket, place.prefix)
 
 
+def is_amazon(url: str | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a bucket is on Amazon's own servers: neither its URL nor the environment names another endpoint."""
+    named = url is not None and locate(url, environ={}).endpoint is not None
+    return not named and not any(environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
+
+
 def root_of(tenant: str | None, workspace: str | None) -> str:
     """The prefix of a tenant's workspace below the fleet's URL; empty if neither is given.
 
@@ -105,13 +118,14 @@ def root_of(tenant: str | None, workspace: str | None) -> str:
     return f"{segment(tenant)}/{segment(workspace)}"
 
 
-def notes(provider: Provider, role: Role) -> list[str]:
+def notes(provider: Provider, role: Role, roots: Sequence[str] = ()) -> list[str]:
     """What the printed policy grants beyond the table, in a sentence each."""
     if provider == "gcp":
-        over = [pattern for pattern in patterns(role, "put") if pattern not in patterns(role, "delete")]
+        deleted = patterns(role, "delete", roots=roots)
+        over = [pattern for pattern in patterns(role, "put", roots=roots) if pattern not in deleted]
         said = f"on Google Cloud a write over an object deletes it, so this key can also delete: {', '.join(over)}"
         return [said] if over else []
-    if not any("*" in pattern for verb in _ACTIONS for pattern in patterns(role, verb)):
+    if not any("*" in pattern for verb in _ACTIONS for pattern in patterns(role, verb, roots=roots)):
         return []
     return ["AWS lets * match /, so this key also reaches deeper keys of the same form, which Limpet never makes"]
 
@@ -119,22 +133,48 @@ def notes(provider: Provider, role: Role) -> list[str]:
 # ---- AWS ----
 
 
-def aws_policy(role: Role, scope: Scope) -> Json:
-    """An IAM policy for one role: for `aws iam put-role-policy`, and any server that takes AWS's policies."""
-    statements = [
-        _statement("Allow", verb, [_arn(scope, pattern) for pattern in found])
-        for verb in _ACTIONS
-        if (found := patterns(role, verb))
+def aws_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, conditional: bool = False) -> Json:
+    """An IAM policy for one role: for `aws iam put-role-policy`, and any server that takes AWS's policies.
+
+    `roots`: the folders of the queues to which the role is narrowed (see `check_queues`). `conditional`: puts of what
+    is only ever swapped need a condition; only for Amazon's own S3.
+    """
+    puts, deletes = patterns(role, "put", roots=roots), patterns(role, "delete", roots=roots)
+    allowed: list[tuple[tuple[Verb, ...], list[str]]] = [
+        (("get",), [*patterns(role, "get", roots=roots)]),
+        (("put", "delete"), [pattern for pattern in puts if pattern in deletes]),  # together: policies must be short
+        (("put",), [pattern for pattern in puts if pattern not in deletes]),
+        (("delete",), [pattern for pattern in deletes if pattern not in puts]),
     ]
-    statements.append(_listing(role, scope))
+    statements = [
+        _statement("Allow", verbs, [_arn(scope, pattern) for pattern in found]) for verbs, found in allowed if found
+    ]
+    statements.append(_listing(role, scope, roots))
     for verb in _ACTIONS:
-        if kept_out := [pattern for pattern in _NAMED_BY_USERS if _reached(role, verb, pattern)]:
-            statements.append(_statement("Deny", verb, [_arn(scope, pattern) for pattern in kept_out]))
+        kept_out = [_arn(scope, pattern) for pattern in _NAMED_BY_USERS if _reached(role, verb, pattern, roots)]
+        if verb != "get":
+            kept_out += [f"{_arn(scope, pattern)}{end}" for end in UNWRITTEN.get(role, ()) for pattern in _ends(role)]
+        if kept_out:
+            statements.append(_statement("Deny", (verb,), kept_out))
+    if conditional and (swapped := [_arn(scope, pattern) for pattern in _swapped(role, roots)]):
+        statements.append(
+            _statement("Deny", ("put",), swapped)
+            | {
+                "Sid": "DenyPutWithoutCondition",
+                "Condition": {"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}},
+            }
+        )
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _statement(effect: str, verb: Verb, resources: list[str]) -> Json:
-    return {"Sid": f"{effect}{verb.title()}", "Effect": effect, "Action": _ACTIONS[verb], "Resource": resources}
+def _statement(effect: str, verbs: Sequence[Verb], resources: list[str]) -> Json:
+    actions = [_ACTIONS[verb] for verb in verbs]
+    return {
+        "Sid": effect + "".join(verb.title() for verb in verbs),
+        "Effect": effect,
+        "Action": actions if len(actions) > 1 else actions[0],
+        "Resource": resources,
+    }
 
 
 def _arn(scope: Scope, pattern: str) -> str:
@@ -146,7 +186,22 @@ def _glob(scope: Scope, pattern: str) -> str:
     return below if pattern and not pattern.endswith("/") else f"{below}*"
 
 
-def _listing(role: Role, scope: Scope) -> Json:
+def _ends(role: Role) -> tuple[str, ...]:
+    """The folders in which some endings are not for `role` to write."""
+    return tuple(pattern for pattern in patterns(role, "put") if pattern.endswith("/") and pattern != "probe/")
+
+
+def _swapped(role: Role, roots: Sequence[str]) -> Iterator[str]:
+    """What the role may put and nobody ever puts without a condition."""
+    for pattern in patterns(role, "put", roots=roots):
+        plain = next(
+            (f"queues/*/{pattern.removeprefix(root)[1:]}" for root in roots if pattern.startswith(f"{root}/")), pattern
+        )
+        if plain.startswith(_SWAPPED):
+            yield pattern
+
+
+def _listing(role: Role, scope: Scope, roots: Sequence[str]) -> Json:
     """S3 asks for this right with the prefix of a listing, and with the whole key of an object that is missing."""
     statement: Json = {
         "Sid": "AllowList",
@@ -154,27 +209,31 @@ def _listing(role: Role, scope: Scope) -> Json:
         "Action": "s3:ListBucket",
         "Resource": [f"arn:aws:s3:::{scope.bucket}"],
     }
-    prefixes = [*_prefixes(role, scope)]
+    prefixes = [*_prefixes(role, scope, roots)]
     if "*" not in prefixes:  # of the whole bucket, a listing may come without a prefix
         statement["Condition"] = {"StringLike": {"s3:prefix": prefixes}}
     return statement
 
 
-def _prefixes(role: Role, scope: Scope) -> Iterator[str]:
-    listed = patterns(role, "list")
+def _prefixes(role: Role, scope: Scope, roots: Sequence[str]) -> Iterator[str]:
+    listed = patterns(role, "list", roots=roots)
     yield from (_glob(scope, pattern) for pattern in listed)
-    for pattern in patterns(role, "get", besides=listed):
-        named = "*.lock" if pattern.startswith("locks/") else "*.json"  # an object, and no folder
-        yield scope.below(f"{pattern}{named}" if pattern.endswith("/") else pattern)
+    for pattern in patterns(role, "get", besides=listed, roots=roots):
+        if not pattern.endswith("/"):
+            yield scope.below(pattern)
+            continue
+        endings = {"locks": ("lock",), "queues": ("json", "jsonl", "lock")}.get(pattern.partition("/")[0], ("json",))
+        yield from (scope.below(f"{pattern}*.{ending}") for ending in endings)  # an object, and no folder
 
 
-def _reached(role: Role, verb: Verb, pattern: str) -> bool:
+def _reached(role: Role, verb: Verb, pattern: str, roots: Sequence[str]) -> bool:
     """Whether AWS would let the role do `verb` somewhere in `pattern`, against the table."""
     head = pattern.partition("*")[0]
-    granted = patterns(role, verb)
+    granted = patterns(role, verb, roots=roots)
+    table = grants(role, roots)
     return (
-        pattern in TABLE[role]
-        and verb not in TABLE[role][pattern]
+        pattern in table
+        and verb not in table[pattern]
         and head not in granted
         and any(each.startswith(f"{head}*") for each in granted)
     )
@@ -183,16 +242,16 @@ def _reached(role: Role, verb: Verb, pattern: str) -> bool:
 # ---- Google Cloud ----
 
 
-def gcp_policy(role: Role, scope: Scope, *, project: str, member: str) -> Json:
-    """Custom roles for the project, and bindings of them for the bucket's policy (version 3)."""
-    reads = [_named(scope, pattern) for pattern in patterns(role, "get")]
-    reads += [_listed(scope, pattern) for pattern in patterns(role, "list")]
-    writes = patterns(role, "put")
-    deletes = patterns(role, "delete", besides=writes)
+def gcp_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, project: str, member: str) -> Json:
+    """Custom roles for the project, and bindings of them for the bucket's policy (version 3). `roots`: see AWS."""
+    reads = [_named(scope, pattern) for pattern in patterns(role, "get", roots=roots)]
+    reads += [_listed(scope, pattern) for pattern in patterns(role, "list", roots=roots)]
+    writes = patterns(role, "put", roots=roots)
+    deletes = patterns(role, "delete", besides=writes, roots=roots)
     wanted = {
         "limpetRead": reads,
-        "limpetWrite": [_named(scope, pattern) for pattern in writes],
-        "limpetDelete": [_named(scope, pattern) for pattern in deletes],
+        "limpetWrite": [_written(role, scope, pattern) for pattern in writes],
+        "limpetDelete": [_written(role, scope, pattern) for pattern in deletes],
     }
     bindings = [
         {
@@ -208,17 +267,28 @@ def gcp_policy(role: Role, scope: Scope, *, project: str, member: str) -> Json:
 
 
 def _named(scope: Scope, pattern: str) -> str:
-    """Whether the object is one of `pattern`. There are no wildcards: the first folder is cut out and compared."""
+    """Whether the object is one of `pattern`. There are no wildcards: the first folder is cut out and compared.
+
+    For a second star, how the name begins and ends must do.
+    """
     place = f"projects/_/buckets/{scope.bucket}/objects/"
-    head, star, tail = (place + scope.below(pattern)).partition("*")
-    if not star:
+    head, *rest = (place + scope.below(pattern)).split("*")
+    if not rest:
         return f'resource.name.startsWith("{head}")' if head.endswith("/") else f'resource.name == "{head}"'
-    cut = f'resource.name.extract("{head}{{name}}{tail}")'
-    first = f'resource.name.extract("{head}{{name}}/")'
-    parts = [f'resource.name.startsWith("{head}")', f'{cut} != ""', f"{cut} == {first}"]
-    if not tail.endswith("/"):
-        parts.append(f'resource.name.endsWith("{tail}")')
+    middle, end = rest[0], rest[-1]
+    parts = [f'resource.name.startsWith("{head}")']
+    if middle != "/":
+        cut = f'resource.name.extract("{head}{{name}}{middle}")'
+        parts += [f'{cut} != ""', f'{cut} == resource.name.extract("{head}{{name}}/")']
+    if not end.endswith("/"):
+        parts.append(f'resource.name.endsWith("{end}")')
     return f"({' && '.join(parts)})"
+
+
+def _written(role: Role, scope: Scope, pattern: str) -> str:
+    """The same, without the endings that the role may not write."""
+    ends = [f'!resource.name.endsWith("{end}")' for end in UNWRITTEN.get(role, ())]
+    return f"({' && '.join([_named(scope, pattern), *ends])})" if ends else _named(scope, pattern)
 
 
 def _listed(scope: Scope, pattern: str) -> str:

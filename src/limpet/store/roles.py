@@ -8,6 +8,10 @@ Three rules shaped it. Only the compactor writes catalog state, so no bug elsewh
 needs a key without a role.
 
 `tables` is for those who read and write tables (Spark, DuckDB, PyIceberg): they ask the API, and touch data files only.
+They may neither put nor delete `*.metadata.json`, which only the API writes.
+
+`pusher` puts tasks and reads their results. `worker` and `pusher` can be narrowed to some queues: then every pattern
+below `queues/` stands for these queues only.
 """
 
 from __future__ import annotations
@@ -17,15 +21,36 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from limpet.errors import Invalid
+from limpet.keys import QueueKeys
 
-__all__ = ["ROLES", "TABLE", "Grants", "Role", "Verb", "allows", "as_markdown", "check_role", "patterns"]
+__all__ = [
+    "NARROWED",
+    "ROLES",
+    "TABLE",
+    "UNWRITTEN",
+    "Grants",
+    "Role",
+    "Verb",
+    "allows",
+    "as_markdown",
+    "check_queues",
+    "check_role",
+    "grants",
+    "patterns",
+]
 
-Role = Literal["api", "compactor", "compiler", "reader", "supervisor", "tables", "worker"]
+Role = Literal["api", "compactor", "compiler", "pusher", "reader", "supervisor", "tables", "worker"]
 Verb = Literal["get", "put", "list", "delete"]
 
 Grants = Mapping[str, frozenset[Verb]]
 
 ROLES: tuple[Role, ...] = get_args(Role)
+
+NARROWED: tuple[Role, ...] = ("pusher", "worker")
+"""The roles that can be narrowed to some queues. A supervisor's logs are of all queues."""
+
+UNWRITTEN: Mapping[Role, tuple[str, ...]] = MappingProxyType({"tables": (".metadata.json",)})
+"""Endings of keys that a role may neither put nor delete, whatever its patterns say."""
 
 _LOOK: frozenset[Verb] = frozenset({"get", "list"})
 _KEEP: frozenset[Verb] = frozenset({"get", "put", "list"})
@@ -53,7 +78,7 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
     {
         "api": {
             **_LOCKING,
-            "locks/": _KEEP,
+            "locks/catalog.lock": _SWAP,
             "ledger/": _OWN,
             "sequence/": _KEEP,
             "warehouse/": _OWN,
@@ -85,6 +110,14 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             "indexes/*/shards/": _KEEP,
             "indexes/*/quarantine/": _KEEP,
         },
+        "pusher": {
+            "limpet.json": _GET,
+            "clock/": _SWAP,
+            "queues/": _GET,
+            "queues/*/pending/*/task.json": frozenset({"get", "put", "delete"}),
+            "queues/*/pending/*/tasks.jsonl": _SWAP,
+            "queues/*/scheduled/*/": _SWAP,
+        },
         "reader": {"": _LOOK},
         "supervisor": {**_LOCKING, **_QUEUES, "sync/": _OWN},
         "tables": {"limpet.json": _GET, "warehouse/": _OWN},
@@ -113,10 +146,36 @@ def check_role(role: str) -> Role:
     raise Invalid(f"there is no role {role!r}", hint=f"use one of {', '.join(ROLES)}")
 
 
-def allows(role: Role, verb: Verb, key: str) -> bool:
+def check_queues(role: Role, queues: Sequence[str]) -> tuple[str, ...]:
+    """The folders of these queues, if `role` can be narrowed to queues; none for none.   Raises: Invalid."""
+    if queues and role not in NARROWED:
+        raise Invalid(
+            f"the role {role} cannot be narrowed to some queues",
+            hint=f"only {' and '.join(NARROWED)} can; leave --queue out",
+        )
+    return tuple(dict.fromkeys(QueueKeys.of(name).root for name in queues))
+
+
+def grants(role: Role, roots: Sequence[str] = ()) -> Grants:
+    """What `role` may do; with the folders of some queues, only there among all queues."""
+    if not roots:
+        return TABLE[role]
+    found: dict[str, frozenset[Verb]] = {}
+    for pattern, verbs in TABLE[role].items():
+        if pattern.startswith("queues/"):
+            below = pattern.removeprefix("queues/").removeprefix("*/")
+            found |= {f"{root}/{below}": verbs for root in roots}
+        else:
+            found[pattern] = verbs
+    return found
+
+
+def allows(role: Role, verb: Verb, key: str, roots: Sequence[str] = ()) -> bool:
     """Whether `role` may do `verb` on `key`; for `list`, on every key below the prefix `key` (empty for all)."""
     target = f"{key}/" if verb == "list" and key else key
-    return any(verb in verbs and _covers(pattern, target) for pattern, verbs in TABLE[role].items())
+    if verb in ("put", "delete") and key.endswith(UNWRITTEN.get(role, ())):
+        return False
+    return any(verb in verbs and _covers(pattern, target) for pattern, verbs in grants(role, roots).items())
 
 
 def _covers(pattern: str, key: str) -> bool:
@@ -131,9 +190,9 @@ def _same(wanted: list[str], found: list[str]) -> bool:
     return all(want in ("*", part) for want, part in zip(wanted, found, strict=False))
 
 
-def patterns(role: Role, verb: Verb, *, besides: Sequence[str] = ()) -> tuple[str, ...]:
+def patterns(role: Role, verb: Verb, *, besides: Sequence[str] = (), roots: Sequence[str] = ()) -> tuple[str, ...]:
     """The fewest patterns on which `role` may do `verb`, without what those in `besides` cover."""
-    granted = [pattern for pattern, verbs in TABLE[role].items() if verb in verbs]
+    granted = [pattern for pattern, verbs in grants(role, roots).items() if verb in verbs]
     wider = [*granted, *besides]
     return tuple(
         pattern

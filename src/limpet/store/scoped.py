@@ -12,7 +12,7 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
-from limpet.store.roles import Verb, allows, check_role
+from limpet.store.roles import Verb, allows, check_queues, check_role
 
 __all__ = ["ScopedStore"]
 
@@ -25,14 +25,22 @@ class ScopedStore(BaseStore):
     """
 
     def __init__(
-        self, store: Store, prefix: str = "", role: str | None = None, *, runtime: Runtime | None = None
+        self,
+        store: Store,
+        prefix: str = "",
+        role: str | None = None,
+        *,
+        queues: Sequence[str] = (),
+        runtime: Runtime | None = None,
     ) -> None:
+        """`queues`: the only ones that the role reaches; none means all.   Raises: Invalid."""
         super().__init__(runtime or system())
         self.inner = store
         self.at_once = self.inner.at_once
         self.conflict_is_final = self.inner.conflict_is_final
         self.prefix = check_prefix(prefix)
         self.role = None if role is None else check_role(role)
+        self._roots = check_queues(self.role, queues) if self.role is not None else ()
 
     def get(
         self,
@@ -95,7 +103,7 @@ class ScopedStore(BaseStore):
         return bound
 
     def _may(self, verb: Verb, key: str) -> bool:
-        return self.role is None or allows(self.role, verb, key)
+        return self.role is None or allows(self.role, verb, key, self._roots)
 
     def _full(self, verb: Verb, key: Key) -> Key:
         check(key)
