@@ -283,7 +283,7 @@ def test_names_that_once_froze_the_service_are_answered(guarded: CatalogServer) 
     hostile = ["a" * 60_000, "write." * 10_000, "-" * 60_000, ".a" * 30_000, "A_" * 30_000, "1" * 60_000]
     for name in hostile:
         update = {"action": "set-properties", "updates": {name: "x", f"write.{name}.path": "y"}}
-        body = {"requirements": [], "updates": [update]}
+        body: Any = {"requirements": [], "updates": [update]}
         assert guarded.ask("POST", "/v1/namespaces/b/tables/t", body, bearer("boss")).status in (200, 400)
         body = {"removals": [name], "updates": {f"{name}x": "y"}}
         assert guarded.ask("POST", "/v1/namespaces/b/properties", body, bearer("boss")).status in (200, 400)

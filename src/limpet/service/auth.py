@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from limpet import records
 from limpet.errors import Invalid
+from limpet.records import Name
 from limpet.runtime import Runtime
 from limpet.service.wire import ANYBODY, RIGHTS, Caller, Rejected, Right
 
@@ -166,12 +167,15 @@ class WatchedFile:
             raise Invalid(f"{self._path}: {error}", hint=error.hint) from None
 
 
+_Levels = Annotated[list[Name], msgspec.Meta(max_length=16)]
+
+
 class _NamedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    rights: list[str]
-    secret: str = ""
-    sha256: str = ""
-    namespaces: list[str | list[str]] | None = None
+    name: Name
+    rights: Annotated[list[Name], msgspec.Meta(max_length=len(RIGHTS))]
+    secret: Name = ""
+    sha256: Name = ""
+    namespaces: Annotated[list[Name | _Levels], msgspec.Meta(max_length=1000)] | None = None
 
 
 def named_tokens(text: str) -> Known:

@@ -154,7 +154,7 @@ class Gate:
         self.strangers -= 1
 
 
-class Refused(Exception):
+class _TooMuch(Exception):
     """Raised in a callback of the parser: it parses no further."""
 
 
@@ -207,7 +207,7 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:  # we speak nothing else: it is answered as if it had not asked
             pass
         except httptools.HttpParserError as error:
-            self._refuse_form(isinstance(error.__context__, Refused))
+            self._refuse_form(isinstance(error.__context__, _TooMuch))
             return
         # what the parser keeps of a header, a trailer or an extension of a chunk that has no end
         self._unused_bytes = 0 if self._has_progress else self._unused_bytes + len(data)
@@ -217,7 +217,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         if self._is_refused or len(self.pipeline) >= PIPELINE_MAX:
-            raise Refused
+            raise _TooMuch
         self._unset_keepalive_if_required()
         self._in_head, self._is_whole, self._has_progress, self._unused_bytes = True, False, True, 0
         if self._deadline is None:
@@ -228,7 +228,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One of its headers. A trailer is refused: it would count as a header, and a token in it as sent."""
         if not self._in_head or len(self.headers) >= HEADERS_MAX:
-            raise Refused
+            raise _TooMuch
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -237,7 +237,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._set_deadline(REQUEST_S)
         raw_path = httptools.parse_url(self.url).path
         if raw_path is None:
-            raise Refused
+            raise _TooMuch
         method = self.parser.get_method().decode("ascii")
         peer = self._seat.peer if self._seat is not None else ""
         admission, refusal, is_known = self._doorkeeper.admit(method, raw_path, self.headers, peer)
@@ -257,7 +257,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused:
             self._discarded += len(body)
             if self._discarded > DISCARD_BYTES_MAX:
-                raise Refused
+                raise _TooMuch
             return
         super().on_body(body)
 
