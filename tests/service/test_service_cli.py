@@ -113,8 +113,16 @@ def test_show_of_what_never_was(fleet: limpet.Fleet, run: Run, at: str, code: in
 
 
 def test_verify_finds_a_changed_commit(fleet: limpet.Fleet, run: Run) -> None:
-    assert run("verify")[:2] == (0, "the chain is whole: 6 commits, back to version 1\n")
-    assert as_json(run("verify", "--json")) == {"ok": True, "commits": 6, "oldest": 1, "broken": None}
+    assert run("verify")[:2] == (0, "the chain is whole: 6 commits, back to version 1; 1 metadata file\n")
+    assert as_json(run("verify", "--json")) == {
+        "ok": True,
+        "commits": 6,
+        "oldest": 1,
+        "broken": None,
+        "files": 1,
+        "undigested": 0,
+        "faults": [],
+    }
     [oldest, *_] = fleet.store.list("commits/catalog")
     data = fleet.store.get(oldest.key).data
     fleet.store.put(oldest.key, data.replace(b'"version":1', b'"version":7'))
@@ -157,7 +165,8 @@ def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
     before = [*fleet.store.list("ledger/catalog")]
     assert len(before) == 6
     done = as_json(run("gc", "--json"))
-    assert done == {"floor": "", "history": 0, "applied": 0, "dead": 0, "events": 0}, "all of it is young"
+    nothing = {"floor": "", "history": 0, "applied": 0, "dead": 0, "events": 0, "faults": []}
+    assert done == nothing, "all of it is young"
     done = as_json(run("gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s", "--json"))
     assert done["applied"] == 6
     assert [*fleet.store.list("ledger/catalog")] == []

@@ -326,7 +326,7 @@ def _id_of(request: Request) -> str | None:
 
 def _sender(request: Request) -> _Sender:
     """Under which id a request is remembered, and who sent it."""
-    return {"id_": _id_of(request), "actor": getattr(request, "actor", "")}
+    return {"id_": _id_of(request), "actor": request.actor}
 
 
 def _levels(value: Any) -> list[str]:
