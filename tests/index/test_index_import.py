@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -20,7 +21,7 @@ from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
-from limpet.index.formats import FORMATS, Limits, name_of
+from limpet.index.formats import FORMATS, Limits, Mark, name_of
 from limpet.index.importing import Import, identity
 from limpet.index.schema import Field
 from limpet.keys import INDEXES
@@ -583,12 +584,52 @@ def test_parquet_goes_on_inside_a_row_group(index: Index[Any], tmp_path: Path) -
     limits = Limits(records=20)
     with path.open("rb") as stream:
         run = Import(index, stream, file="x", format="parquet", id="p", limits=limits).run()
-        assert [next(run).records for _ in range(2)] == [20, 20]
+        assert [next(run).records for _ in range(3)] == [20, 10, 20]
     with path.open("rb") as stream:
         work = Import(index, stream, file="x", format="parquet", id="p", limits=limits)
-        assert (work.resumed, work.state.number) == (True, 40)
-        assert sum(taken.records for taken in work.run()) == 60
+        assert (work.resumed, work.state.number) == (True, 50)
+        assert sum(taken.records for taken in work.run()) == 50
     assert _values(index, "visits") == {f"d{n}": (n,) for n in range(100)}
+
+
+def _few_bytes_much_inside(kind: str, path: Path) -> None:
+    """A file of a few kilobytes that unpacks to gigabytes."""
+    array = pyarrow.array
+    if kind == "one large value, many times":
+        packed = pyarrow.DictionaryArray.from_arrays(array([0] * 100_000, pyarrow.int32()), array(["x" * (20 << 20)]))
+        table = pyarrow.table({"domain": [f"d{n % 10}" for n in range(100_000)], "title": packed})
+    elif kind == "a medium value, many times":
+        packed = pyarrow.DictionaryArray.from_arrays(array([0] * 3_000, pyarrow.int32()), array(["x" * (4 << 20)]))
+        table = pyarrow.table({"domain": [f"d{n % 3}" for n in range(3_000)], "title": packed})
+    else:
+        number = 50_000_000
+        lists = pyarrow.ListArray.from_arrays(array([0, number]), pyarrow.nulls(number, pyarrow.int64()))
+        table = pyarrow.table({"domain": ["d"], "title": lists})
+    parquet.write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("one large value, many times", "field 'title': Python cannot hold the value: it has more than 16777216 bytes"),
+        ("many values in one row", "column 'title.list.element' has 50000000 values"),
+        ("a medium value, many times", ""),
+    ],
+)
+def test_a_small_parquet_file_does_not_exhaust_memory(index: Index[Any], tmp_path: Path, kind: str, said: str) -> None:
+    """FINDINGS A6: what a file unpacks to is bounded before it is unpacked, and pieces are small."""
+    path = tmp_path / "bomb.parquet"
+    _few_bytes_much_inside(kind, path)
+    before = pyarrow.total_allocated_bytes()
+    with path.open("rb") as stream:
+        if said:
+            with pytest.raises(Invalid, match=re.escape(said)):
+                [*Import(index, stream, file="x", format="parquet").run()]
+        else:
+            chunks = FORMATS["parquet"].chunks(stream, FORMATS["parquet"].head(stream), Mark(), Limits())
+            assert [next(chunks).rows.num_rows for _ in range(3)] == [15, 15, 15], "at most 64 MiB each"
+    assert pyarrow.total_allocated_bytes() - before < 200 << 20
 
 
 def test_chunks_are_bounded_by_bytes_too() -> None:

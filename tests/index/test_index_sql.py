@@ -24,7 +24,7 @@ from limpet.errors import Corrupt, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
 from limpet.index.decide import rank
 from limpet.index.rows import Rows
-from limpet.index.sql import Parameters
+from limpet.index.sql import _PURE, Parameters
 from limpet.index.sql import sql as ask
 from limpet.index.tables import SMALL_BYTES, table_of
 from limpet.keys import IndexKeys, Key
@@ -544,19 +544,64 @@ def test_no_file_can_be_read(query: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_no_file_can_be_written_by_a_select(tmp_path: Path) -> None:
+EFFECTS = [
+    "select * from enable_logging(storage='file', storage_path='{place}')",
+    "select * from Enable_Logging(storage='file', storage_config={{'path': '{place}'}})",
+    f"select * from main.enable_logging(storage='file', storage_path='{{place}}'), {NAME}",
+    "with x as (from enable_profiling(save_location='{place}')) from x",
+    f"select (select count(*) from enable_profiling(save_location='{{place}}')) from {NAME}",
+    "describe select * from enable_profiling(save_location='{place}')",
+    "select * from query('from enable_logging(storage=''file'', storage_path=''{place}'')')",
+    "select * from json_execute_serialized_sql(json_serialize_sql('select 1'))",
+    "from checkpoint()",
+    "from force_checkpoint()",
+    "from disable_logging()",
+    "from truncate_duckdb_logs()",
+    "from duckdb_logs()",
+    "from duckdb_secrets()",
+    "from which_secret('{place}', 's3')",
+    "from duckdb_external_file_cache()",
+    "from duckdb_temporary_files()",
+    "from read_duckdb('{place}')",
+    "from pandas_scan(1)",
+    "from arrow_scan(1, 2, 3)",
+    "from python_map_function(1, 2, 3)",
+    "select write_log('x')",
+    "select sleep_ms(1)",
+]
+
+
+@pytest.mark.parametrize("allow_files", [False, True])
+@pytest.mark.parametrize("query", EFFECTS)
+def test_a_select_has_no_effects(query: str, allow_files: bool, tmp_path: Path) -> None:
+    """FINDINGS C7: settings are locked and files are closed, and these write all the same, or end the process."""
     fleet = limpet.open(tmp_path / "fleet", durability="os")
     recs(fleet).put(Rec("a"))
     recs(fleet).compile(full=True)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in (tmp_path / "log", tmp_path / "fleet" / KEYS.shards):
-        query = f"select * from enable_logging(storage='file', storage_path='{place}')"
-        for each in (query, f"{query}, {NAME}"):
-            try:
-                sql(fleet, each)
-            except Invalid:
-                continue
+        with pytest.raises(Invalid, match="a query may not call"):
+            sql(fleet, query.format(place=place), allow_files=allow_files)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_every_table_function_of_duckdb_is_known_or_refused(memory: Fleet) -> None:
+    """A new DuckDB brings new functions: none of them may be called until somebody has looked at it."""
+    recs(memory).put(Rec("a"))
+    rows = sql(memory, "select distinct function_name as f from duckdb_functions() where function_type = 'table'")
+    allowed = []
+    for (name,) in rows:
+        with pytest.raises(Invalid) as caught:
+            sql(memory, f"select * from {name}('a', 'b', 'c', 'd', 'e', 'f', 'g')")
+        if "may not call" not in str(caught.value):
+            allowed.append(name)
+    assert set(allowed) <= _PURE
+
+
+def test_functions_that_only_compute_may_be_called(memory: Fleet) -> None:
+    assert list(sql(memory, "select * from range(3)")) == [(0,), (1,), (2,)]
+    assert list(sql(memory, "select unnest([1, 2])")) == [(1,), (2,)]
+    assert list(sql(memory, """select key from json_each('{"a": 1}')""")) == [("a",)]
 
 
 def test_files_can_be_allowed(memory: Fleet, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A query is parsed and bound against empty tables first, so that a mistake costs no reading; then only the indexes that
 it names are read. DuckDB sees no other file of the machine unless it is allowed to, loads no extension, and its
-settings are locked before the query runs.
+settings are locked before the query runs. None of that stops functions that have effects: `enable_logging` and
+`enable_profiling` write files whatever the settings say. So only table functions that are known to read may be called.
 """
 
 from __future__ import annotations
@@ -32,6 +33,65 @@ _NOT_A_SELECT = "not implemented"
 _NO_TABLE = re.compile(r"Catalog Error: Table with name (.*) does not exist!")
 _HINT = re.compile(r"^(?:Candidate bindings: |Did you mean ).*$", re.MULTILINE)
 _INTERRUPTED = "Query interrupted"
+
+_PURE = frozenset(
+    {
+        "generate_series",
+        "json_each",
+        "json_tree",
+        "query_table",
+        "range",
+        "repeat",
+        "repeat_row",
+        "test_all_types",
+        "unnest",
+        "duckdb_columns",
+        "duckdb_constraints",
+        "duckdb_functions",
+        "duckdb_keywords",
+        "duckdb_memory",
+        "duckdb_settings",
+        "duckdb_tables",
+        "duckdb_types",
+        "duckdb_views",
+        "pragma_collations",
+        "pragma_platform",
+        "pragma_table_info",
+        "pragma_version",
+        "pragma_show",
+        "pg_timezone_names",
+        "icu_calendar_names",
+    }
+)
+"""Table functions that compute, or tell what DuckDB has."""
+
+_OF_FILES = frozenset(
+    {
+        "glob",
+        "parquet_file_metadata",
+        "parquet_kv_metadata",
+        "parquet_metadata",
+        "parquet_scan",
+        "parquet_schema",
+        "read_blob",
+        "read_csv",
+        "read_csv_auto",
+        "read_json",
+        "read_json_auto",
+        "read_json_objects",
+        "read_json_objects_auto",
+        "read_ndjson",
+        "read_ndjson_auto",
+        "read_ndjson_objects",
+        "read_parquet",
+        "read_text",
+        "sniff_csv",
+    }
+)
+"""Table functions that read files."""
+
+_WITH_EFFECTS = frozenset({"getenv", "nextval", "setseed", "sleep_ms", "write_log"})
+"""Scalar functions that do more than compute."""
 
 _SEALED = {
     "allow_community_extensions": False,
@@ -79,7 +139,7 @@ class _Asked:
 
 def _answer(store: Store, runtime: Runtime, home: Path, asked: _Asked) -> Rows:
     with _session(home, asked, []) as session:
-        plan = _parsed(session, asked.query)
+        plan = _parsed(session, asked.query, allow_files=asked.allow_files)
         wanted = names_in(store) if plan.shows_all else plan.names
         tables = [table for name in wanted if (table := table_of(store, runtime, name))]
         _demand_distinct(tables)
@@ -154,8 +214,11 @@ class _Plan:
     is_description: bool
 
 
-def _parsed(session: Any, query: str) -> _Plan:
-    """Look at the syntax tree. Nothing is bound or run.   Raises: Invalid for anything but one SELECT."""
+def _parsed(session: Any, query: str, *, allow_files: bool) -> _Plan:
+    """Look at the syntax tree. Nothing is bound or run.
+
+    Raises: Invalid for anything but one SELECT, and for a function that it may not call.
+    """
     try:
         [[text]] = session.execute("select json_serialize_sql(?::varchar)", [query]).fetchall()
         tree = json.loads(text)
@@ -175,9 +238,27 @@ def _parsed(session: Any, query: str) -> _Plan:
             names.add(node["table_name"])
         elif node.get("type") == "SHOW_REF" and node.get("query") is None:
             shows_all = True
+        elif node.get("type") == "TABLE_FUNCTION":
+            _demand_reading(node["function"]["function_name"].lower(), allow_files)
+        elif node.get("class") == "FUNCTION" and node["function_name"].lower() in _WITH_EFFECTS:
+            raise Invalid(f"a query may not call {node['function_name']}()", hint="a query can only read")
     top = tree["statements"][0]["node"].get("from_table") or {}
     is_description = top.get("type") == "SHOW_REF" and top.get("show_type") != "SUMMARY"
     return _Plan(sorted(names), shows_all, is_description)
+
+
+def _demand_reading(function: str, allow_files: bool) -> None:
+    """Go on only with a table function that reads what the query may read.   Raises: Invalid."""
+    if function in _OF_FILES and not allow_files:
+        raise Invalid(
+            f"a query may not call {function}()",
+            hint="a query reads indexes only; allow_files=True (--allow-files) lets it read files",
+        )
+    if function not in _OF_FILES | _PURE:
+        raise Invalid(
+            f"a query may not call {function}()",
+            hint="a query reads indexes; of the table functions it may call range, generate_series, unnest, json_each",
+        )
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

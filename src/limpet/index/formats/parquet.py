@@ -14,14 +14,20 @@ import msgspec
 
 from limpet.errors import Invalid, Unsupported
 from limpet.index import arrow
+from limpet.index.fields import FIELDS_MAX
 from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
 from limpet.index.formats.convert import from_arrow
-from limpet.index.schema import UPDATED_AT, Field, Schema
+from limpet.index.schema import LINE_BYTES_MAX, UPDATED_AT, Field, Schema
 from limpet.index.values import KINDS, Kind
 
 __all__ = ["Parquet"]
 
 GROUP_ROWS = 100_000
+BATCH_ROWS = 1024
+CHUNKS_MAX = 1_000_000
+NESTED_VALUES_MAX = 32 << 20
+COLUMN_BYTES_MAX = 2 << 30
+"""A file says how much is packed into it before anything is unpacked (FINDINGS A6); what says more is refused."""
 TYPE_NOTE = b"limpet:type"
 KEY_NOTE = b"limpet:key"
 
@@ -36,13 +42,43 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def _file(stream: IO[bytes]) -> Any:
+def _file(stream: IO[bytes], *, packed: Sequence[str] = ()) -> Any:
+    """The file; the columns `packed` stay as they are stored: each value once, and numbers of them."""
     pa = _arrow()
     stream.seek(0)
     try:
-        return pa.parquet.ParquetFile(stream)
+        file = pa.parquet.ParquetFile(stream, read_dictionary=[*packed])
     except (pa.ArrowException, OSError) as error:
         raise Invalid(f"it is no Parquet file: {' '.join(str(error).split())[:120]}") from None
+    _demand_bounds(file.metadata)
+    return file
+
+
+def _demand_bounds(metadata: Any) -> None:
+    """Go on only with a file that can be unpacked piece by piece.   Raises: Invalid."""
+    if metadata.num_columns > FIELDS_MAX or metadata.num_columns * metadata.num_row_groups > CHUNKS_MAX:
+        raise Invalid(
+            f"it has {metadata.num_columns} columns in {metadata.num_row_groups} row groups: that is too many"
+        )
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for at in range(group.num_columns):
+            column = group.column(at)
+            is_nested = column.num_values > group.num_rows
+            if (
+                is_nested and column.num_values > NESTED_VALUES_MAX
+            ) or column.total_uncompressed_size > COLUMN_BYTES_MAX:
+                raise Invalid(
+                    f"column {column.path_in_schema!r} has {column.num_values} values of together "
+                    f"{column.total_uncompressed_size} bytes in row group {number + 1}: that is too much at once",
+                    hint="write it with smaller row groups",
+                )
+
+
+def _strings(file: Any) -> list[str]:
+    """The columns of strings and bytes that are not inside others."""
+    pa = _arrow()
+    return [each.name for each in file.schema_arrow if pa.types.is_string(each.type) or pa.types.is_binary(each.type)]
 
 
 class Parquet:
@@ -62,21 +98,26 @@ class Parquet:
     def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
         """See `Format.chunks`. Row groups that lie behind are not read again."""
         pa = _arrow()
-        file = _file(stream)
+        file = _file(stream, packed=_strings(_file(stream)))
         first, skipped = 0, 0
         while first < file.num_row_groups and skipped + file.metadata.row_group(first).num_rows <= after.position:
             skipped += file.metadata.row_group(first).num_rows
             first += 1
         at = skipped
-        share = max(1, file.metadata.num_rows)
-        weight = sum(file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)) / share
-        rows_max = max(1, min(limits.records, int(limits.size / max(weight, 1.0))))
+        waiting: list[Any] = []
+        rows = size = 0
         try:
-            for batch in file.iter_batches(rows_max, row_groups=[*range(first, file.num_row_groups)]):
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=[*range(first, file.num_row_groups)]):
                 cut = min(max(0, after.position - at), batch.num_rows)
-                at += batch.num_rows
-                if cut < batch.num_rows:
-                    yield Chunk(head.names, batch.slice(cut), Mark(at, at))
+                at += cut
+                for piece, weight in _pieces(batch.slice(cut), min(BATCH_ROWS, limits.records), limits.size):
+                    if waiting and (rows + piece.num_rows > limits.records or size + weight > limits.size):
+                        yield Chunk(head.names, pa.Table.from_batches(waiting), Mark(at, at))
+                        waiting, rows, size = [], 0, 0
+                    waiting.append(piece)
+                    at, rows, size = at + piece.num_rows, rows + piece.num_rows, size + weight
+            if waiting:
+                yield Chunk(head.names, pa.Table.from_batches(waiting), Mark(at, at))
         except (pa.ArrowException, OSError) as error:
             raise Invalid(f"after row {at}: {' '.join(str(error).split())[:160]}") from None
 
@@ -145,6 +186,28 @@ class Parquet:
                 flush()
 
 
+def _pieces(batch: Any, rows_max: int, size_max: int) -> Iterator[tuple[Any, int]]:
+    """The batch in pieces that have at most so many rows, and bytes once they are unpacked; and how many bytes."""
+    while batch.num_rows:
+        size = _unpacked_size(batch)
+        rows = batch.num_rows if size <= size_max else max(1, batch.num_rows * size_max // size)
+        piece = batch.slice(0, min(rows, rows_max))
+        yield piece, size if piece.num_rows == batch.num_rows else _unpacked_size(piece)
+        batch = batch.slice(piece.num_rows)
+
+
+def _unpacked_size(batch: Any) -> int:
+    pa = _arrow()
+    size = 0
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            sizes = pa.compute.binary_length(column.dictionary)
+            size += pa.compute.sum(pa.compute.take(sizes, column.indices)).as_py() or 0
+        else:
+            size += column.nbytes
+    return int(size)
+
+
 class _Unreadable(str):
     """Stands for a value that no Python object can hold, and says why."""
 
@@ -155,10 +218,23 @@ _UNREADABLE = (ValueError, OverflowError, NotImplementedError, LookupError)
 
 def _python(column: Any) -> list[Any]:
     """The values of a column; those that cannot be had are `_Unreadable`."""
+    if _arrow().types.is_dictionary(column.type):
+        return [value for chunk in column.chunks for value in _of_dictionary(chunk)]
     try:
         return [*_micros(column).to_pylist()]
     except _UNREADABLE:
         return [_one(column.slice(at, 1)) for at in range(len(column))]
+
+
+def _of_dictionary(column: Any) -> list[Any]:
+    """The values of a packed column, each Python object once."""
+    values = [
+        _Unreadable(f"it has more than {LINE_BYTES_MAX} bytes") if size is not None and size > LINE_BYTES_MAX else value
+        for size, value in zip(
+            _arrow().compute.binary_length(column.dictionary).to_pylist(), column.dictionary.to_pylist(), strict=True
+        )
+    ]
+    return [None if at is None else values[at] for at in column.indices.to_pylist()]
 
 
 def _one(value: Any) -> Any:
