@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,11 @@ class Moving(MemoryStore):
             self._deed()
         self.requests += 1
 
-    def get(self, *args: Any, **options: Any) -> Blob:
-        """See `Store.get`."""
-        self._step()
-        return super().get(*args, **options)
+    def get(self, key: Key, **options: Any) -> Blob:
+        """See `Store.get`. An empty shard is one of many, and no moment to act."""
+        if not (key.endswith(".usv") and not self._objects[key].data):
+            self._step()
+        return super().get(key, **options)
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""
@@ -69,10 +70,10 @@ class Moving(MemoryStore):
         self._step()
         return super().list(prefix, after=after)
 
-    def list_dirs(self, prefix: str = "") -> list[str]:
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
         """See `Store.list_dirs`."""
         self._step()
-        return [*super().list_dirs(prefix)]
+        return super().list_dirs(prefix)
 
     def put(self, *args: Any, **options: Any) -> Version:
         """Never: nothing is written to the source."""
@@ -128,12 +129,15 @@ def claim_all(fleet: Fleet) -> list[str]:
     return done
 
 
+def claim_later(fleet: Fleet) -> None:
+    """Do what is due in a while."""
+    fleet._runtime.sleep(10.0)
+    claim_all(fleet)
+
+
 TASK = Story(lambda fleet: fleet.queue("q").push({"n": 1}, id="a"), claim_all)
 MINTED = Story(lambda fleet: fleet.queue("q").push({"n": 1}), claim_all)
-DELAYED = Story(
-    lambda fleet: fleet.queue("q").push({"n": 1}, id="a", delay_s=5.0),
-    lambda fleet: (fleet._runtime.sleep(10.0), claim_all(fleet)),
-)
+DELAYED = Story(lambda fleet: fleet.queue("q").push({"n": 1}, id="a", delay_s=5.0), claim_later)
 
 
 def is_known(fleet: Fleet) -> bool:
@@ -151,7 +155,7 @@ def test_a_task_that_moves_while_it_is_copied_is_in_the_copy(story: Story) -> No
 def test_a_task_that_ended_while_it_was_copied_is_not_run_again_if_its_receipt_was_copied() -> None:
     def once(fleet: Fleet) -> bool:
         stats = fleet.queue("q").stats()
-        return stats.pending + stats.completed == 1
+        return (stats.pending, stats.completed) in ((0, 1), (1, 0))
 
     assert MINTED.lost(once) == []
 
@@ -421,14 +425,14 @@ def fleet_dir(tmp_path: Path) -> Path:
 
 def copy(source: Path, target: Path, **options: Any) -> BackupReport:
     """Back up one directory to another."""
-    stores = [urls.store_for(str(each), system(), durability="os") for each in (source, target)]
-    return backup(*stores, system(), source_url=str(source), target_url=str(target), **options)
+    old, new = (urls.store_for(str(each), system(), durability="os") for each in (source, target))
+    return backup(old, new, system(), source_url=str(source), target_url=str(target), **options)
 
 
 def bring_back(source: Path, target: Path, **options: Any) -> BackupReport:
     """Restore one directory to another."""
-    stores = [urls.store_for(str(each), system(), durability="os") for each in (source, target)]
-    return restore(*stores, system(), source_url=str(source), target_url=str(target), **options)
+    old, new = (urls.store_for(str(each), system(), durability="os") for each in (source, target))
+    return restore(old, new, system(), source_url=str(source), target_url=str(target), **options)
 
 
 def files_of(root: Path) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from cli.harness import Here, limpet_command
 
 COMMANDS: list[tuple[str, ...]] = [
     (),
+    ("backup",),
     ("catalog",),
     ("catalog", "gc"),
     ("catalog", "log"),
@@ -62,6 +63,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queue", "show"),
     ("queue", "stats"),
     ("queue", "sweep"),
+    ("restore",),
     ("serve",),
     ("serve", "api"),
     ("serve", "compactor"),

@@ -15,14 +15,16 @@ from fuzz.world import Bench, Built, FuzzStore, build, tolerated
 from index_helpers import keys_in
 from limpet import testing
 from limpet.app import Fleet
+from limpet.catalog.sink import LedgerSink
 from limpet.cell import Cell, struct_codec
 from limpet.errors import LimpetError
 from limpet.keys import Key, QueueKeys
 from limpet.queue import BucketQueue
 from limpet.queue.records import SweepRecord
 from limpet.store import Store
+from queue_helpers import Network
 from sync_helpers import Fleet as Nodes
-from sync_helpers import Network, Node
+from sync_helpers import Node
 
 __all__ = ["KINDS", "Consumer", "Kind", "Resign"]
 
@@ -123,6 +125,12 @@ def _swept(bench: Bench) -> None:
     Cell(bench.store, QueueKeys.of("q").sweep, struct_codec(SweepRecord), bench.runtime).create(record)
 
 
+def _swept_now(fleet: Fleet) -> int:
+    queue = fleet.queue("q")
+    assert isinstance(queue, BucketQueue)
+    return queue.sweep()
+
+
 def _tasks(fleet: Fleet) -> dict[str, Any]:
     def handle(n: int = 0) -> dict[str, int]:
         return {"n": n}
@@ -152,11 +160,11 @@ def work(bench: Bench) -> None:
     tolerated(lambda: testing.drain(fleet))
     if "/slots/" in bench.key:
         _are_done(bench, fleet, "s", ["narrow"])
-    tolerated(fleet.queue("q").sweep)
+    tolerated(_swept_now, fleet)
     _are_done(bench, fleet, "other", GOOD)
     bench.pass_by(RETENTION_S)
     tolerated(lambda: testing.drain(fleet))
-    tolerated(fleet.queue("q").sweep)
+    tolerated(_swept_now, fleet)
 
 
 def change_queue(bench: Bench) -> None:
@@ -164,12 +172,12 @@ def change_queue(bench: Bench) -> None:
     fleet = bench.open()
     queue = fleet.queue("q")
     for id_ in ("bad", "done", "failed", "held", "later", "again", "new"):
-        tolerated(lambda id_=id_: queue.push({"n": 0}, id=id_))
+        tolerated(queue.push, {"n": 0}, id=id_)
     for id_ in ("failed", "again", "bad"):
         bench.cli("queue", "retry", "q", id_)
     tolerated(lambda: queue.retry(all=True))
     for id_ in ("bad", "held", "later", "rests", bench.facts["bad_batch"][0], bench.facts["held_batch"][0]):
-        tolerated(lambda id_=id_: queue.cancel(id_))
+        tolerated(queue.cancel, id_)
     bench.cli("queue", "pause", "q")
     bench.cli("queue", "resume", "q")
     tolerated(queue.purge)
@@ -238,12 +246,12 @@ def use_locks(bench: Bench) -> None:
     """Acquire, hold and write, beside the damaged ones and on them."""
     fleet = bench.open()
     for name in ("bad", "held"):
-        tolerated(lambda name=name: fleet.lock(name, 30.0).try_acquire())
-        tolerated(lambda name=name: fleet.lock(name, 30.0).acquire(wait_s=600.0))
-        tolerated(lambda name=name: fleet.lock_seen(name))
-        tolerated(lambda name=name: fleet.cell(name).read())
-        tolerated(lambda name=name: fleet.cell(name).update(lambda value: {"old": value}))
-        tolerated(lambda name=name: fleet.cell(name).write({"new": 1}))
+        tolerated(fleet.lock(name, 30.0).try_acquire)
+        tolerated(fleet.lock(name, 30.0).acquire, wait_s=600.0)
+        tolerated(fleet.lock_seen, name)
+        tolerated(fleet.cell(name).read)
+        tolerated(fleet.cell(name).update, lambda value: {"old": value})
+        tolerated(fleet.cell(name).write, {"new": 1})
     for name in ("a", "z"):
         with fleet.lock(name, 30.0).hold(wait_s=0) as lease:
             fleet.cell(name).write({"again": name}, lease=lease)
@@ -315,7 +323,7 @@ def read_index(bench: Bench) -> None:
     """get, get_many, scan, stats, of this index and of the one beside it."""
     fleet = bench.open()
     index = fleet.index("recs")
-    found = {f"k{n}": tolerated(lambda n=n: index.get(f"k{n}")) for n in range(60)}
+    found = {f"k{n}": tolerated(index.get, f"k{n}") for n in range(60)}
     damaged = [key for key, value in found.items() if not isinstance(value, dict)]
     if "manifest.json" not in bench.key:
         bench.demand(
@@ -426,8 +434,13 @@ def _catalog_fleet(bench: Bench) -> None:
         if len(bench.facts) < 2:
             hand_over(bench.store, executions.keys, executions.publish)
             bench.facts[f"pass{len(bench.facts)}"] = True
-    fleet.events.close()  # type: ignore[attr-defined]
+    _close(fleet)
     bench.pass_by(LATER_S)
+
+
+def _close(fleet: Fleet) -> None:
+    assert isinstance(fleet.events, LedgerSink)
+    fleet.events.close()
 
 
 def _whole(bench: Bench) -> bool:
@@ -521,7 +534,7 @@ def fold_events(bench: Bench) -> None:
     tolerated(fleet.events.flush)
     tolerated(lambda: hand_over(fleet.store, executions.keys, executions.publish))
     tolerated(lambda: collect_events(executions, grace_s=0.0))
-    tolerated(fleet.events.close)  # type: ignore[attr-defined]
+    tolerated(_close, fleet)
 
 
 def _sign_head(store: FuzzStore, key: str, data: bytes) -> bytes:
@@ -596,7 +609,7 @@ def _nodes(bench: Bench) -> dict[str, Node]:
         node.queue = node.open_queue()
         made[name] = node
     for name, node in made.items():
-        tolerated(lambda node=node: node.restart())
+        tolerated(node.restart)
         bench.demand(node.supervisor, name)
     return made
 
@@ -621,7 +634,7 @@ def sync_nodes(bench: Bench) -> None:
         state = node.result(GOOD[0]).state
         bench.demand(state == "completed", f"node {name} believes that {GOOD[0]!r} is {state}")
     for node in nodes.values():
-        tolerated(lambda node=node: node.down(fresh=True))
+        tolerated(node.down, fresh=True)
         tolerated(node.supervisor.tidy)
 
 
@@ -635,7 +648,7 @@ def _of(bench: Bench) -> Nodes:
 def run_supervisor(bench: Bench) -> None:
     """`once`, as `limpet supervise --once` does it, on each node."""
     for node in _nodes(bench).values():
-        tolerated(lambda node=node: node.supervisor.once(lambda event: None))
+        tolerated(node.supervisor.once, lambda event: None)
 
 
 # ---- the list ----

@@ -324,7 +324,7 @@ def _field(f: int, value: bytes) -> Callable[[bytes], bytes]:
 
 
 def _parquet_mutations(data: bytes) -> Iterator[Mutation]:
-    import pyarrow.parquet as pq
+    from pyarrow import parquet as pq  # type: ignore[import-untyped]
 
     table = pq.read_table(io.BytesIO(data))
     for column in table.column_names:
@@ -341,7 +341,7 @@ def _parquet_mutations(data: bytes) -> Iterator[Mutation]:
 
 def _of_table(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
     def apply(data: bytes) -> bytes:
-        import pyarrow.parquet as pq
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         out = io.BytesIO()
         pq.write_table(change(pq.read_table(io.BytesIO(data))), out, compression="zstd")
@@ -351,7 +351,7 @@ def _of_table(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
 
 
 def _filled(table: Any, column: str, value: Any) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     at = table.column_names.index(column)
     kind = table.schema.field(column).type if value is None else None
@@ -359,7 +359,7 @@ def _filled(table: Any, column: str, value: Any) -> Any:
 
 
 def _twice(table: Any) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     return pa.concat_tables([table, table])
 

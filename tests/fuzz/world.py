@@ -98,7 +98,7 @@ class FuzzStore(MemoryStore):
         if self._requests > REQUESTS_MAX:
             raise Exceeded(f"made {REQUESTS_MAX} requests")
 
-    def get(self, key: Key, **options: Any) -> Blob:  # type: ignore[override]
+    def get(self, key: Key, **options: Any) -> Blob:
         """See `Store.get`."""
         self._count()
         if key in self.huge:
@@ -127,7 +127,7 @@ class FuzzStore(MemoryStore):
         self._count()
         return self._sized(super().head(key))
 
-    def put(self, key: Key, data: bytes, **options: Any) -> Any:  # type: ignore[override]
+    def put(self, key: Key, data: bytes, **options: Any) -> Any:
         """See `Store.put`."""
         self._count()
         version = super().put(key, data, **options)
@@ -266,10 +266,10 @@ def build(make: Callable[[Bench], dict[str, Store] | None]) -> Built:
     return Built(places, bench.time.now_s, bench.facts)
 
 
-def tolerated(act: Callable[[], Any]) -> Any:
+def tolerated(act: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """What `act` returns; the error, if Limpet refuses it with one of its own."""
     try:
-        return act()
+        return act(*arguments, **options)
     except LimpetError as error:
         if not str(error) or "\n" in str(error) or _CONTROL.search(str(error)):
             raise Unfit(f"{type(error).__name__} says {str(error)[:200]!r}") from error
