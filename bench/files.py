@@ -112,7 +112,7 @@ class _Counted:
         real = getattr(OsFiles, name)
 
         def call(*args: Any) -> Any:
-            self.calls += 2 if name in DOUBLE else 1
+            self.calls += 2 if name in DOUBLE else int(name != "pin")
             return real(*args)
 
         return call

@@ -183,7 +183,8 @@ SWAPPED += [QueueKeys.of("x").slot(1), CatalogKeys.of("executions").sequence]
 
 @pytest.mark.parametrize("roots", [(), check_queues("worker", ["x"])], ids=["all", "narrowed"])
 def test_on_amazons_own_servers_locks_and_heads_are_never_put_without_a_condition(roots: tuple[str, ...]) -> None:
-    for role in ("api", "compactor", "worker") if not roots else ("worker",):
+    writers: tuple[Role, ...] = ("worker",) if roots else ("api", "compactor", "worker")
+    for role in writers:
         policy = aws_policy(role, SCOPES[0], roots, conditional=True)
         swapped = [key for key in SWAPPED if allows(role, "put", key, roots)]
         assert swapped
@@ -194,7 +195,8 @@ def test_on_amazons_own_servers_locks_and_heads_are_never_put_without_a_conditio
             assert aws_allows(policy, "s3:PutObject", resource, header="if-none-match")
         plain = f"arn:aws:s3:::acme/{SCOPES[0].below(clock_key(0))}"
         assert role == "compactor" or aws_allows(policy, "s3:PutObject", plain)
-    for role in ("reader", "tables", "pusher"):
+    others: tuple[Role, ...] = ("reader", "tables", "pusher")
+    for role in others:
         assert aws_policy(role, SCOPES[0], conditional=True) == aws_policy(role, SCOPES[0])
 
 
