@@ -144,7 +144,7 @@ QUEUE_BUGS = [
     _bug(
         "a hung worker is renewed for ever",
         "F16",
-        8,
+        16,
         (
             "claim",
             "self._runtime.elapsed_s() - self._started_s <= limit_s:\n",
@@ -219,9 +219,8 @@ QUEUE_BUGS = [
         1,
         (
             "push",
-            "        data = self._store.get(key).data\n        try:\n            task = read_task",
-            "        data = self._store.get(key).data\n        self._store.delete(key)\n"
-            "        try:\n            task = read_task",
+            "            task = read_task(self._store.get(key).data, what=key)\n",
+            "            task = read_task(self._store.get(key).data, what=key)\n            self._store.delete(key)\n",
         ),
     ),
     _bug(
@@ -238,7 +237,7 @@ QUEUE_BUGS = [
     _bug(
         "a claim that could not be settled is renewed for ever",
         "found by the simulation",
-        54,
+        140,
         (
             "claim",
             "            self._settle()\n        finally:\n            self._end()\n",
@@ -248,14 +247,15 @@ QUEUE_BUGS = [
     _bug(
         "a failure that could not be written down is forgotten",
         "found by the simulation",
-        384,
+        0,
         ("claim", " and n not in self._spent}", "}"),
+        scenario="queue/test_attempts.py::test_a_failure_that_could_not_be_written_down_costs_its_attempt",
     ),
     _bug(
         "hand-back keeps the attempt",
         "hand-back restores the attempt",
-        1,
-        ("decide", "attempts_of(record, n) - 1 for n in charged_here", "attempts_of(record, n) for n in charged_here"),
+        0,
+        ("decide", "max(0, attempts_of(record, n) - 1) for n", "attempts_of(record, n) for n"),
     ),
     _bug(
         "a later finisher overwrites the receipt",
@@ -263,8 +263,8 @@ QUEUE_BUGS = [
         87,
         (
             "storage",
-            "        match self.receipt(key).attempt(None, receipt):\n",
-            "        match self.receipt(key).attempt(self.receipt(key).read(), receipt):\n",
+            "            outcome = self.receipt(key).attempt(None, receipt)\n",
+            "            outcome = self.receipt(key).attempt(self.receipt(key).read(), receipt)\n",
         ),
     ),
     _bug(
@@ -276,7 +276,7 @@ QUEUE_BUGS = [
     _bug(
         "a batch task's own receipt counts before its batch has ended",
         "first finisher wins in a batch",
-        91,
+        108,
         ("receipts", "    return own if ended else None\n", "    return own\n"),
         ("receipts", "own if own is not None and n in whole.own else whole", "whole"),
     ),

@@ -369,3 +369,18 @@ def test_a_task_is_not_started_when_the_lease_turns_out_lost(world: World) -> No
     assert [*claim] == []
     with pytest.raises(LeaseLost):
         claim.beat()
+
+
+def test_a_failure_that_could_not_be_written_down_costs_its_attempt(world: World) -> None:
+    """The claim has run out on its own clock, and the store is away when it asks. Then the store is back."""
+    process = world.process(max_attempts=3)
+    process.queue.push({}, id="x")
+    process.start()[1].retry(after_s=0)
+    claim, task = process.start()
+    process.freeze()
+    world.time.sleep(TTL_S + 1)
+    process.store.before("put", "lease.json", raises(Unavailable("away")))
+    task.fail("no")
+    claim.hand_back()
+    process.runtime.frozen = False
+    assert process.start()[1].attempt == 3
