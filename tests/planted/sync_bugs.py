@@ -34,14 +34,13 @@ SYNC_BUGS = [
         "an end is journaled after its effect",
         "H8",
         5,
+        ("storage", "        self.journal.ended(entry, batch, key, receipt)\n        try:\n", "        try:\n"),
         (
             "storage",
-            "        self.journal.ended(entry, batch, key, receipt)\n"
-            "        match self.receipt(key).attempt(None, receipt):\n"
-            "            case Won(seen):\n",
-            "        match self.receipt(key).attempt(None, receipt):\n"
+            "            case Won(seen):\n                return seen.value\n",
             "            case Won(seen):\n"
-            "                self.journal.ended(entry, batch, key, receipt)\n",
+            "                self.journal.ended(entry, batch, key, receipt)\n"
+            "                return seen.value\n",
         ),
     ),
     _bug(
