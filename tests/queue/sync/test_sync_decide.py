@@ -132,13 +132,13 @@ def _task(*, delayed: bool, payload: bytes = b"{}") -> str:
 def test_a_delayed_push_that_is_pending_is_scheduled_no_more() -> None:
     pending, later = "queues/q/pending/x/task.json", "queues/q/scheduled/20260101T000000Z/x@1.json"
     assert promoted(PushLine(key=pending, data=_task(delayed=True)))
-    assert not promoted(PushLine(key=later, data=_task(delayed=True)))
-    assert not promoted(PushLine(key=pending, data=_task(delayed=False)))
-    assert not promoted(PushLine(key=pending, data=_task(delayed=False, payload=b'{"delayed":true}')))
-    assert not promoted(PushLine(key=pending))
-    assert not promoted(PushLine(key=pending, data='{"delayed":true}'))
+    assert promoted(PushLine(key=later, data=_task(delayed=True))) is False
+    assert promoted(PushLine(key=pending, data=_task(delayed=False))) is False
+    assert promoted(PushLine(key=pending, data=_task(delayed=False, payload=b'{"delayed":true}'))) is False
+    assert promoted(PushLine(key=pending)) is False
+    assert promoted(PushLine(key=pending, data='{"delayed":true}')) is False
     newer = _task(delayed=True).replace('"schema":1', '"schema":9')
-    assert not promoted(PushLine(key=pending, data=newer))
+    assert promoted(PushLine(key=pending, data=newer)) is False
 
 
 # ---- leases ----
