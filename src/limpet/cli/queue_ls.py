@@ -161,13 +161,18 @@ def rows_of(queue: BucketQueue, state: State) -> Iterator[dict[str, Any]]:
 def _pending(queue: BucketQueue) -> Iterator[dict[str, Any]]:
     storage = queue.storage
     lease: Stat | None = None
+    remote: Stat | None = None
     for stat in storage.store.list(storage.keys.pending):
         entry, kind = stat.key.rsplit("/", 2)[1:]
         if kind == "lease.json":
             lease = stat
+        elif kind == "remote.json":
+            remote = stat
         elif kind in ("task.json", "tasks.jsonl"):
             held = lease if lease is not None and lease.key == storage.keys.lease(entry) else None
-            yield _pending_row(queue, entry, stat, held)
+            row = _pending_row(queue, entry, stat, held)
+            noted = remote is not None and remote.key == storage.keys.remote(entry)
+            yield {**row, **elsewhere(queue, entry)} if noted and row["state"] == "waits" else row
 
 
 def _pending_row(queue: BucketQueue, entry: str, stat: Stat, lease: Stat | None) -> dict[str, Any]:
@@ -188,6 +193,15 @@ def _pending_row(queue: BucketQueue, entry: str, stat: Stat, lease: Stat | None)
     except Corrupt:
         return {**row, "state": "corrupt"}
     return {**row, **lease_facts(seen, now_of(seen.modified))} if seen else row
+
+
+def elsewhere(queue: BucketQueue, entry: str) -> dict[str, Any]:
+    """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
+    from limpet.queue.sync.lease_down import RemoteLeases
+
+    storage = queue.storage
+    found = RemoteLeases(storage.store, storage.runtime).holder(storage.keys.remote(entry))
+    return {"state": "held elsewhere", "worker": f"{found.label} at {found.node}"} if found else {}
 
 
 def lease_facts(seen: Seen[EntryLease], now: datetime) -> dict[str, Any]:

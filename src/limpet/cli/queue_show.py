@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from limpet.cli.queue_ls import lease_facts
+from limpet.cli.queue_ls import elsewhere, lease_facts
 from limpet.cli.queue_options import IdArgument, QueueArgument, demand_queue, in_store, now_of, when
 from limpet.cli.shared import JsonOption, UrlOption, ago, clean, clean_lines, console, lines, opened, print_json
 from limpet.errors import Missing
@@ -148,9 +148,11 @@ def _waiting(queue: BucketQueue, id: str) -> dict[str, Any] | None:
     else:
         facts["payload"] = _decoded(content.payloads[0])
     seen = queue.storage.lease(entry).read()
+    facts |= lease_facts(seen, now_of(seen.modified)) if seen else {"state": "waits"}
+    if facts["state"] == "waits" and queue.storage.journal.travels:
+        facts |= elsewhere(queue, entry)
     if seen is None:
-        return {**facts, "state": "waits"}
-    facts |= lease_facts(seen, now_of(seen.modified))
+        return facts
     if part is not None:
         facts |= {"batch": entry} | _in_batch(seen.value, part[1], str(facts["state"]))
     elif batch:

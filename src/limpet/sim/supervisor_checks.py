@@ -35,7 +35,7 @@ class Place:
     bosses: frozenset[str]
     """The processes that were supervisors."""
     swept: int
-    """How many changes there were before the last sweep."""
+    """How many changes there were before the last sweeps, which tidy up what any bug has left."""
 
     @property
     def is_node(self) -> bool:
@@ -165,7 +165,7 @@ def _ended_here_stays_ended(place: Place, world: World) -> None:
     copies = {event.key for event in world.trace if event.who == "network" and event.result == "lands"}
     journal = place.bucket.journal
     ended: set[str] = set()
-    for i, applied in enumerate(journal):
+    for i, applied in enumerate(journal[: place.swept]):
         if applied.key.startswith((f"{place.keys.completed}/", f"{place.keys.failed}/")):
             ended.add(applied.key.rsplit("/", 1)[1].removesuffix(".json"))
         if not applied.key.endswith(TASKS) or applied.data is None or applied.who not in place.bosses:

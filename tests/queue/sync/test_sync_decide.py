@@ -8,18 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from limpet import records
 from limpet.lease import State
 from limpet.queue.api import Policy
 from limpet.queue.decide import claimed, freed
-from limpet.queue.records import EntryLease, Receipt
+from limpet.queue.records import EntryLease, Receipt, new_task
 from limpet.queue.sync.decide import (
     absent,
     ends,
+    entry_of_line,
     is_live,
     is_stale,
     let_go,
     merged,
     noted,
+    promoted,
     published,
     ran_twice,
     superseded,
@@ -30,6 +33,8 @@ from limpet.queue.sync.records import EndLine, HeldLine, LeaseLine, PushLine, Re
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
 
 
 def _receipt(state: str, who: str = "w", **fields: Any) -> Receipt:
@@ -91,12 +96,19 @@ def test_two_runs_are_told_from_one_that_is_sent_twice(stands: Receipt, ours: Re
 
 def test_a_batch_that_two_ran_keeps_every_completion() -> None:
     stands = _receipt("completed", "a", count=4, failed=[0, 1, 3])
-    ours = _receipt("completed", "b", count=4, failed=[1], results={0: msgspec.Raw(b'"zero"')})
+    ours = _receipt(
+        "completed", "b", count=4, failed=[1], results={0: msgspec.Raw(b'"zero"')}, parts=["queues/q/parts/e/1.json"]
+    )
     found = won_back("e-4", stands, ours)
     assert {name: bytes(receipt.result) for name, receipt in found.items()} == {"e-4.0": b'"zero"', "e-4.3": b"null"}
-    assert all(receipt.state == "completed" and receipt.count == 1 for receipt in found.values())
+    for name, receipt in found.items():
+        assert (receipt.id, receipt.state, receipt.count, receipt.worker_id) == (name, "completed", 1, "b")
+        assert (receipt.failed, receipt.results, receipt.parts) == ([], {}, [])
     assert won_back("e-4", ours, stands) == {}
-    assert won_back("e-4", _receipt("cancelled"), ours) == {}
+    assert won_back("e-4", _receipt("cancelled", failed=[0]), ours) == {}
+    assert won_back("e-4", stands, msgspec.structs.replace(ours, state="failed")) == {}
+    short = msgspec.structs.replace(ours, count=3)
+    assert [*won_back("e-4", stands, short)] == ["e-4.0"], "it had only tasks 0, 1 and 2"
 
 
 def test_what_ends_in_the_same_breath_need_not_be_pushed() -> None:
@@ -108,6 +120,25 @@ def test_what_ends_in_the_same_breath_need_not_be_pushed() -> None:
     assert superseded([push, later, end, part, held]) == {("queues/q", "x")}
     assert ends(end)
     assert not ends(part)
+    assert entry_of_line(push) == entry_of_line(later) == entry_of_line(end) == ("queues/q", "x")
+    assert entry_of_line(part) == ("queues/q", "b")
+
+
+def _task(*, delayed: bool, payload: bytes = b"{}") -> str:
+    task = new_task("x", payload, pushed_at=NOW, write_id="w", delayed=delayed)
+    return records.encode(task).decode()
+
+
+def test_a_delayed_push_that_is_pending_is_scheduled_no_more() -> None:
+    pending, later = "queues/q/pending/x/task.json", "queues/q/scheduled/20260101T000000Z/x@1.json"
+    assert promoted(PushLine(key=pending, data=_task(delayed=True)))
+    assert promoted(PushLine(key=later, data=_task(delayed=True))) is False
+    assert promoted(PushLine(key=pending, data=_task(delayed=False))) is False
+    assert promoted(PushLine(key=pending, data=_task(delayed=False, payload=b'{"delayed":true}'))) is False
+    assert promoted(PushLine(key=pending)) is False
+    assert promoted(PushLine(key=pending, data='{"delayed":true}')) is False
+    newer = _task(delayed=True).replace('"schema":1', '"schema":9')
+    assert promoted(PushLine(key=pending, data=newer)) is False
 
 
 # ---- leases ----
@@ -122,13 +153,20 @@ def test_a_first_lease_is_created() -> None:
     record = _published(None)
     assert record is not None
     assert (record.worker_id, record.label, record.token, record.ttl_s) == ("node:a", "host:worker", 1, 360.0)
+    assert (record.state, record.name, record.attempt) == (State.HELD, "x", _lease("worker").attempt)
+    assert record.created_at == record.heartbeat_at == NOW
+    assert record.expires_at == NOW + timedelta(seconds=360)
     assert record.charged == 0, "a node that dies must not use up the attempts of the others"
 
 
 def test_ours_is_renewed() -> None:
-    record = _published(_lease("node:a", token=4, attempts={1: 2}))
+    began = NOW - DAY
+    record = _published(_lease("node:a", token=4, attempts={1: 2}, created_at=began, heartbeat_at=began, running=1))
     assert record is not None
-    assert (record.token, record.attempts) == (4, {1: 2})
+    assert (record.token, record.attempts, record.running, record.not_before) == (4, {1: 2}, None, None)
+    assert (record.label, record.ttl_s) == ("host:worker", 360.0)
+    assert (record.created_at, record.heartbeat_at) == (began, NOW)
+    assert record.expires_at == NOW + timedelta(seconds=360)
 
 
 def test_a_live_foreign_one_wins() -> None:
@@ -138,10 +176,18 @@ def test_a_live_foreign_one_wins() -> None:
 
 def test_an_abandoned_or_free_one_is_taken() -> None:
     gone = _published(_lease("node:b", token=3, ttl_s=60.0), now=NOW + timedelta(seconds=90), unchanged_s=90.0)
-    free = _published(freed(_lease("node:b", token=3), 1, NOW))
+    freely = freed(_lease("node:b", token=3), 1, NOW)
+    free = _published(msgspec.structs.replace(freely, not_before=NOW, running=0, created_at=NOW - DAY))
     for record in (gone, free):
         assert record is not None
         assert (record.state, record.worker_id, record.token) == (State.HELD, "node:a", 4)
+        assert (record.created_at, record.not_before, record.running) == (NOW, None, None)
+
+
+def test_a_free_one_of_ours_is_taken_by_a_new_token() -> None:
+    record = _published(freed(_lease("node:a", token=3), 1, NOW))
+    assert record is not None
+    assert record.token == 4
 
 
 @pytest.mark.parametrize("state", [State.CANCELLED, State.DONE])
@@ -150,16 +196,18 @@ def test_what_has_ended_is_left_alone(state: State) -> None:
 
 
 def test_only_ours_is_let_go() -> None:
-    ours = let_go(_lease("node:a"), owner="node:a")
+    ours = let_go(_lease("node:a", wait_s=7.0, token=3), owner="node:a")
     assert ours is not None
-    assert ours.state is State.FREE
+    assert (ours.state, ours.wait_s, ours.token) == (State.FREE, 0.0, 3)
     assert let_go(_lease("node:b"), owner="node:a") is None
     assert let_go(freed(_lease("node:a"), 1, NOW), owner="node:a") is None
     assert let_go(None, owner="node:a") is None
 
 
 def _line(*, held: bool = True) -> LeaseLine:
-    return LeaseLine(root="queues/q", entry="x", batch=False, held=held, worker_id="w", label="l", token=1, ttl_s=60.0)
+    return LeaseLine(
+        root="queues/q", entry="x", batch=False, held=held, worker_id="w2", label="l2", token=5, ttl_s=60.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,6 +229,7 @@ def test_only_news_is_noted(stands: tuple[str, int] | None, held: bool, seq: int
     found = noted(before or None, _line(held=held), node="a", seq=seq, live_s=100.0)
     assert (found.live_s if found else None) == live_s
     assert found is None or (found.node, found.log) == ("a", seq)
+    assert found is None or (found.worker_id, found.label, found.token) == ("w2", "l2", 5)
 
 
 def test_a_note_lasts_from_when_it_was_written() -> None:
@@ -205,6 +254,10 @@ def test_a_note_lasts_from_when_it_was_written() -> None:
         ({"a": [2]}, {"a": 7}, {}, False),
         ({"me": [5, 9], "a": [1]}, {}, {"a": [1]}, False),
         ({"a": [4]}, {"a": 4, "b": 2}, {}, False),
+        ({"a": [0, 1]}, {}, {"a": [1]}, False),
+        ({"a": [1], "b": [5]}, {}, {"a": [1], "b": [5]}, True),
+        ({"a": [3, 1, 2]}, {}, {"a": [1, 2, 3]}, False),
+        ({"a": [1, 999_999_999]}, {}, {"a": [1, 999_999_999]}, True),
     ],
 )
 def test_numbers_have_no_holes(
@@ -219,6 +272,12 @@ def test_an_absence_ends_before_anything_goes() -> None:
     assert absent(None, NOW, week_s)
     assert not absent(NOW - 5 * DAY, NOW, week_s)
     assert absent(NOW - 6.5 * DAY, NOW, week_s)
+    assert not absent(NOW - 6 * DAY + SECOND, NOW, week_s)
+    assert absent(NOW - 6 * DAY - SECOND, NOW, week_s)
+    assert not absent(NOW - 6 * SECOND, NOW, 7.0)
+    assert not is_stale(NOW - 6 * HOUR + SECOND, NOW, week_s)
+    assert is_stale(NOW - 6 * HOUR - SECOND, NOW, week_s)
+    assert not is_stale(NOW - SECOND, NOW, 28.0)
     assert is_stale(None, NOW, week_s)
     assert not is_stale(NOW - timedelta(hours=5), NOW, week_s)
     assert is_stale(NOW - timedelta(hours=7), NOW, week_s)

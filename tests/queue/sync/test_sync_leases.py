@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from limpet import keys
+from limpet.cli.queue_ls import rows_of
+from limpet.cli.queue_show import _waiting
 from limpet.keys import Key, QueueKeys
 from limpet.lease import State
 from limpet.queue.claim import EntryClaim
@@ -297,3 +299,24 @@ def test_keys_of_queues() -> None:
     )
     assert keys.log_of(keys.log_key("n", 7)) == ("n", 7)
     assert keys.log_of(Key("sync/outbox/x.json")) is None
+
+
+def test_whoever_holds_a_task_elsewhere_is_shown(fleet: Fleet) -> None:
+    """B9: `queue ls` and `queue show` said on a node that it waits."""
+    a, b = _both(fleet)
+    b.push("free")
+    _taken(a)
+    a.up()
+    b.down()
+    assert {row["id"]: (row["state"], row["worker"]) for row in rows_of(b.queue, "pending")} == {
+        "x": ("held elsewhere", "host:a.w at a"),
+        "free": ("waits", None),
+    }
+    shown = _waiting(b.queue, "x")
+    assert shown is not None
+    assert (shown["state"], shown["worker"]) == ("held elsewhere", "host:a.w at a")
+    b.memory.put(at("pending/free/remote.json"), b"rubbish")
+    assert _waiting(b.queue, "free") is not None
+    fleet.pass_by(2 * DOWN_S)
+    assert {row["state"] for row in rows_of(b.queue, "pending")} == {"waits"}
+    assert sorted(b.work()) == ["free", "x"]

@@ -10,7 +10,7 @@ from limpet.keys import SUPERVISOR
 from limpet.lease import Lock, Sightings
 from limpet.queue.sync import Away, Back, Cycle, Event, Supervisor
 from queue_helpers import Network, raises
-from sync_helpers import DOWN_S, UP_S, Fleet, Node, Stop, names, waiting
+from sync_helpers import DOWN_S, UP_S, Fleet, Node, Stop, at, names, waiting
 
 DAY_S = 86_400.0
 
@@ -169,3 +169,27 @@ def test_old_receipts_go_on_both_sides(fleet: Fleet) -> None:
         fleet.pass_by(days * DAY_S)
         a.supervisor.tidy()
     assert names(a.memory, "completed") == names(fleet.memory, "completed") == []
+
+
+def test_the_first_pass_sweeps_both_sides(fleet: Fleet) -> None:
+    """B9: it waited for the sweeper's own hour first, and so until the next day."""
+    (a,) = fleet.nodes("a")
+    a.push("x")
+    a.work()
+    a.sync()
+    for memory in (a.memory, fleet.memory):
+        memory.put(at("pending/x/task.json"), b"{}")
+        memory.put(at("pending/gone/lease.json"), b"{}")
+    fleet.pass_by(DAY_S)
+    a.supervisor.tidy()
+    assert waiting(a, fleet) == [[], []]
+
+
+def test_a_running_supervisor_sweeps_within_its_first_hours(fleet: Fleet) -> None:
+    (a,) = fleet.nodes("a")
+    a.push("x")
+    a.work()
+    a.sync()
+    fleet.memory.put(at("pending/x/task.json"), b"{}")
+    _run(a, 3 * DOWN_S)
+    assert waiting(fleet) == [[]]

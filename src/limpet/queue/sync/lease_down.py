@@ -71,6 +71,16 @@ class RemoteLeases:
             if is_live(stat.modified, self._known.get((key, stat.version), 0.0), now)
         }
 
+    def holder(self, key: Key) -> RemoteLease | None:
+        """Who works on an entry elsewhere, as the note at `key` says; None if nobody does any more.   Cost: 1 GET."""
+        try:
+            seen = self._cell(key).read()
+        except DAMAGE:
+            return None
+        if seen is None or seen.modified is None:
+            return None
+        return seen.value if is_live(seen.modified, seen.value.live_s, self._store.now()) else None
+
     def _remember(self, key: Key, version: Version, live_s: float) -> None:
         self._known[key, version] = live_s
         if len(self._known) > KNOWN_MAX:

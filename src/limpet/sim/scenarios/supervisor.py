@@ -219,10 +219,10 @@ class _Fleet(Cast):
             self.world.pause(self.down_s)
         else:
             raise Violation(f"after {ROUNDS_MAX} rounds there still waits {self.waiting()[0]}")
+        self.swept = {name: len(bucket.journal) for name, bucket in self.buckets.items()}
         for boss in bosses:
             boss.supervisor.tidy()
             boss.supervisor.down()
-        self.swept = {name: len(bucket.journal) for name, bucket in self.buckets.items()}
         for boss in bosses:
             boss.sweep()
         for boss in bosses:
