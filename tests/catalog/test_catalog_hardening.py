@@ -172,7 +172,7 @@ def test_a_long_name_of_a_property_is_refused_at_once(catalog: Catalog, name: st
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        ({"updates": added_schemas(201)}, "at most 200"),
+        ({"updates": added_schemas(1001)}, "at most 1000 are"),
         ({"updates": [{"action": "set-properties", "updates": {}}] * 10_001}, "at most 10000"),
         ({"updates": [], "requirements": [{"type": "assert-create"}] * 1001}, "at most 1000"),
         ({"updates": [{"action": "set-properties", "updates": {str(n): "" for n in range(10_001)}}]}, "10000"),

@@ -168,7 +168,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     invoke_without_command=True,
     help=lines(
-        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars, Spark and Trino.",
+        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
         "One process does it all, on this machine, in a folder or a bucket. To let others in, give named tokens with "
         "--tokens-file, or set LIMPET_API_TOKENS (or LIMPET_API_TOKENS_FILE) to tokens that may do everything. `api` "
         "and `compactor` run the two halves apart, each with least-privilege credentials.",

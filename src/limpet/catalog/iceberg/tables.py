@@ -62,7 +62,7 @@ __all__ = [
 
 FORMAT_VERSION_MAX = 2
 UPDATES_MAX = 10_000
-ADDED_MAX = 200
+ADDED_MAX = 1000
 """Schemas, partition specs, sort orders and other updates that PyIceberg works out, in one commit."""
 REQUIREMENTS_MAX = 1000
 LIGHT_MAX = 32
