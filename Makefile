@@ -38,9 +38,10 @@ mutants: have-python ## change the decision modules in 1,000 ways, and see wheth
 	@$(PYTHON) tools/install.py test
 	@$(BIN)/python tools/mutate.py --all
 
-soak: have-python ## simulate new seeds for SECONDS=600
+soak: have-python ## simulate new seeds for SECONDS=600, then damage stored objects for a quarter of that
 	@$(PYTHON) tools/install.py dev
 	@$(BIN)/python -m limpet.sim soak --seconds $(SECONDS)
+	@$(BIN)/python tests/fuzz/run.py --seconds $$(($(SECONDS) / 4)) --seed $$(date +%s)
 
 clean: ## remove the venv, caches and build output
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache build dist src/*.egg-info

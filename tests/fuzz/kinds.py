@@ -28,7 +28,7 @@ from sync_helpers import Node
 
 __all__ = ["KINDS", "Consumer", "Kind", "Resign"]
 
-Consumer = Callable[[Bench], None]
+Consumer = Callable[[Bench], object]
 Resign = Callable[[FuzzStore, str, bytes], bytes]
 """Puts digests right: gets the store, the key and the damaged bytes, may change other objects, returns the bytes."""
 
@@ -271,10 +271,14 @@ def show_locks(bench: Bench) -> None:
         bench.cli("lock", "break", name, "--yes")
 
 
+def _opened(bench: Bench, read_only: bool) -> object:
+    return bench.open(read_only=read_only).cell("a").read()
+
+
 def open_fleet(bench: Bench) -> None:
     """Everything starts with `limpet.json`."""
-    tolerated(bench.open)
-    tolerated(lambda: bench.open(read_only=True))
+    for read_only in (False, True):
+        tolerated(_opened, bench, read_only)
     for arguments in (["status"], ["queue", "ls"], ["lock", "ls"], ["check", "--max-failed", "0"], ["upgrade"]):
         bench.cli(*arguments)
 

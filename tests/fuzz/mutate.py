@@ -351,7 +351,7 @@ def _of_table(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
 
 
 def _filled(table: Any, column: str, value: Any) -> Any:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     at = table.column_names.index(column)
     kind = table.schema.field(column).type if value is None else None
@@ -359,7 +359,7 @@ def _filled(table: Any, column: str, value: Any) -> Any:
 
 
 def _twice(table: Any) -> Any:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     return pa.concat_tables([table, table])
 

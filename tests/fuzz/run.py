@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -53,7 +54,7 @@ class Failure:
         said = (str(self.error).splitlines() or [""])[0][:160]
         return (
             f"{self.kind}, {self.mutation!r}, {self.consumer}: {self.group}: {said}\n"
-            f"  python tests/fuzz/run.py {self.kind} '{self.mutation}' --consumer {self.consumer}"
+            f"  python tests/fuzz/run.py {self.kind} {shlex.quote(self.mutation)} --consumer {self.consumer}"
         )
 
 
@@ -81,9 +82,11 @@ def named(kind: Kind, name: str) -> Mutation:
     return next(each for each in (*fixed, *drawn) if each.name == name)
 
 
-def rotated(kind: Kind, n: int) -> list[Consumer]:
-    """The first consumer, which does the work of the kind, and one of the others in turn."""
+def rotated(kind: Kind, mutation: Mutation, n: int) -> list[Consumer]:
+    """The first consumer, which does the work of the kind, and one of the others in turn; a huge object goes to all."""
     first, *others = kind.consumers
+    if mutation.name == HUGE:
+        return [*kind.consumers]
     return [first, others[n % len(others)]] if others else [first]
 
 

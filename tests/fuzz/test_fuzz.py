@@ -15,5 +15,5 @@ def test_damaged_objects_stop_nobody(name: str) -> None:
     kind = KINDS[name]
     failures = []
     for n, mutation in enumerate(cases(kind, TOTAL // len(KINDS) + 1, SEED)):
-        failures += run_case(kind, mutation, rotated(kind, n))
+        failures += run_case(kind, mutation, rotated(kind, mutation, n))
     assert not failures, f"seed {SEED}:\n" + "\n".join(map(str, failures[:20]))

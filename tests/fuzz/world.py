@@ -42,7 +42,7 @@ CPU_S = 8.0
 WALL_S = 100.0
 MEMORY_BYTES_MAX = 256 << 20
 HUGE_BYTES = 3 << 30
-READ_BYTES_MAX = 64 << 20
+READ_BYTES_MAX = 256 << 20
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIZE_MAX = inspect.signature(MemoryStore.get).parameters.get("size_max")

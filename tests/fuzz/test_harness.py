@@ -1,0 +1,126 @@
+"""The fuzz finds what it looks for: each kind of failure is met by a consumer that is wrong on purpose."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from fuzz import world
+from fuzz.kinds import KINDS
+from fuzz.mutate import HUGE, mutations_of
+from fuzz.run import SEED, Failure, cases, named, run_case
+from fuzz.world import Bench, Exceeded, Stopped, Unfit
+from limpet.errors import Corrupt, Invalid
+from limpet.keys import Key
+
+
+def found(consumer: Callable[[Bench], object], mutation: str = "cut:half", kind: str = "task") -> list[Failure]:
+    """What a consumer did with one damaged object."""
+    return run_case(KINDS[kind], named(KINDS[kind], mutation), [consumer])
+
+
+def test_an_exception_that_is_not_ours_is_found() -> None:
+    def careless(bench: Bench) -> None:
+        json.loads(bench.store.get(Key(bench.key)).data)
+
+    (failure,) = found(careless)
+    assert isinstance(failure.error, ValueError)
+    assert "python tests/fuzz/run.py task cut:half --consumer careless" in str(failure)
+
+
+def test_an_error_of_ours_that_comes_out_is_found_and_a_tolerated_one_is_not() -> None:
+    def refuse() -> None:
+        raise Corrupt("it is damaged")
+
+    assert isinstance(found(lambda bench: refuse())[0].error, Corrupt)
+    assert found(lambda bench: world.tolerated(refuse)) == []
+
+
+def test_an_error_text_with_control_characters_is_found() -> None:
+    def refuse() -> None:
+        raise Invalid("the name \x1b[31m is odd")
+
+    assert isinstance(found(lambda bench: world.tolerated(refuse))[0].error, Unfit)
+
+
+def test_work_that_is_not_done_is_found() -> None:
+    (failure,) = found(lambda bench: bench.demand(False, "the task beside it is pending"))
+    assert isinstance(failure.error, Stopped)
+
+
+def test_endless_requests_and_endless_sleep_are_found() -> None:
+    def ask(bench: Bench) -> None:
+        while True:
+            bench.store.head(Key("limpet.json"))
+
+    def wait(bench: Bench) -> None:
+        while True:
+            bench.runtime.sleep(1.0)
+
+    assert "requests" in str(found(ask)[0].error)
+    assert "slept" in str(found(wait)[0].error)
+
+
+def test_an_endless_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "CPU_S", 0.2)
+
+    def turn(bench: Bench) -> None:
+        while True:
+            pass
+
+    assert "CPU" in str(found(turn)[0].error)
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "MEMORY_BYTES_MAX", 32 << 20)
+    assert "MiB of memory" in str(found(lambda bench: bytearray(b"x" * (64 << 20)))[0].error)
+
+
+def test_an_object_of_3_gb_that_is_read_whole_is_found() -> None:
+    def whole(bench: Bench) -> None:
+        bench.store.get(Key(bench.key), size_max=None)
+
+    def capped(bench: Bench) -> None:
+        with pytest.raises(Corrupt):
+            bench.store.get(Key(bench.key))
+        assert len(bench.store.get(Key(bench.key), range=(0, 100)).data) == 100
+
+    assert isinstance(found(whole, HUGE)[0].error, Exceeded)
+    assert found(capped, HUGE) == []
+
+
+def test_what_a_terminal_would_obey_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.cli.main", lambda arguments: print("\x1b[31m"))
+    assert isinstance(found(lambda bench: bench.cli("status"))[0].error, Unfit)
+
+
+def test_digests_are_put_right_so_that_damage_gets_past_them() -> None:
+    read: list[object] = []
+
+    def work(bench: Bench) -> None:
+        queue = bench.open().queue("q")
+        read.extend(peeked.payload for peeked in queue.peek(100) if peeked.id == "bad")
+
+    assert found(work, "$.payload.n=text") == []
+    assert read == [{"n": "x"}]
+
+
+def test_mutations_are_the_same_for_the_same_seed_and_others_for_another() -> None:
+    names = [[each.name for each in cases(KINDS["lease"], 60, seed)] for seed in (SEED, SEED, SEED + 1)]
+    assert names[0] == names[1] != names[2]
+    assert len({*names[0]}) == 60
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_has_an_object_and_many_mutations_that_change_it(name: str) -> None:
+    kind = KINDS[name]
+    data = kind.fleet().data(kind.key(), kind.place)
+    fixed, drawn = mutations_of(kind.form, data, Random(1))
+    assert len(fixed) + len(drawn) > 50
+    assert re.fullmatch(kind.pattern, kind.key())
+    same = [each.name for each in (*fixed, *drawn[:40]) if each.name != HUGE and each.apply(data) == data]
+    assert len(same) <= 2, same
