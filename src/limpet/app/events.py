@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 from limpet.app.urls import absolute
-from limpet.errors import Invalid
-from limpet.events import EXECUTIONS, EventSink
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.events import EXECUTIONS, Event, EventSink
 from limpet.keys import CatalogKeys
 from limpet.runtime import Runtime
-from limpet.store import MeteredStore
+from limpet.store import MeteredStore, Store
 
-__all__ = ["SWITCH", "events_of", "is_wanted"]
+__all__ = ["SWITCH", "Recent", "events_of", "is_wanted", "recent"]
 
 SWITCH = "LIMPET_EVENTS"
 
@@ -39,3 +40,41 @@ def events_of(store: MeteredStore, url: str, runtime: Runtime) -> EventSink:
         atexit.register(sink.close)
     found: EventSink = runtime.shared[place]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Some events, the newest first; and why others could not be read."""
+
+    events: list[Event]
+    unreadable: list[str]
+
+
+def recent(store: Store, runtime: Runtime, n: int, wanted: Callable[[Event], bool] = lambda event: True) -> Recent:
+    """The newest `n` events that are wanted, of those that were written down: in the ledger, or folded into files.
+
+    Raises: Unsupported if events were folded, and pyarrow is not installed to read them.
+    Cost: 1 LIST + 1 GET for each object of the ledger; 1 GET + 1 for each file that may hold one of the newest.
+    """
+    from limpet.catalog.executions import Executions, read_batch
+    from limpet.catalog.storage import OBJECT_BYTES_MAX
+
+    keys = CatalogKeys.of(EXECUTIONS)
+    found: dict[str, Event] = {}
+    bad: list[str] = []
+    listed = [stat.key for stat in store.list(keys.ledger) if keys.batch_id(stat.key) is not None]
+    for key, blob in store.get_many(listed, size_max=OBJECT_BYTES_MAX).items():
+        try:
+            if isinstance(blob, LimpetError):
+                raise blob
+            found |= {event.id: event for event in read_batch(blob.data, EXECUTIONS).events if wanted(event)}
+        except Missing:  # it was folded since
+            continue
+        except (Corrupt, Invalid, Unsupported) as error:
+            bad.append(f"{key}: {error}")
+    for last, events in Executions(store, keys, runtime).newest_first():
+        newest = sorted(found, reverse=True)[:n]
+        if len(newest) == n and last < newest[-1]:
+            break
+        found |= {event.id: event for event in events if wanted(event)}
+    return Recent([found[id_] for id_ in sorted(found, reverse=True)[:n]], bad)

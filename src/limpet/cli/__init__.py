@@ -22,6 +22,7 @@ from limpet.cli import (
     check,
     demo,
     doctor,
+    events,
     iam,
     index,
     lock,
@@ -69,6 +70,7 @@ app.add_typer(serve.app)
 app.command(epilog=status.EPILOG)(status.status)
 app.command(epilog=check.EPILOG)(check.check)
 app.add_typer(lock.app)
+app.add_typer(events.app)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=iam.EPILOG)(iam.iam)
 app.command(epilog=upgrade.EPILOG)(upgrade.upgrade)

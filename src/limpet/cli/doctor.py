@@ -138,7 +138,7 @@ def _show(url: str, report: Report, meter: MeteredStore) -> None:
     for title in ("1 KiB, one by one", "calls", "p50", "p95"):
         speed.add_column(title, justify="left" if "," in title else "right")
     for each in report.latency:
-        speed.add_row(each.verb, str(each.calls), f"{each.p50_ms:.1f} ms", f"{each.p95_ms:.1f} ms")
+        speed.add_row(each.verb, str(each.calls), _ms(each.p50_ms), _ms(each.p95_ms))
     out.print(checks)
     if report.latency:
         out.print()
@@ -147,6 +147,11 @@ def _show(url: str, report: Report, meter: MeteredStore) -> None:
     spent = meter.snapshot()
     out.print(f"[dim]{spent.total()} requests; on S3 they would cost ${spent.dollars('s3'):.4f}[/dim]")
     out.print(_verdict(escape(url), report), soft_wrap=True)
+
+
+def _ms(value: float) -> str:
+    """Milliseconds, with the digits that say something."""
+    return f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"
 
 
 def _mark(check: Check) -> str:

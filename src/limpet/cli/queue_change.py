@@ -134,7 +134,7 @@ def _set_paused(queue: str, url: str | None, paused: bool, *, json: bool) -> Non
     elif paused:
         say(f"{queue!r} is paused; go on with: limpet queue resume {queue}")
     else:
-        say(f"{queue!r} is not paused")
+        say(f"{queue!r} is resumed; workers notice within a few seconds")
 
 
 def purge(

@@ -1,0 +1,178 @@
+"""`limpet events`: what workers and compilers noted with `--events`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from limpet.cli.queue_options import DELAY_HELP, duration_s, many
+from limpet.cli.shared import JsonOption, UrlOption, clean, console, lines, opened, print_json, printable_json, say
+from limpet.errors import Invalid
+
+if TYPE_CHECKING:
+    from limpet.app.events import Recent
+    from limpet.events import Event
+
+__all__ = ["app", "ls", "tail"]
+
+app = typer.Typer(
+    name="events",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Look at what ran: the runs that workers note with --events.",
+    epilog=lines(
+        "Example: the last tasks that failed, in any worker",
+        "$ limpet events ls --outcome failed -n 50 -u s3://acme/prod",
+    ),
+)
+
+OUTCOMES = ("done", "failed", "retried", "lost", "released")
+EVERY_S = 5.0
+TAIL_MAX = 10_000
+TASK_RUN = "task run"
+
+QueueFilter = Annotated[
+    list[str] | None,
+    typer.Option("--queue", "-q", metavar="QUEUE", show_default=False, help="Runs of this queue; may be repeated."),
+]
+OutcomeFilter = Annotated[
+    list[str] | None,
+    typer.Option("--outcome", metavar="OUTCOME", show_default=False, help=f"{', '.join(OUTCOMES)}; may be repeated."),
+]
+TaskFilter = Annotated[str | None, typer.Option("--task", metavar="ID", show_default=False, help="Runs of this task.")]
+SinceFilter = Annotated[
+    float | None,
+    typer.Option(
+        "--since", metavar="TIME", parser=duration_s, show_default=False, help=f"Not older than that, {DELAY_HELP}."
+    ),
+]
+
+
+@app.command(
+    epilog=lines(
+        "Example: what a task went through; all of the last hour as JSON",
+        "$ limpet events ls --task a.com@2026-11 -u s3://acme/prod",
+        "$ limpet events ls --since 1h -n 100000 --json -u s3://acme/prod",
+        "Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.",
+    )
+)
+def ls(
+    queue: QueueFilter = None,
+    outcome: OutcomeFilter = None,
+    task: TaskFilter = None,
+    since: SinceFilter = None,
+    n: Annotated[int, typer.Option("-n", min=1, max=1_000_000, help="Show at most so many.")] = 20,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the newest runs, the newest first. Changes nothing.
+
+    Workers write their events now and then, so the last ones may be up to 15 minutes old, and a worker that was killed
+    takes some with it. Times are by the clock of the worker's machine.
+    """
+    found = _recent(url, n, _filter(queue, outcome, task, since))
+    if json:
+        print_json([_facts(event) for event in found.events])
+    elif not found.events:
+        say("no event was written down that is like that; workers do so with `limpet work --events`")
+    else:
+        _print(found.events)
+    for line in found.unreadable:
+        say(f"unreadable: {line}", err=True)
+
+
+@app.command(
+    epilog=lines(
+        "Example:",
+        "$ limpet events tail --outcome failed -u s3://acme/prod",
+        "Exit codes: 130 stopped by Ctrl-C; 1 no fleet there, or it cannot be read; 2 wrong usage.",
+    )
+)
+def tail(
+    queue: QueueFilter = None,
+    outcome: OutcomeFilter = None,
+    task: TaskFilter = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print runs as they are written down, the oldest first, until Ctrl-C; with --json, one object a line.
+
+    It looks every 5 s, which takes a LIST and a few GETs each time.
+    """
+    from limpet.runtime import system
+
+    wanted, runtime = _filter(queue, outcome, task, None), system()
+    seen = {event.id for event in _recent(url, TAIL_MAX, wanted).events}
+    while True:
+        runtime.sleep(EVERY_S)
+        for event in reversed(_recent(url, TAIL_MAX, wanted).events):
+            if event.id not in seen:
+                seen.add(event.id)
+                say(_json_line(event) if json else "  ".join(_cells(event)))
+
+
+def _recent(url: str | None, n: int, wanted: Callable[[Event], bool]) -> Recent:
+    from limpet.app.events import recent
+    from limpet.runtime import system
+
+    return recent(opened(url, read_only=True).store, system(), n, wanted)
+
+
+def _filter(
+    queues: list[str] | None, outcomes: list[str] | None, task: str | None, since_s: float | None
+) -> Callable[[Event], bool]:
+    from limpet.runtime import system
+
+    for outcome in outcomes or ():
+        if outcome not in OUTCOMES:
+            raise Invalid(f"there is no outcome {outcome!r}", hint=f"there are {', '.join(OUTCOMES)}")
+    oldest = None if since_s is None else system().wall() - timedelta(seconds=since_s)
+
+    def wanted(event: Event) -> bool:
+        fields = event.fields
+        return (
+            (not queues or fields.get("queue") in queues)
+            and (not outcomes or fields.get("outcome") in outcomes)
+            and (task is None or fields.get("task") == task)
+            and (oldest is None or datetime.fromisoformat(event.at) >= oldest)
+        )
+
+    return wanted
+
+
+def _facts(event: Event) -> dict[str, Any]:
+    return {"id": event.id, "kind": event.kind, "at": event.at, **event.fields}
+
+
+def _json_line(event: Event) -> str:
+    from limpet import records
+
+    return printable_json(records.encode(_facts(event)).decode())
+
+
+def _cells(event: Event) -> list[str]:
+    """An event for people. Its fields are whatever was written there."""
+    fields = event.fields
+    took = fields.get("took_s")
+    took_text = f"{took:.3f} s" if isinstance(took, (int, float)) and not isinstance(took, bool) else "-"
+    if event.kind != TASK_RUN:
+        what = str(fields.get("index", "-"))
+        return [event.at, event.kind, what, "-", "-", took_text, "-", str(fields.get("error", ""))]
+    named = [str(fields.get(name, "-")) for name in ("outcome", "queue", "task", "attempt")]
+    return [event.at, *named, took_text, str(fields.get("worker", "-")), str(fields.get("error", ""))]
+
+
+def _print(events: list[Event]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("at", "what", "queue", "task", "attempt", "took", "worker", "error"):
+        table.add_column(title, overflow="fold", justify="right" if title in ("attempt", "took") else "left")
+    for event in events:
+        table.add_row(*map(clean, _cells(event)))
+    out = console()
+    out.print(table)
+    out.print(f"[dim]{many(len(events), 'event')}[/dim]")
