@@ -211,7 +211,8 @@ def test_the_metadata_of_a_view_lies_where_its_properties_say(catalog: Catalog) 
 def test_a_commit_has_a_list_of_updates(catalog: Catalog) -> None:
     loaded = catalog.create_table(["a"], table())
     catalog.create_view(["a"], view())
-    for request in ({}, {"requirements": []}, {"updates": None}, {"updates": {}}):
+    requests: list[dict[str, Any]] = [{}, {"requirements": []}, {"updates": None}, {"updates": {}}]
+    for request in requests:
         with pytest.raises(Invalid, match="updates"):
             catalog.commit_table(["a"], "t", request)
         with pytest.raises(Invalid, match="updates"):

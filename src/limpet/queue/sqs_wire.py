@@ -143,7 +143,7 @@ class Wire:
     def names(self, prefix: str) -> list[str]:
         """The names of all queues that begin with `prefix`.   Raises: Denied.   Cost: 1 request for 1,000 queues."""
         found: list[str] = []
-        more: dict[str, str] = {"QueueNamePrefix": prefix} if prefix else {}
+        more: dict[str, Any] = {"QueueNamePrefix": prefix} if prefix else {}
         while True:
             answer = self.call("list queues", "list_queues", MaxResults=1000, **more)
             found += [url.rpartition("/")[2] for url in answer.get("QueueUrls", ())]
