@@ -75,7 +75,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("upgrade",),
     ("work",),
 ]
-GROUPS = [("catalog",), ("catalog", "quarantine"), ("index",), ("lock",), ("queue",)]
+GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")

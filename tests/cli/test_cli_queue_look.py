@@ -178,7 +178,7 @@ def test_show_what_ended(here: Here, queue: Queue) -> None:
     assert (facts["state"], facts["payload"], facts["traceback"]) == ("failed", {"do": "fail"}, "Traceback:\n  here")
     shown = here("queue", "show", "enrich", "bad/1").out
     assert shown.endswith("\n| Traceback:\n|   here\n")
-    assert "gone [bold]away[/bold]?[31m" in shown
+    assert "gone [bold]away[/bold]\\x1b[31m" in shown
     assert _json(here, "show", "enrich", "dropped")["state"] == "cancelled"
 
 
@@ -321,3 +321,18 @@ def test_a_corrupt_receipt_is_one_line(here: Here) -> None:
     done = here("queue", "ls", "enrich", "--failed")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("limpet: queues/enrich/failed/x.json is not a valid ")
+
+
+def test_show_tells_of_every_attempt(here: Here) -> None:
+    queue = limpet.open("fleet").queue("flaky", max_attempts=2, backoff_s=0.0)
+    queue.push({}, id="x")
+    for n in (1, 2):
+        with queue.claim(wait_s=5) as claim:
+            for task in claim:
+                task.retry(0.0, f"error {n}", f"Traceback:\n  line {n}")
+        shown = here("queue", "show", "flaky", "x", "-u", "fleet").out
+        for m in range(1, n + 1):
+            assert f"\nattempt {m} failed " in shown
+            assert f": error {m}\n| Traceback:\n|   line {m}\n" in shown
+    told = json.loads(here("queue", "show", "flaky", "x", "-u", "fleet", "--json").out)
+    assert [(each["attempt"], each["error"]) for each in told["errors"]] == [(1, "error 1"), (2, "error 2")]

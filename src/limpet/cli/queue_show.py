@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -15,6 +17,7 @@ from limpet.errors import Missing
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.queue import BucketQueue, Result
+    from limpet.queue.api import AttemptError
     from limpet.queue.records import EntryLease
 
 __all__ = ["PEEK_EPILOG", "SHOW_EPILOG", "facts_of", "peek", "show"]
@@ -79,7 +82,13 @@ def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Json
     for title, text in _lines(facts):
         table.add_row(title, text)
     out.print(table)
-    if facts.get("traceback"):
+    earlier = facts.get("errors", ())
+    for each in earlier:
+        when_, who, error = when(each["at"]), clean(each["worker"]), clean(each["error"])
+        out.print(f"\n[bold]attempt {each['attempt']}[/bold] failed {when_} in {who}: {error}", soft_wrap=True)
+        if each["traceback"]:
+            out.print(clean_lines(each["traceback"].rstrip()), soft_wrap=True, style="dim")
+    if facts.get("traceback") and not (earlier and earlier[-1]["traceback"] == facts["traceback"]):
         out.print()
         out.print(clean_lines(facts["traceback"].rstrip()), soft_wrap=True, style="dim")
 
@@ -91,7 +100,7 @@ def facts_of(fleet: Fleet, queue: BucketQueue, id: str) -> dict[str, Any]:
     if result.id != id:
         facts["asked_for"] = id
     if result.ready:
-        return {**facts, **_ended(queue, result)}
+        return {**facts, **_ended(queue, result), **_errors(result.errors)}
     waiting = _waiting(queue, result.id) or _scheduled(queue, result.id)
     if waiting is None:
         demand_queue(fleet, queue)
@@ -99,7 +108,12 @@ def facts_of(fleet: Fleet, queue: BucketQueue, id: str) -> dict[str, Any]:
             f"there is no task {id!r} in queue {queue.name!r}",
             hint=f"`limpet queue ls {queue.name}` shows what waits; receipts are kept for a time only",
         )
-    return {**facts, **waiting}
+    return {**facts, **waiting, **_errors(queue.errors(result.id))}
+
+
+def _errors(errors: Sequence[AttemptError]) -> dict[str, Any]:
+    """The attempts that failed, the oldest first."""
+    return {"errors": [asdict(each) for each in errors]} if errors else {}
 
 
 def _ended(queue: BucketQueue, result: Result) -> dict[str, Any]:
