@@ -422,7 +422,7 @@ class _Counts:
 def _dead_letters(policy: str) -> str | None:
     """The queue that a redrive policy names."""
     try:
-        target = msgspec.json.decode(policy, type=dict[str, Any]).get("deadLetterTargetArn")
+        target = records.decoder(dict[str, Any]).decode(policy).get("deadLetterTargetArn")
     except msgspec.DecodeError:
         return None
     return target.rpartition(":")[2] if isinstance(target, str) else None
