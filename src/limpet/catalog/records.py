@@ -42,6 +42,7 @@ LINKS_MAX = 64
 PATHS_KEPT_MAX = 256
 SNAPSHOT_BYTES_MAX = 1 << 30
 
+UlidOrNone = Annotated[str, msgspec.Meta(pattern="^([0-9a-hjkmnp-tv-z]{26})?$", max_length=26)]
 StateKey = Annotated[str, msgspec.Meta(max_length=16_384)]
 """16 levels and a name of 255 characters each, of which each may be escaped into three."""
 _MOMENT = r"(19[7-9]\d|2[0-4]\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z)"
@@ -160,8 +161,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: SnapshotRef | None
     tail: Annotated[tuple[Tail, ...], msgspec.Meta(max_length=TAIL_MAX)]
     applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=APPLIED_KEPT_MAX)]
-    last_id: Name
-    gc_floor: Name = ""
+    last_id: UlidOrNone
+    gc_floor: UlidOrNone = ""
     seal: Name = ""
     """SHA-256 of the head without it, only where it is stored: what another hand changed is seen on reading (F23)."""
 

@@ -50,7 +50,7 @@ class Search:
         self._depth = depth
         self._low = _Edge(0, 0.0)
         self._high = _Edge(size, 1.0)
-        self._line_size = line_size
+        self._line_size = max(line_size, 1.0)  # a manifest may claim records without bytes
         self._reads = 0
         self._bytes = 0
         self._floor = WINDOW_MIN
