@@ -247,3 +247,29 @@ def test_stats(sites: Here) -> None:
     assert "waiting     1 single of " in said
     assert "quarantine  1 object" in said
     assert said.splitlines()[-1] == "This took 5 requests: 1 GET, 4 LIST."
+
+
+def test_create_over_files_of_another_program_writes_nothing(index: Here, tmp_path: Path) -> None:
+    """FINDINGS B6: 236 empty shards were written first, and the hint was to delete what was there."""
+    store = limpet.open("fleet").store
+    keys = IndexKeys.of("sites")
+    theirs = {keys.shard(f"{n:02x}"): f"d{n}.com\x1f{n}\n".encode() for n in range(20)}
+    for key, data in theirs.items():
+        store.put(key, data)
+    done = index("create", "sites", *FIELDS)
+    _refused(done, 1, "holds 20 shards with records", "limpet index adopt sites --from")
+    assert "nothing was written" in done.err
+    assert {stat.key for stat in store.list(keys.root)} == {*theirs}
+    assert "remove" not in done.err
+
+
+def test_a_column_becomes_nullable_only_by_an_explicit_step(sites: Here) -> None:
+    """FINDINGS B7."""
+    assert sites("create", "strict", "--field", "id:string", "--field", "n:integer", "--key", "id").code == 0
+    assert sites("put", "strict", '{"id": "a", "n": 1}').code == 0
+    assert sites("create", "strict", "--field", "id:string", "--field", "n:integer?", "--key", "id").code == 0
+    _refused(sites("put", "strict", '{"id": "b"}'), 2, "field 'n': expected integer, got nothing", "--allow-null n")
+    done = sites("schema", "strict", "--allow-null", "n")
+    assert (done.code, "may be null" in done.out) == (0, True)
+    assert sites("put", "strict", '{"id": "b"}').code == 0
+    _refused(sites("schema", "strict", "--allow-null", "id"), 2, "is the key")

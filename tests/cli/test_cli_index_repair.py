@@ -238,3 +238,54 @@ def test_a_fleet_that_is_not_there(here: Here, tmp_path: Path, arguments: tuple[
     assert done.code == 1
     assert "no fleet" in done.err
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_loss_is_accepted_by_an_option_only(here: Here, index: Index[Domain]) -> None:
+    """FINDINGS E5: after a shard was lost, `sql` and `export` of everything failed for good."""
+    shard = KEYS.shard(shard_id("a.com"))
+    limpet.open().store.delete(shard)
+    export = ("index", "export", "domains", "-", "--format", "csv")
+    assert here(*export).code == 1
+    done = here("index", "verify", "domains", "--repair")
+    assert (done.code, "--accept-loss" in done.err) == (1, True)
+    assert here(*export).code == 1
+    done = here("index", "verify", "domains", "--accept-loss")
+    assert done.code == 0
+    assert "accepted: 0 records are kept, 1 are lost" in done.out
+    assert "b.com" in here(*export).out
+    assert "a.com" not in here(*export).out
+    assert here("index", "compile", "domains").code == 0
+    assert here("index", "verify", "domains").code == 0
+
+
+def test_a_shard_that_was_emptied_is_an_error_of_every_command(here: Here, index: Index[Domain]) -> None:
+    """FINDINGS B5: `get` said "no record", `export` and `sql` ended with 0."""
+    limpet.open().store.put(KEYS.shard(shard_id("a.com")), b"")
+    for command in (
+        ("get", "domains", "a.com"),
+        ("export", "domains", "-", "--format", "csv"),
+        ("sql", "select count(*) from domains"),
+        ("verify", "domains"),
+    ):
+        done = here("index", *command)
+        assert done.code == 1, command
+        assert "had 1 before" in done.out + done.err, command
+
+
+def test_an_index_without_its_manifest_is_not_said_to_be_missing(here: Here, index: Index[Domain]) -> None:
+    """FINDINGS B10: "no index 'domains'; did you mean 'domains'?"."""
+    limpet.open().store.delete(KEYS.manifest)
+    done = here("index", "get", "domains", "a.com")
+    assert done.code == 1
+    assert "the index 'domains' at" in done.err
+    assert "has no manifest" in done.err
+    assert "restore indexes/domains/manifest.json from a backup" in done.err
+
+
+def test_a_compile_that_is_refused_does_not_say_that_there_is_no_index(here: Here, index: Index[Domain]) -> None:
+    """FINDINGS B10."""
+    index.put(Domain("a.com"))
+    limpet.open().store.put(KEYS.shard(shard_id("a.com")), b"")
+    done = here("index", "compile", "domains")
+    assert (done.code, done.out) == (1, "")
+    assert "some are lost" in done.err

@@ -389,3 +389,25 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None]) -> Index[Any]:
     )
     assert index.manifest.depth == 2
     return index
+
+
+def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
+    fleet: Fleet, memory: tuple[Fleet, Index[Domain]], tmp_path: Path
+) -> None:
+    """FINDINGS B6: empty shards were called bad, and `inbox/<xx>/*.usv` was passed over without a word."""
+    _, index = memory
+    files = {
+        "shards/00.usv": b"",
+        "shards/01.usv": seeded("b.com"),
+        "inbox/3a/a.com.usv": seeded("a.com"),
+        "inbox/3b/wrong.com.usv": seeded("c.com"),
+    }
+    for name, data in files.items():
+        (tmp_path / "old" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "old" / name).write_bytes(data)
+        fleet.store.put(Key(f"old/{name}"), data)
+    for source in (FolderSource(tmp_path / "old"), StoreSource(fleet.store, "old")):
+        report = take(index, source)
+        assert (report.files, report.records) == (3, 2)
+        assert [bad.name for bad in report.bad] == ["inbox/3b/wrong.com.usv"]
+    assert {record.domain for record in index.scan()} == {"a.com", "b.com"}

@@ -15,7 +15,17 @@ from kernel_helpers import steady
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints
 from limpet.index.decide import key_of
-from limpet.index.schema import KEY_BYTES_MAX, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, extended, stamp_in, with_own
+from limpet.index.schema import (
+    KEY_BYTES_MAX,
+    LINE_BYTES_MAX,
+    UPDATED_AT,
+    Field,
+    Schema,
+    extended,
+    nullable,
+    stamp_in,
+    with_own,
+)
 from limpet.index.text import SEPARATOR
 from limpet.index.values import KINDS, Kind
 
@@ -325,12 +335,23 @@ def test_a_column_that_is_not_required_may_be_unknown_to_a_program() -> None:
     assert extended(SITE, USER[:2], "domain") is None
 
 
-def test_a_column_may_come_to_allow_null_but_for_the_key() -> None:
-    wider = extended(SITE, [Field("domain", "string"), Field("title", "string"), USER[2]], "domain")
+def test_a_column_comes_to_allow_null_only_when_somebody_says_so() -> None:
+    """FINDINGS B7: a type that allows null made it so, and every older program's reads raised Corrupt."""
+    looser = [Field("domain", "string"), Field("title", "string"), USER[2]]
+    assert extended(SITE, looser, "domain") is None, "such a type may read; the schema stays"
+    with pytest.raises(Invalid, match="field 'title': expected string, got nothing") as caught:
+        line(SITE, domain="a")
+    assert "--allow-null title" in caught.value.hint
+    wider = nullable(SITE, "title")
     assert wider is not None
     assert [field.required for field in wider.fields] == [True, False, False, False, False]
     assert extended(wider, USER, "domain") is None
     assert wider.values(line(wider, domain="a"))["title"] is None
+    assert nullable(wider, "title") is None
+    with pytest.raises(Invalid, match="is the key"):
+        nullable(SITE, "domain")
+    with pytest.raises(Invalid, match="there is no field 'nope'"):
+        nullable(SITE, "nope")
 
 
 def test_the_stamp_that_a_record_brings_along() -> None:

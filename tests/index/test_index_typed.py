@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from index_strategies import hard_texts
 from kernel_helpers import steady
-from limpet.errors import Corrupt, Invalid
+from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.index.constraints import Constraints
 from limpet.index.schema import Field, with_own
 from limpet.index.typed import Typed, typed
@@ -307,8 +307,11 @@ def test_a_type_that_judges_itself_is_asked_when_a_dict_is_put() -> None:
 
 def test_what_is_stored_and_does_not_fit_the_type_is_corrupt_with_a_hint() -> None:
     with pytest.raises(Corrupt, match="a stored record is not a Site") as caught:
-        typed(Site, "domain").record({"domain": "a", "title": "b", "score": None})
+        typed(Site, "domain").record({"domain": "a", "title": None, "score": "high"})
     assert "allow what is stored" in caught.value.hint
+    with pytest.raises(Unsupported, match="a record has no 'score', and every Site has one") as refused:
+        typed(Site, "domain").record({"domain": "a", "title": "b", "score": None})
+    assert "declare `score: ... | None`" in refused.value.hint
     with pytest.raises(Corrupt, match="least is negative"):
         typed(Strict, "key").record({"key": "a", "least": -1})
 

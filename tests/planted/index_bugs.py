@@ -26,14 +26,14 @@ INDEX_BUGS = [
     _bug(
         "a lookup reads the shard before it lists what waits",
         "index 9",
-        11,
+        29,
         ("reader", _FIND, _FIND + "        early = self._in_shard(key, shard)\n"),
         ("reader", "        lines += self._in_shard(key, shard)\n", "        lines += early\n"),
     ),
     _bug(
         "get_many lists packs before singles",
         "index 9",
-        731,
+        27,
         (
             "reader",
             "        lines: list[bytes] = []\n        if shard in work.singles:\n",
@@ -62,12 +62,8 @@ INDEX_BUGS = [
     _bug(
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
-        156,
-        (
-            "storage",
-            "        if work is None or shard in work.shards:\n",
-            "        if work is None or shard in work.packs:\n",
-        ),
+        330,
+        ("storage", " or shard in work.shards:\n", " or shard in work.packs:\n"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
@@ -121,13 +117,13 @@ INDEX_BUGS = [
     _bug(
         "the lock alone keeps compilers apart",
         "F12, F8",
-        159,
+        17,
         ("compiler", "put(what, merged.data, when=Match(blob.version))", "put(what, merged.data)"),
     ),
     _bug(
         "a refused shard is put again, with a fresh version and the old merge",
         "F22",
-        1096,
+        17,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -140,7 +136,7 @@ INDEX_BUGS = [
     _bug(
         "the base is read before the version that it is swapped on",
         "F15",
-        926,
+        173,
         (
             "compiler",
             "        blob = self._storage.shard(shard)\n",
@@ -161,7 +157,7 @@ INDEX_BUGS = [
     _bug(
         "a fold of unknown outcome counts as done",
         "F3, F4",
-        6,
+        0,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -171,7 +167,7 @@ INDEX_BUGS = [
     _bug(
         "a pack of unknown outcome counts as there",
         "F3, F4",
-        9,
+        17,
         (
             "compiler",
             "        except OutcomeUnknown:\n            report.conflicts = 1\n            return report\n",
@@ -203,13 +199,13 @@ INDEX_BUGS = [
     _bug(
         "the oldest single is read",
         "index, the newest single",
-        0,
+        1,
         ("reader", "        newest_stamp = max(", "        newest_stamp = min("),
     ),
     _bug(
         "one of two singles with the same time is read",
         "index, ties",
-        278,
+        79,
         (
             "reader",
             "if single_stamp(stat.key) == newest_stamp]\n",
@@ -225,31 +221,31 @@ INDEX_BUGS = [
     _bug(
         "of equal times a record beats its tombstone",
         "index, ties",
-        32,
+        5,
         ("decide", "    return stamp, gone, line\n", '    return stamp, b"", line\n'),
     ),
     _bug(
         "a missing shard reads as an empty one",
         "F23",
-        0,
+        5,
         (
             "storage",
-            "self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n",
-            "self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n"
+            "(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n",
+            "(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n"
             '            return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)\n',
         ),
     ),
     _bug(
         "a shard that lost records is built upon",
         "F23",
-        0,
+        5,
         ("compiler", "        if known is not None and len(base) < known.records:\n", "        if known is None:\n"),
         ("compiler", "        if not is_recorded and is_unexplained(", "        if known is None and is_unexplained("),
     ),
     _bug(
         "a later range may be of another version",
         "index, a read across two versions",
-        1,
+        155,
         ("reader", "range=(start, stop), if_match=version)", "range=(start, stop))"),
     ),
     _bug(
@@ -271,7 +267,7 @@ INDEX_BUGS = [
     _bug(
         "a put does not heed what was seen",
         "index 17, found by the simulation",
-        10,
+        12,
         (
             "bulk",
             "if at else self._stamps.after(self._scope, key, times.common)\n",
@@ -291,13 +287,13 @@ INDEX_BUGS = [
     _bug(
         "a fold is recorded although another one followed",
         "index, counts",
-        441,
+        19,
         ("manifest", " or is_current(shard, fold.version):\n", " or True:\n"),
     ),
     _bug(
         "a shard is counted that could not be put",
         "index, counts",
-        11,
+        0,
         (
             "compiler",
             "        except (Conflict, OutcomeUnknown):\n",
@@ -310,7 +306,7 @@ INDEX_BUGS = [
     _bug(
         "a shard that would not change is not put",
         "F25",
-        300,
+        248,
         (
             "compiler",
             "            version = self._storage.store.put(what, merged.data, when=",
@@ -345,7 +341,7 @@ INDEX_BUGS = [
     _bug(
         "what waits is shown unchecked",
         "F23, found by the simulation",
-        1371,
+        463,
         (
             "reader",
             "            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)\n",
@@ -355,7 +351,7 @@ INDEX_BUGS = [
     _bug(
         "a short shard is scanned as if it were whole",
         "F23, B5",
-        0,
+        5,
         (
             "reader",
             "        if known is not None and number < known.records:\n            what",
@@ -366,7 +362,7 @@ INDEX_BUGS = [
         "a lookup takes a shard of any size",
         "F23, B5",
         0,
-        ("reader", "            if version is None and shard is not None:\n", "            if shard is None:\n"),
+        ("reader", "            if version is None and shard is not None:\n", '            if shard == "":\n'),
         (
             "reader",
             "        if size == 0:\n            self.demand_whole(shard, size)\n            return []\n        at =",
@@ -393,7 +389,7 @@ INDEX_BUGS = [
     _bug(
         "a digest is compared with another version's",
         "F23, B5",
-        0,
+        119,
         (
             "compiler",
             " or not is_current(storage, shard, blob.version):\n",
@@ -413,19 +409,25 @@ INDEX_BUGS = [
     _bug(
         "what is recorded is not looked at again",
         "F23, B5",
-        0,
+        356,
         ("compiler", " and after.value.count(shard) == known:\n", ":\n"),
     ),
     _bug(
         "changed bytes of a shard are not compared",
         "F23, B5",
-        0,
+        5,
         ("verify", 'known.sum not in ("", count.sum) and', "known.sum is None and"),
     ),
     _bug(
         "a line that was replaced in its pack explains nothing",
         "F23, B5",
-        0,
+        113,
         ("decide", "(is_pack or rank(other, shape) == rank(line, shape))", "rank(other, shape) == rank(line, shape)"),
+    ),
+    _bug(
+        "a conflict is taken for a shard that is there",
+        "F15, found by the simulation",
+        668,
+        ("layout", "                    if not self._storage.exists(key):\n", "                    if not key:\n"),
     ),
 ]

@@ -85,14 +85,14 @@ def _once(fleet: Fleet, names: list[str] | None, place: Engine, *, full: bool, j
                     raise
     if json:
         print_json({"indexes": {name: _facts(each) for name, each in reports.items()}, "requests": cost.requests})
-    else:
+    elif reports or failed is None:
         _print(reports, cost.requests, spread=place.executor is not None)
     if failed is not None:
         raise failed
 
 
 def _facts(report: CompileReport) -> dict[str, Any]:
-    return {each.name: getattr(report, each.name) for each in fields(report) if each.name != "counts"}
+    return {each.name: getattr(report, each.name) for each in fields(report) if each.name not in ("folds", "merged")}
 
 
 def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, spread: bool) -> None:

@@ -209,7 +209,7 @@ def _run(
     try:
         with engine(engine_text, fleet.url) as place, progress() as show:
             job = ImportJob(limpet.open, absolute(fleet.url), index) if place.executor else None
-            for taken in work.run(job, place.executor, place.workers):
+            for taken in work.run(job, place.executor, place.workers, show):
                 told = _tell_bad(taken, told)
                 show()
     except KeyboardInterrupt:
@@ -261,8 +261,9 @@ def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None
         task = bar.add_task("importing", total=total - start if total else None)
 
         def show() -> None:
-            rate = (work.state.records - before) / max(system().elapsed_s() - began_s, 0.001)
-            said = f"{work.state.records:,} records, {rate:,.0f}/s"
+            records = work.state.records + work.under_way
+            rate = (records - before) / max(system().elapsed_s() - began_s, 0.001)
+            said = f"{records:,} records, {rate:,.0f}/s"
             if total:
                 said += f", {size_text(size * work.state.position / total)} of {size_text(size)}"
             bar.update(task, completed=work.state.position - start, description=said)

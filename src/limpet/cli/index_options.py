@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.errors import Invalid, Missing
+from limpet.errors import Corrupt, Invalid, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -58,6 +58,12 @@ def demand_index(fleet: Fleet, name: str) -> Index[dict[str, Any]]:
         index.manifest  # noqa: B018 - the first look reads it
     except Missing:
         names = index_names(fleet)
+        if name in names and any(stat.size for stat in fleet.store.list(index.storage.keys.root)):
+            raise Corrupt(
+                f"the index {name!r} at {fleet.url} has no manifest, and other objects of it are there",
+                hint=f"restore {index.storage.keys.manifest} from a backup; if no index was ever made there, "
+                "`limpet index create` tells what is in its way",
+            ) from None
         near = get_close_matches(name, names, n=1)
         if near:
             hint = f"did you mean {near[0]!r}? `limpet index ls` shows all"

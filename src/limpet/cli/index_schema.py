@@ -169,13 +169,25 @@ def schema(
         list[str] | None,
         typer.Option("--add", metavar="NAME:TYPE", show_default=False, help="Add a column at the end. Repeat."),
     ] = None,
+    allow_null: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-null",
+            metavar="NAME",
+            show_default=False,
+            help="Let a column be null. Change the types of all programs first: those that demand a value cannot read "
+            "such records.",
+        ),
+    ] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the columns of an index, or add some.
+    """Show the columns of an index, add some, or let one be null.
 
     A new column is null in the records that are there. Columns are never renamed, removed or given another type.
     """
+    for name in allow_null or ():
+        demand_index(existing(url), index).allow_null(name)
     if not add:
         manifest = demand_index(opened(url, read_only=True), index).manifest
         added: list[str] = []

@@ -45,10 +45,11 @@ class AdoptReport:
 def adopt(whole: Whole, stamps: Stamps, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
     """Copy plain `{key}.usv` files into the index: from `source`, or those that lie just beside its manifest.
 
-    Each file is one record, its fields in the order of the index's columns, and its name is the key. Files in the
-    source's `shards/` have many. A record without `updated_at` was written when its file was. With `quiesced` an
-    original is deleted once its records are durable here; without, all stay, since a program that still writes them
-    could put a newer record between our read and our delete (F18). Taking the same files in twice changes nothing.
+    Each file is one record, its fields in the order of the index's columns, and its name is the key; so are those in
+    the source's `inbox/*/`. Files in its `shards/` have many, or none. A record without `updated_at` was written when
+    its file was. With `quiesced` an original is deleted once its records are durable here; without, all stay, since a
+    program that still writes them could put a newer record between our read and our delete (F18). Taking the same files
+    in twice changes nothing.
     Bad files are reported and kept, and the rest goes on.
     Raises: Missing if there is no index or source; Invalid for a source that is an index of Limpet's own; whatever a
     write met: then nothing was deleted that is not durable here.
@@ -134,7 +135,8 @@ class _Adopter:
         found = rows(data, self._schema)
         is_shard = name.startswith(f"{SHARDS}/")
         if not is_shard and len(found) != 1:
-            raise Invalid(f"it has {len(found)} records; the file of a key has one", hint="")
+            what = f"it has {len(found)} records; the file of a key has one" if found else "it is empty"
+            raise Invalid(what, hint="")
         lines: list[bytes] = []
         latest = self._stamps.latest()
         for number, fields in enumerate(found, 1):
@@ -143,7 +145,7 @@ class _Adopter:
             at = stamp_in(values, where=where) or modified
             line = self._schema.line(values, given(at, latest, where=where), where=where)
             key = self._schema.key_text(values[self._schema.key])
-            if not is_shard and not is_named(name.removesuffix(ENDING), key):
+            if not is_shard and not is_named(name.rpartition("/")[2].removesuffix(ENDING), key):
                 raise Invalid(f"its name is not that of its key {key!r}", hint="rename it, or correct the key")
             lines.append(line)
         return lines

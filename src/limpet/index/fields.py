@@ -197,7 +197,10 @@ class Plan:
 def _part(field: Field, write: Callable[[Any], bytes], value: Any) -> bytes:
     if value is None:
         if field.required:
-            raise Invalid(f"field {field.name!r}: expected {field.type}, got nothing")
+            raise Invalid(
+                f"field {field.name!r}: expected {field.type}, got nothing",
+                hint=f"`limpet index schema NAME --allow-null {field.name}` lets it be null, for all programs",
+            )
         return NULL
     try:
         return write(value)

@@ -34,6 +34,7 @@ from limpet.records import YEARS, Count, Name, Text
 __all__ = ["Bad", "Import", "ImportRecord", "Job", "Order", "Taken", "identity", "take"]
 
 TICK = timedelta(microseconds=1)
+TICK_RECORDS = 1000
 ENDS_BYTES = 64 << 10
 CLOCK_NOW_S = -1.0
 
@@ -73,9 +74,9 @@ Job = Callable[[Chunk, Order], Taken]
 """`take` for one index, in whatever process; `limpet.app` makes one that can be pickled."""
 
 
-def take(index: Index[Any], chunk: Chunk, order: Order) -> Taken:
+def take(index: Index[Any], chunk: Chunk, order: Order, tick: Callable[[int], None] | None = None) -> Taken:
     """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written, and of
-    those that bring none the last.
+    those that bring none the last. `tick` is told now and then how many were looked at.
 
     Raises: Invalid for the first bad record, unless they are left out; nothing of the chunk is written then.
     Cost: at most 1 PUT for each shard touched.   Crash: some of them; taking the chunk again completes it.
@@ -94,6 +95,8 @@ def take(index: Index[Any], chunk: Chunk, order: Order) -> Taken:
                 raise
             bad.append(Bad(number, str(error), error.hint, form.aside(chunk.names, raw)))
             continue
+        if tick is not None and (records + len(bad)) % TICK_RECORDS == 0:
+            tick(records + len(bad))
         standing = winners.get(key)
         if standing is None or _wins(line, standing, schema, common):
             winners[key] = line
@@ -211,16 +214,25 @@ class Import:
         if found is None or self._aside:
             self._save(bad_file=self._aside.name if self._aside else self.state.bad_file)
         self._here = partial(take, index)
+        self.under_way = 0
+        """How many records of the chunk that is being taken here have been looked at."""
 
-    def run(self, job: Job | None = None, executor: Executor | None = None, at_once: int = 1) -> Iterator[Taken]:
-        """Take it all; yields after each chunk, when `state` says that it is in.
+    def run(
+        self,
+        job: Job | None = None,
+        executor: Executor | None = None,
+        at_once: int = 1,
+        tick: Callable[[], None] | None = None,
+    ) -> Iterator[Taken]:
+        """Take it all; yields after each chunk, when `state` says that it is in. `tick` is called within chunks.
 
         With an `executor`, `job` is run there, for at most `at_once` chunks and one more at a time.
         Raises: Invalid for a bad record; whatever a write met. What `state` says is in stays, and the rest may be.
         """
         if self._aside:
             self._aside.begin()
-        for end, taken in self._taken(job or self._here, executor, at_once):
+        for end, taken in self._taken(job or partial(self._here, tick=partial(self._tick, tick)), executor, at_once):
+            self.under_way = 0
             kept = self._aside.add(taken.bad) if self._aside else self.state.bad_bytes
             self._save(
                 position=end.position,
@@ -232,6 +244,11 @@ class Import:
             )
             yield taken
         self._save(done=True)
+
+    def _tick(self, tell: Callable[[], None] | None, records: int) -> None:
+        self.under_way = records
+        if tell is not None:
+            tell()
 
     def _found(self, restart: bool) -> ImportRecord | None:
         """The state to go on from.   Raises: Corrupt."""

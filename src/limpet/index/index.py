@@ -202,6 +202,14 @@ class Index(Generic[R]):
         self._opened = None
         return report
 
+    def allow_null(self, field: str) -> None:
+        """Let a column be null that every record had to have. Programs whose type demands a value cannot read a record
+        without one from then on (Unsupported), so change their types first.   Raises: Missing; Invalid.
+        Cost: 1 GET + 1 PUT; 2 GETs + 2 PUTs for the descriptions.
+        """
+        self._layout.allow_null(field)
+        self._opened = None
+
     def _whole(self) -> Whole:
         return Whole(self.name, self._storage, self._cell, self._sightings, lambda: self.compile(full=True))
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from limpet.cell import Cell
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.described import write_descriptions
 from limpet.index.manifest import Manifest, fresh
-from limpet.index.schema import extended, with_own
+from limpet.index.schema import Schema, extended, nullable, with_own
 from limpet.index.storage import Storage
 from limpet.index.typed import Typed
+from limpet.keys import Key
 from limpet.store.api import Absent, Put
 
 __all__ = ["Layout"]
 
 DEPTH = 2
+PUTS_MAX = 5
 
 
 class Layout:
@@ -58,26 +61,34 @@ class Layout:
         fields, key = self._typed.fields, self._typed.key or manifest.key
         if extended(manifest.schema, fields, key) is None:
             return manifest
+        try:
+            return self._changed(lambda schema: extended(schema, fields, key))
+        except Denied:
+            return manifest  # whoever may only read needs no new columns; a put of one is refused
 
+    def allow_null(self, name: str) -> Manifest:
+        """Let a column be null from now on.   Raises: Missing; Invalid.   Cost: 1 GET + 1 PUT and the descriptions."""
+        return self._changed(lambda schema: nullable(schema, name))
+
+    def _changed(self, new: Callable[[Schema], Schema | None]) -> Manifest:
         def change(now: Manifest | None) -> Manifest | None:
-            schema = extended(now.schema, fields, key) if now else None
+            schema = new(now.schema) if now else None
             if now is None or schema is None:
                 return None
             return msgspec.structs.replace(now, fields=schema.fields, schema_version=now.schema_version + 1)
 
-        try:
-            seen = self._cell.update(change)
-        except Denied:
-            return manifest  # whoever may only read needs no new columns; a put of one is refused
+        seen = self._cell.update(change)
         if seen is None:
             raise self._missing()
-        write_descriptions(self._storage, self._name, seen.value)
+        if seen.value.described != seen.value.schema_version:
+            write_descriptions(self._storage, self._name, seen.value)
         return seen.value
 
     def _create(self) -> Manifest:
         """Lay out a new index: all shards empty, then the manifest, then the descriptions.
 
-        Cost: 1 PUT a shard + 3 PUTs and 2 GETs.
+        Raises: Corrupt or Conflict if records of something else lie there: nothing is written then.
+        Cost: 1 LIST, 1 PUT a shard + 3 PUTs and 2 GETs.
         Crash: without a manifest there is no index, and creating it again completes it.
         """
         if self._typed.fields is None:
@@ -85,13 +96,9 @@ class Layout:
         if self._typed.key is None:
             raise Invalid(f"the index {self._name!r} is new: say which field is its key", hint="key=...")
         manifest = fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
-        puts = [Put(self._storage.keys.shard(shard), b"", Absent()) for shard in shard_ids(manifest.depth)]
-        taken = False
-        for outcome in self._storage.store.put_many(puts).values():
-            if isinstance(outcome, LimpetError) and not isinstance(outcome, Conflict):
-                raise outcome
-            taken = taken or isinstance(outcome, Conflict)
-        if taken:
+        if next(self._storage.store.list(self._storage.keys.root), None) is not None:
+            self._demand_empty()
+        if self._put_shards([self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]):
             self._demand_empty()
         try:
             self._cell.create(manifest)
@@ -100,18 +107,41 @@ class Layout:
         write_descriptions(self._storage, self._name, manifest)
         return manifest
 
+    def _put_shards(self, shards: Sequence[Key]) -> bool:
+        """Put empty shards; whether some were there already.
+
+        A conflict does not tell that a shard is there: a store may refuse two puts at once (F15). So it is asked.
+        Raises: Unavailable if a shard can neither be put nor found.   Cost: 1 PUT each; 1 HEAD for each conflict.
+        """
+        some_were_there = False
+        for _ in range(PUTS_MAX):
+            left: list[Key] = []
+            for key, outcome in self._storage.store.put_many([Put(key, b"", Absent()) for key in shards]).items():
+                if isinstance(outcome, Conflict):
+                    some_were_there = True
+                    if not self._storage.exists(key):
+                        left.append(key)
+                elif isinstance(outcome, LimpetError):
+                    raise outcome
+            if not left:
+                return some_were_there
+            shards = left
+        raise Unavailable(f"{shards[0]} could not be put: the store refused it {PUTS_MAX} times", hint="try again")
+
     def _demand_empty(self) -> None:
         """Shards that are there already are those of a creation that did not end, or runs beside this one: empty.
 
         Raises: Corrupt for records without a manifest.   Cost: 1 LIST per 1,000 shards, 2 LISTs, 1 GET.
         """
         store, keys = self._storage.store, self._storage.keys
-        held = any(stat.size and stat.key.endswith(".usv") for stat in store.list(keys.shards))
-        held = held or any(next(store.list(prefix), None) for prefix in (keys.inbox, keys.packs))
-        if held and self._cell.read() is None:
+        full = [stat.key for stat in store.list(keys.shards) if stat.size and stat.key.endswith(".usv")]
+        waits = [stat.key for prefix in (keys.inbox, keys.packs) if (stat := next(store.list(prefix), None))]
+        if (full or waits) and self._cell.read() is None:
+            what = f"{len(full)} shards with records" if full else "records that wait to be compiled"
             raise Corrupt(
-                f"the index {self._name!r} has records and no manifest",
-                hint=f"restore {self._cell.key} from a backup, or remove what is left below {keys.root}",
+                f"{keys.root} holds {what}, such as {(full or waits)[0]}, and no manifest; nothing was written",
+                hint=f"another program's files: move the folder elsewhere, create the index, and `limpet index adopt "
+                f"{self._name} --from THERE`; an index of Limpet's: restore {self._cell.key} from a backup",
             )
 
     def _missing(self) -> Missing:

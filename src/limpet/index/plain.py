@@ -23,7 +23,7 @@ def rows(data: bytes, schema: Schema) -> list[list[str]]:
     """The fields of each record. Records end with U+001E, or without any with LF; the last one need not.
 
     Nothing is escaped in such a file: a backslash is a backslash.
-    Raises: Invalid for what is not UTF-8, has no record, or begins with a header.
+    Raises: Invalid for what is not UTF-8, or begins with a header.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -37,7 +37,7 @@ def rows(data: bytes, schema: Schema) -> list[list[str]]:
         records.pop()
     found = [record.split(UNIT) for record in records]
     if not found:
-        raise Invalid("it is empty")
+        return []
     names = [field.name for field in schema.columns]
     if len(found[0]) > 1 and found[0] == names[: len(found[0])]:
         raise Invalid("it begins with a header", hint="remove that line: the columns are those of the index, in order")

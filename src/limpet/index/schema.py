@@ -30,6 +30,7 @@ __all__ = [
     "Schema",
     "checked",
     "extended",
+    "nullable",
     "placed",
     "stamp_in",
     "with_own",
@@ -282,7 +283,9 @@ def _check_updated_at(field: Field | None) -> None:
 def extended(schema: Schema, fields: Sequence[Field], key: str) -> Schema | None:
     """The schema that also allows what the user's columns allow, new ones at the end; None if it does already.
 
-    A program that does not know the newest columns yet is fine, and so is one that allows less.
+    A program that does not know the newest columns yet is fine, and so is one that allows less. One that would allow
+    null where a value is required changes nothing: it reads as before, and a put of null is refused. That step is
+    `nullable`, since programs whose type demands a value cannot read such records.
     Raises: Invalid for another key, another type, a new constraint, what looks like a renamed column, or a new column
     that must have a value.
     """
@@ -291,7 +294,7 @@ def extended(schema: Schema, fields: Sequence[Field], key: str) -> Schema | None
     declared = {field.name: field for field in fields}
     _check_updated_at(declared.get(UPDATED_AT))
     _check_missing(schema, declared)
-    known = [_loosened(field, declared.get(field.name), key) for field in schema.fields]
+    known = [_loosened(field, declared.get(field.name)) for field in schema.fields]
     names = {field.name for field in schema.fields}
     new = [field for field in fields if field.name not in names]
     _check_names([field.name for field in (*schema.columns, *new)])
@@ -321,7 +324,7 @@ def _check_missing(schema: Schema, declared: Mapping[str, Field]) -> None:
         )
 
 
-def _loosened(known: Field, declared: Field | None, key: str) -> Field:
+def _loosened(known: Field, declared: Field | None) -> Field:
     if declared is None:
         return known
     if known.name == DELETED:
@@ -332,8 +335,21 @@ def _loosened(known: Field, declared: Field | None, key: str) -> Field:
             hint="a field keeps its type: add a new one beside it",
         )
     constraints = loosened(known.constraints, declared.constraints, field=known.name)
-    required = known.required and (declared.required or known.name == key)
-    return msgspec.structs.replace(known, constraints=constraints, required=required)
+    return msgspec.structs.replace(known, constraints=constraints)
+
+
+def nullable(schema: Schema, name: str) -> Schema | None:
+    """The schema with a column that may be null; None if it may be already.   Raises: Invalid."""
+    by_name = {field.name: field for field in schema.columns}
+    if name not in by_name:
+        raise Invalid(f"there is no field {name!r}", hint=f"the fields are {', '.join(by_name)}")
+    if name == schema.key:
+        raise Invalid(f"the field {name!r} is the key, and every record has one")
+    if not by_name[name].required:
+        return None
+    replace = msgspec.structs.replace
+    fields = tuple(replace(field, required=False) if field.name == name else field for field in schema.fields)
+    return Schema(fields, schema.key)
 
 
 def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:

@@ -13,13 +13,14 @@ from limpet.index.storage import WAITING_BYTES_MAX
 from limpet.keys import Key, join
 from limpet.store.api import Stat, Store, Version
 
-__all__ = ["SHARDS", "FolderSource", "Source", "StoreSource"]
+__all__ = ["INBOX", "SHARDS", "FolderSource", "Source", "StoreSource"]
 
 SHARDS = "shards"
+INBOX = "inbox"
 
 
 class Source(Protocol):
-    """Some files, by their name below one place: those just there, and those in its folder `shards/`."""
+    """Some files, by their name below one place: those just there, in its folder `shards/`, and in `inbox/*/`."""
 
     def files(self) -> Iterator[Stat]:
         """Every file, in no particular order; `key` is its name.   Raises: Missing if there is no such place."""
@@ -29,6 +30,10 @@ class Source(Protocol):
 
     def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
         """Delete each; None, or the error that it met."""
+
+
+_DEPTHS = {SHARDS: 0, INBOX: 1}
+"""By folder, how many more are between it and its files."""
 
 
 class StoreSource:
@@ -46,9 +51,9 @@ class StoreSource:
             for stat in self._store.list(self._prefix, after=after):
                 name = stat.key[len(self._prefix) + 1 :] if self._prefix else stat.key
                 folder, _, rest = name.partition("/")
-                if not rest or (self._shards and folder == SHARDS and "/" not in rest):
+                if not rest or (self._shards and rest.count("/") == _DEPTHS.get(folder)):
                     yield Stat(Key(name), stat.size, stat.version, stat.modified)
-                elif not self._shards or folder != SHARDS:
+                elif not self._shards or folder not in _DEPTHS:
                     # no name that begins with the folder's and a slash comes after this one
                     after = join(self._prefix, f"{folder}0")
                     break
@@ -84,6 +89,9 @@ class FolderSource:
         yield from self._in(self._path, "")
         if self._shards and (self._path / SHARDS).is_dir():
             yield from self._in(self._path / SHARDS, f"{SHARDS}/")
+        if self._shards and (self._path / INBOX).is_dir():
+            for folder in sorted(each.name for each in (self._path / INBOX).iterdir() if each.is_dir()):
+                yield from self._in(self._path / INBOX / folder, f"{INBOX}/{folder}/")
 
     def _in(self, path: Path, before: str) -> Iterator[Stat]:
         try:

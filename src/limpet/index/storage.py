@@ -119,6 +119,14 @@ class Storage:
             found[shard] = outcome.data
         return found
 
+    def exists(self, key: Key) -> bool:
+        """Whether there is such an object.   Cost: 1 HEAD."""
+        try:
+            self.store.head(key)
+        except Missing:
+            return False
+        return True
+
     def shard_size(self, shard: str) -> int:
         """How many bytes the shard has now.   Raises: Corrupt if it is not there.   Cost: 1 HEAD."""
         try:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid
+from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.index.constraints import Constraints, constraints_of
 from limpet.index.fields import DELETED, OUR_CONSTRAINTS, Field
 from limpet.index.values import KINDS, Kind, plain, shown
@@ -120,7 +120,9 @@ class Typed(Generic[R]):
         return turned
 
     def record(self, values: dict[str, Any]) -> R:
-        """A user's object.   Raises: Corrupt for values that the type refuses."""
+        """A user's object.   Raises: Corrupt for values that the type refuses; Unsupported for a null that it does not
+        allow, and the index does.
+        """
         if self.kind is None:
             return cast(R, values)
         if self.direct:
@@ -133,6 +135,12 @@ class Typed(Generic[R]):
         try:
             return self._made(values)
         except msgspec.ValidationError as error:
+            for field in self.fields or ():
+                if field.required and values.get(field.name) is None:
+                    raise Unsupported(
+                        f"a record has no {field.name!r}, and every {self.kind.__name__} has one",
+                        hint=f"the column may be null: declare `{field.name}: ... | None`, or read it without a type",
+                    ) from None
             raise Corrupt(
                 f"a stored record is not a {self.kind.__name__}: {error}",
                 hint="let the type allow what is stored (`... | None = None`), or read it without a type",
