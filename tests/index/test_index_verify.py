@@ -504,7 +504,7 @@ def test_a_read_error_is_an_error(process: Process, which: Callable[[Process], K
 
 def test_no_index_and_no_sense(process: Process) -> None:
     manifest_with(process, depth=7)
-    with pytest.raises(Corrupt, match="makes no sense"):
+    with pytest.raises(Corrupt, match="is not a valid Manifest"):
         verify(process.whole)
     process.store.delete(KEYS.manifest)
     with pytest.raises(Missing, match="no index"):

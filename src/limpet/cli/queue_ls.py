@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from limpet.queue.records import EntryLease, Receipt
     from limpet.store.api import Stat
 
-__all__ = ["EPILOG", "State", "lease_facts", "ls", "rows_of"]
+__all__ = ["EPILOG", "State", "elsewhere", "lease_facts", "ls", "rows_of"]
 
 EPILOG = lines(
     "Example: all queues; what waits in one; what failed, as JSON",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,7 @@ from limpet.errors import Corrupt, Invalid
 from limpet.queue.names import RETRY_MARK
 from limpet.queue.receipts import TRACEBACK_CHARS_MAX, clean_text
 from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Message
+from limpet.records import Count, Instant, Name, Text
 from limpet.runtime import Runtime
 
 __all__ = [
@@ -32,15 +34,18 @@ ROOM_BYTES = 4096
 ERROR_CHARS_MIN = 200
 NOTHING = msgspec.Raw(b"null")
 
+_Long = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+"""A text that may fill a message: SQS takes no more than 1 MiB."""
+
 
 class TaskMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the main queue. `retries` counts the task's earlier lives."""
 
-    schema: int = SCHEMA
-    id: str
+    schema: Count = SCHEMA
+    id: Text
     payload: msgspec.Raw
-    pushed_at: datetime
-    retries: int = 0
+    pushed_at: Instant
+    retries: Count = 0
 
 
 class FailedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,19 +54,19 @@ class FailedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     `message` is the SQS id of the one that failed, `body` its text if it is no task (as much of it as fits).
     """
 
-    schema: int = SCHEMA
-    id: str
+    schema: Count = SCHEMA
+    id: Text
     payload: msgspec.Raw = NOTHING
-    error: str
-    traceback: str | None = None
-    worker: str
-    worker_id: str
-    attempts: int
-    retries: int = 0
-    pushed_at: datetime | None = None
-    failed_at: datetime
-    message: str
-    body: str | None = None
+    error: _Long
+    traceback: _Long | None = None
+    worker: Name
+    worker_id: Name
+    attempts: Count
+    retries: Count = 0
+    pushed_at: Instant | None = None
+    failed_at: Instant
+    message: Name
+    body: _Long | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,13 @@ from limpet.errors import Corrupt, Invalid
 __all__ = [
     "Commit",
     "apply",
+    "check_size",
     "check_table",
     "check_view",
     "create",
     "encoded",
     "files_of",
+    "joined",
     "listed",
     "new_table",
     "parse_commit",
