@@ -98,9 +98,12 @@ class Screen:
         from rich.table import Table
 
         mark = {True: "[green]ok[/green]  ", False: "[bold red]FAIL[/bold red]", None: "    "}[holds]
-        row = Table.grid()
-        row.add_row(f"  {mark}  {name:<11}", text)
-        self.say(row)
+        if self._out.is_terminal:
+            row = Table.grid()
+            row.add_row(f"  {mark}  {name:<11}", text)
+            self.say(row)
+        else:
+            self.say(f"  {mark}  {name:<11}{text}")
         return holds is not False
 
     def open(self) -> None:

@@ -110,9 +110,9 @@ class DemoWorker:
         if entry != self._entry:
             self._entry = entry
             self._wire.say("took", entry=entry, attempt=task.attempt)
-            if task.attempt > 1:
+            if task.fence.token > 1:
                 self._sign(entry, task.fence)
-        if self._lingering and task.attempt == 1 and n in HALFWAY:
+        if self._lingering and task.fence.token == 1 and n in HALFWAY:
             self._lingering = False
             self._linger(entry, task.fence)
         system().sleep(WORK_S)
