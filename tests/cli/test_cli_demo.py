@@ -43,7 +43,7 @@ REPORT = (
     r"^  ok    taken over batch \d+ after \d+\.\d s and batch \d+ after \d+\.\d s$",
     r"^  ok    fencing    1 late write refused$",
     r"^        requests   [\d,]+ for tasks: [\d,]+ PUT, ",
-    r"^                   [\d,]+ for the index: [\d,]+ PUT, ",
+    r"^                   [\d,]+ for the index: [\d,]+ (?:PUT|GET), ",
     r"^        price      \$0\.\d{5} for tasks, \$0\.\d{5} for the index, on S3 ",
     r"^                   \$0\.\d{5} to read it all back$",
     r"^All as promised, in \d+ s\.",

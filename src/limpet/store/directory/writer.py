@@ -76,6 +76,7 @@ class Writer:
         self._clock = clock
         self._durable = durable
         self._swept = False
+        self._temps = 0
         self.doubtful: set[str] = set()
 
     def write(self, key: Key, path: str, data: bytes, when: When) -> FileStat:
@@ -137,7 +138,8 @@ class Writer:
     # -- temp files
 
     def _temp_name(self) -> str:
-        return f"{self._runtime.rng.getrandbits(64):016x}"
+        self._temps += 1
+        return f"{self._runtime.rng.getrandbits(64):016x}-{self._temps:x}"
 
     def _new_temp(self, folder: Folder, name: str) -> int:
         """A new file with the rights that all have, open for writing."""
