@@ -190,7 +190,7 @@ _ALL = [
     _bug(
         "won by the ring only is still a lease",
         "counterexample 5",
-        2129,
+        3593,
         ("lease.lock", "            case Won(mine):\n", "            case Won(mine) | Replaced(mine, _):\n"),
     ),
     _bug(

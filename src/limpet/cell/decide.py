@@ -19,6 +19,7 @@ __all__ = ["MARKS_MAX", "RING_SIZE", "Fence", "Header", "Write", "admit", "judge
 
 SCHEMA = 1
 RING_SIZE = 16
+RECENT_MAX = 1024
 MARKS_MAX = 2048
 MARK_CHARS = 3
 OFTEN_MS = 5_000
@@ -44,7 +45,7 @@ class Header(msgspec.Struct, frozen=True):
     schema: Positive
     seq: Positive
     write_id: WriteId
-    recent: Annotated[tuple[WriteId, ...], msgspec.Meta(max_length=RING_SIZE)] = ()
+    recent: Annotated[tuple[WriteId, ...], msgspec.Meta(max_length=RECENT_MAX)] = ()
     fence: Fence | None = None
     older: Annotated[str, msgspec.Meta(max_length=MARK_CHARS * MARKS_MAX)] | msgspec.UnsetType = msgspec.UNSET
 
