@@ -235,6 +235,14 @@ class Folders:
         self._temps = folder
         return result
 
+    def enter_locks(self) -> Folder:
+        """The folder of lock files. A power loss may take it and leave that of temp files; then it is made again."""
+        folder = self.enter(self.locks)
+        if folder is None:
+            self._prepare()
+            folder = open_folder(self._files, self.locks)
+        return folder
+
     def _prepare(self) -> None:
         """Make the root and our own folder in it. What lies in there need not survive a power loss."""
         for made in self._make_all(self.root):
@@ -242,7 +250,7 @@ class Folders:
                 above = open_folder(self._files, parent(made))
                 self._files.fsync(above.fd)
         self._learn_access()
-        for path in (self.own, self.temps, self.locks):
+        for path in (self.own, self.locks, self.temps):  # temps last: where it is, the others are
             above, name = open_folder(self._files, parent(path)), path.rpartition("/")[2]
             with suppress(FileExistsError):
                 self._files.mkdir(above.fd, name, 0o700)
@@ -253,8 +261,9 @@ class Folders:
         """Hold our own folder to the rights of the root, once: version 0.1 let every user of the machine in."""
         self._learn_access()
         if self._set_access(open_folder(self._files, self.own)):
-            for path in (self.temps, self.locks):
-                self._set_access(open_folder(self._files, path))
+            for path in (self.locks, self.temps):
+                with suppress(FileNotFoundError):
+                    self._set_access(open_folder(self._files, path))
 
     def _learn_access(self) -> None:
         root = open_folder(self._files, self.root)

@@ -24,7 +24,7 @@ from limpet.store.api import Absent, Match, Version, When
 from limpet.store.clock import FileClock
 from limpet.store.directory.failure import unsettled
 from limpet.store.directory.files import Files, FileStat
-from limpet.store.directory.folders import PRIVATE, Folder, Folders, look, open_folder
+from limpet.store.directory.folders import PRIVATE, Folder, Folders, look
 from limpet.store.directory.paths import lock_name, parent
 
 __all__ = ["Writer", "version_of"]
@@ -302,7 +302,7 @@ class Writer:
         temps, fd = self._folders.in_temps(lambda folder: (folder, self._new_temp(folder, temp)))
         try:
             self._files.close(fd)
-            locks = open_folder(self._files, self._folders.locks)
+            locks = self._folders.enter_locks()
             with suppress(FileExistsError):
                 self._files.link(temps.fd, temp, locks.fd, name)
         finally:
