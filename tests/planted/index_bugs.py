@@ -49,7 +49,7 @@ INDEX_BUGS = [
     _bug(
         "the folders of packs are listed before those of singles",
         "index 9",
-        9,
+        1310,
         (
             "storage",
             "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
