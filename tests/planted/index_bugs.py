@@ -68,7 +68,7 @@ INDEX_BUGS = [
     _bug(
         "get_many looks for packs only where there were some",
         "index 9, singles that became a pack since",
-        205,
+        1056,
         ("reader", "        if shard in work.shards:\n", "        if shard in work.packs:\n"),
     ),
     _bug(
@@ -361,7 +361,7 @@ INDEX_BUGS = [
     _bug(
         "a lookup takes a shard of any size",
         "F23, B5",
-        0,
+        5,
         ("reader", "            if version is None and shard is not None:\n", '            if shard == "":\n'),
         (
             "reader",
@@ -383,7 +383,7 @@ INDEX_BUGS = [
     _bug(
         "objects go although their fold was not recorded",
         "F23, B5",
-        0,
+        717,
         ("index", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
     ),
     _bug(
