@@ -139,7 +139,7 @@ _ALL = [
     _bug(
         "two swaps within a tick have one version",
         "F15",
-        1670,
+        8311,
         ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
         ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
         ("store.directory.writer", "if temp.stat.st_mtime_ns <= old.st_mtime_ns:", "if False:"),

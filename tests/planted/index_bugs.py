@@ -306,7 +306,7 @@ INDEX_BUGS = [
     _bug(
         "a shard that would not change is not put",
         "F25",
-        248,
+        69,
         (
             "compiler",
             "            version = self._storage.store.put(what, merged.data, when=",
