@@ -204,7 +204,7 @@ def test_what_is_synced_and_when(tmp_path: Path) -> None:
     store.put(Key("a/b/k.json"), b"1", when=Absent())
     assert tape.take(*CHANGES) == [
         *("mkdir new", "mkdir new/store", "fsync .", "fsync new"),
-        *("mkdir new/store/.limpet", "mkdir new/store/.limpet/tmp", "mkdir new/store/.limpet/locks"),
+        *("mkdir new/store/.limpet", "mkdir new/store/.limpet/locks", "mkdir new/store/.limpet/tmp"),
         *("utime TEMP", "fsync TEMP", "mkdir new/store/a", "mkdir new/store/a/b", "link new/store/a/b/k.json"),
         *("fsync new/store/a/b", "fsync new/store/a", "fsync new/store", "unlink TEMP"),
     ]
