@@ -137,5 +137,5 @@ def test_writers_and_compilers_that_are_killed_lose_nothing(
     for life in lives:
         for line in life.lines():
             compiled.update({kind: line[kind] for kind in ("folded", "packed") if kind in line})
-    assert min(compiled["folded"], compiled["packed"]) > 0
+    assert compiled["folded"] > 0, "packs are made only where little waits, which depends on how fast the writers are"
     print(f"{done()} acts on {len(acts)} keys, {KILLS} kills, {runs()} runs: {dict(compiled)}")
