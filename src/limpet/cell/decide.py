@@ -20,7 +20,7 @@ __all__ = ["MARKS_MAX", "RING_SIZE", "Fence", "Header", "Write", "admit", "judge
 SCHEMA = 1
 RING_SIZE = 16
 RECENT_MAX = 1024
-MARKS_MAX = 2048
+MARKS_MAX = 4096
 MARK_CHARS = 3
 OFTEN_MS = 5_000
 
