@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 import limpet
 from index_helpers import NAME, Rec, at, keys_in, objects, requests
 from limpet.app import Fleet
-from limpet.errors import Corrupt, Invalid, LimpetError, Unavailable
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
 from limpet.index.decide import rank
 from limpet.index.rows import Rows
@@ -651,7 +652,7 @@ def test_a_link_is_no_shard(tmp_path: Path) -> None:
     path.unlink()
     (tmp_path / "secret").write_bytes(GOOD + b"\n")
     path.symlink_to(tmp_path / "secret")
-    with pytest.raises(Corrupt, match="is missing"):
+    with pytest.raises(Denied, match="is a symbolic link"):
         sql(fleet, f"select * from {NAME}")
 
 
@@ -812,3 +813,15 @@ def test_the_table_of_an_index_that_is_not_there() -> None:
     store = limpet.open("memory://").store
     assert table_of(store, system(), "nope") is None
     assert table_of(store, system(), "\x00") is None
+
+
+def test_shards_beyond_the_limit_of_open_files_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = limpet.open(tmp_path / "fleet", durability="os")
+    index = recs(fleet)
+    index.put_many([Rec(key, LARGE) for key in "abcdefgh"])
+    index.compile(full=True)
+    before = len(os.listdir("/proc/self/fd"))
+    for open_max in (0, 3):
+        monkeypatch.setattr("limpet.index.tables.OPEN_MAX", open_max)
+        assert texts(fleet) == dict.fromkeys("abcdefgh", LARGE)
+    assert len(os.listdir("/proc/self/fd")) == before, "no file stays open"

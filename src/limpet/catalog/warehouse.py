@@ -14,7 +14,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,10 +23,12 @@ import msgspec
 
 from limpet import records
 from limpet.catalog.names import Namespace, slug
-from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
+from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.keys import Key, check, disk_name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Store
+from limpet.store.directory.failure import failure
+from limpet.store.directory.plain import PlainFiles
 
 __all__ = ["WAREHOUSE", "Document", "Warehouse", "property_text"]
 
@@ -106,6 +108,7 @@ class Warehouse:
         self.runtime = runtime
         self.config = dict(config or {})
         self._folder = _folder(base_url)
+        self._files = PlainFiles(os.path.dirname(self._folder or "/"))
         self.url = f"file://{self._folder}" if self._folder else f"{base_url.partition('?')[0].rstrip('/')}/{WAREHOUSE}"
         self._mutex = runtime.mutex()
         self._cache: OrderedDict[str, Document] = OrderedDict()
@@ -214,12 +217,8 @@ class Warehouse:
         Raises: Denied; Unavailable.
         """
         if self._folder is not None:
-            try:
-                os.makedirs(f"{self._folder}/{root}/metadata", exist_ok=True)
-            except PermissionError as error:
-                raise Denied(f"could not make a folder for {root}: {error.strerror}") from error
-            except OSError as error:
-                raise Unavailable(f"could not make a folder for {root}: {error.strerror}") from error
+            with _explained(f"make a folder for {root}"), self._files.folder(f"{WAREHOUSE}/{root}/metadata", make=True):
+                pass
 
     # ---- metadata files ----
 
@@ -319,10 +318,10 @@ class Warehouse:
         """
         if self._folder is None:
             return [stat.key for stat in islice(self.store.list(f"{WAREHOUSE}/{root}"), FILES_AT_ONCE)]
-        path = f"{self._folder}/{root}"
-        if not root or os.path.realpath(path) != f"{os.path.realpath(self._folder)}/{root}":
-            raise Denied(f"{path} leads through a link; nothing was deleted")
-        return [*islice(_walk(path), FILES_AT_ONCE)]
+        if not root:
+            raise Denied("the whole warehouse is no folder of a table; nothing was deleted")
+        with _explained(f"read the folder of {root}"):
+            return [file.path for file in islice(self._files.walk(f"{WAREHOUSE}/{root}"), FILES_AT_ONCE)]
 
     def delete(self, files: Sequence[str]) -> None:
         """Delete exactly those files.   Raises: Denied; Unavailable.   Cost: 1 DELETE each."""
@@ -331,19 +330,24 @@ class Warehouse:
                 if failed is not None:
                     raise failed
             return
-        try:
-            for file in files:
-                with suppress(FileNotFoundError):
-                    os.unlink(file)
-        except OSError as error:
-            raise Unavailable(f"could not delete {error.filename}: {error.strerror}") from error
+        for file in files:
+            with _explained(f"delete {file}"):
+                self._files.delete(file)
 
     def prune(self, root: str) -> None:
-        """Remove folders that are empty, where there are folders."""
+        """Remove folders that are empty, where there are folders.   Raises: Denied; Unavailable."""
         if self._folder is not None:
-            for path, _, _ in os.walk(f"{self._folder}/{root}", topdown=False):
-                with suppress(OSError):  # it is not empty, or another process was first
-                    os.rmdir(path)
+            with _explained(f"prune the folder of {root}"):
+                self._files.prune(f"{WAREHOUSE}/{root}")
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """What an OSError of the block means.   Raises: Denied, also for a link on the way; Unavailable."""
+    try:
+        yield
+    except OSError as error:
+        raise failure(f"could not {what}", error) from error
 
 
 def _folder(base_url: str) -> str | None:
@@ -357,18 +361,6 @@ def _folder(base_url: str) -> str | None:
             hint="use a folder without % in its path",
         )
     return f"{os.path.abspath(path)}/{WAREHOUSE}"
-
-
-def _walk(path: str) -> Iterator[str]:
-    """The files below a folder. A link is a file like any other, and is not followed."""
-
-    def failed(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise Unavailable(f"could not read the folder {error.filename}: {error.strerror}") from error
-
-    for folder, folders, files in os.walk(path, onerror=failed):
-        for name in (*files, *(each for each in folders if os.path.islink(f"{folder}/{each}"))):
-            yield f"{folder}/{name}"
 
 
 def property_text(key: object, value: object) -> str:

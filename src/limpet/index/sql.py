@@ -9,9 +9,10 @@ settings are locked before the query runs. None of that stops functions that hav
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from limpet.errors import Corrupt, Invalid, Unavailable, Unsupported
 from limpet.index.duck import literal
 from limpet.index.rows import Rows, rows_of
-from limpet.index.tables import BAD_LINE, SCHEMA, Table, names_in, table_of
+from limpet.index.tables import BAD_LINE, DESCRIPTORS, SCHEMA, Table, names_in, table_of
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
@@ -146,9 +147,10 @@ def _answer(store: Store, runtime: Runtime, home: Path, asked: _Asked) -> Rows:
         _bind(session, asked, store, runtime, tables)
         if plan.is_description:
             return _rows(session, asked)
-    gathered = [table.gather(home / str(number)) for number, table in enumerate(tables)]
-    files = [path for each in gathered for path in each.shards]
-    with _session(home, asked, files) as session:
+    with ExitStack() as opened:
+        gathered = [table.gather(home / str(number), opened) for number, table in enumerate(tables)]
+        files = [path for each in gathered for path in each.shards]
+        session = opened.enter_context(_session(home, asked, files))
         session.execute(f"create schema {SCHEMA}")
         for number, (table, found) in enumerate(zip(tables, gathered, strict=True)):
             for statement in table.statements(number, found):
@@ -175,7 +177,9 @@ def _session(home: Path, asked: _Asked, files: Sequence[str]) -> Iterator[Any]:
             if asked.memory is not None:
                 session.execute(f"set memory_limit = {literal(asked.memory)}")
             if not asked.allow_files:
-                session.execute(f"set allowed_directories = [{literal(str(home))}]")
+                # A shard that was replaced has no path any more: DuckDB then knows its open file by the descriptor.
+                folders = [str(home), *({os.path.dirname(path) for path in files} & {DESCRIPTORS})]
+                session.execute(f"set allowed_directories = [{', '.join(map(literal, folders))}]")
                 session.execute(f"set allowed_paths = [{', '.join(map(literal, files))}]")
                 session.execute("set enable_external_access = false")
             session.execute("set lock_configuration = true")

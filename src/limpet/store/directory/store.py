@@ -93,11 +93,8 @@ class DirectoryStore(BaseStore):
     ) -> Blob:
         """See `Store.get`."""
         files = self._files
-        path = self._base + file_path(key)
         try:
-            if self._writer.doubtful:
-                self._writer.confirm(path)
-            fd = files.open(path, _READ)
+            fd = self._open(key)
             try:
                 found = files.fstat(fd)
                 if not stat.S_ISREG(found.st_mode):
@@ -121,6 +118,28 @@ class DirectoryStore(BaseStore):
         except OSError as error:
             raise failure(f"could not read {key}", error) from error
         return Blob(data, version, self._modified(found), size)
+
+    def _open(self, key: Key) -> int:
+        path = self._base + file_path(key)
+        if self._writer.doubtful:
+            self._writer.confirm(path)
+        return self._files.open(path, _READ)
+
+    def open(self, key: Key) -> int:
+        """A descriptor of an object's file, for reading; the caller closes it. No link on its path was followed.
+
+        Raises: Missing; Denied for a link; Unavailable.
+        """
+        try:
+            fd = self._open(key)
+        except FileNotFoundError:
+            raise _missing(key) from None
+        except OSError as error:
+            raise failure(f"could not read {key}", error) from error
+        if stat.S_ISREG(self._files.fstat(fd).st_mode):
+            return fd
+        self._files.close(fd)
+        raise _missing(key)
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""
