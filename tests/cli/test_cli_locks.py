@@ -194,3 +194,24 @@ def test_upgrade_says_what_changed(here: Here) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out == "upgraded fleet: catalog none -> 1, queue 0 -> 1, writers of level 0 -> 1\n"
     assert limpet.open("fleet").record.format == {"queue": 1, "index": 1, "catalog": 1}
+
+
+def test_a_damaged_lock_is_replaced_by_force_only(here: Here) -> None:
+    fleet = limpet.open("fleet")
+    with fleet.lock("x").hold(wait_s=0):
+        pass
+    key = Key("locks/user/x.lock")
+    fields = json.loads(fleet.store.get(key).data) | {"token": (1 << 53) - 1}
+    fleet.store.put(key, json.dumps(fields).encode())
+    for command in (("lock", "show", "x"), ("lock", "break", "x", "--yes"), ("lock", "run", "x")):
+        done = here(*command, "-u", "fleet", *(("--", "true") if "run" in command else ()))
+        assert done.code == 1
+        assert "limpet lock break NAME --force" in done.err
+        assert "Traceback" not in done.err
+    assert "add --yes" in here("lock", "break", "x", "--force", "-u", "fleet").err
+    assert "unreadable" in here("lock", "ls", "-u", "fleet").out
+    replaced = here("lock", "break", "x", "--force", "--yes", "-u", "fleet")
+    assert (replaced.code, replaced.err) == (0, "")
+    assert "is free now" in replaced.out
+    assert here("lock", "run", "x", "-u", "fleet", "--", "true").code == 0
+    assert json.loads(here("lock", "break", "x", "--force", "--yes", "--json", "-u", "fleet").out)["broken"] is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from kernel_helpers import Fault, ManualRuntime, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 from lease.world import TTL_S, Process, World, won
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import lock_key
-from limpet.lease import LeaseRecord, State
+from limpet.lease import LeaseRecord, Lock, Sightings, State
 from limpet.lease.decide import look_interval_s
+from limpet.store import MemoryStore
 
 LOOK_S = look_interval_s(TTL_S)
 ENDS_S = TTL_S + 1
@@ -432,3 +434,46 @@ def test_breaking_is_decided_on_what_stands_there(world: World) -> None:
     assert world.facts() == (State.FREE, 1, "a")
     with pytest.raises(LeaseLost):
         lease.renew()
+
+
+SPOILT = {
+    "token above the limit": lambda fields: fields | {"token": (1 << 53) - 1},
+    "last token": lambda fields: fields | {"token": 1 << 50},
+    "no zone": lambda fields: fields | {"expires_at": "2026-11-17T12:00:00"},
+    "last seq": lambda fields: fields | {"seq": (1 << 53) - 1},
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=[*SPOILT])
+def test_a_lock_that_nobody_can_take_is_one_error_with_a_way_out(spoil: Callable[[Any], Any]) -> None:
+    """A token of 2^53 - 1 was taken once, and what was written then could never be read again."""
+    store, runtime = MemoryStore(ManualRuntime()), ManualRuntime(owner="a")
+    key = lock_key("backup")
+    lock = Lock(store, key, "backup", 60.0, runtime, Sightings(runtime))
+    won(lock.try_acquire()).release()
+    damaged = json.dumps(spoil(json.loads(store.get(key).data))).encode()
+    store.put(key, damaged)
+    for _ in range(2):
+        with pytest.raises(Corrupt) as refused:
+            lock.try_acquire()
+        assert "lock break NAME --force" in refused.value.hint
+        assert store.get(key).data == damaged
+    freed = lock.break_(force=True)
+    assert (freed.state, freed.token) == (State.FREE, int(runtime.wall().timestamp() * 1000))
+    lease = won(lock.try_acquire())
+    assert lease.token == freed.token + 1
+    lease.renew()
+    lease.release()
+    assert lock.break_(force=True).token == lease.token, "one that can be read keeps its token"
+    store.put(key, b"garbage")
+    assert lock.break_(force=True).state is State.FREE
+
+
+def test_an_attempt_at_its_limit_does_not_spoil_a_lock() -> None:
+    store, runtime = MemoryStore(ManualRuntime()), ManualRuntime(owner="a")
+    key = lock_key("backup")
+    lock = Lock(store, key, "backup", 60.0, runtime, Sightings(runtime))
+    won(lock.try_acquire()).release()
+    store.put(key, json.dumps(json.loads(store.get(key).data) | {"attempt": 1 << 50}).encode())
+    won(lock.try_acquire()).release()
+    assert won(lock.try_acquire()).token == 3

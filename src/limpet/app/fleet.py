@@ -23,7 +23,7 @@ from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missi
 from limpet.events import EventSink
 from limpet.index import Index
 from limpet.index.stamps import stamps_of
-from limpet.lease import LeaseRecord, Lock, Sightings
+from limpet.lease import LeaseRecord, Lock, Sightings, lease_cell
 from limpet.queue import Queue
 from limpet.runtime import Runtime, system
 from limpet.store import MeteredStore, ScopedStore, Store
@@ -238,7 +238,7 @@ class Fleet:
         return self._lease_cell(keys.lock_key(name)).read()
 
     def _lease_cell(self, key: keys.Key) -> Cell[LeaseRecord]:
-        return Cell(self.store, key, struct_codec(LeaseRecord), self._runtime)
+        return lease_cell(self.store, key, self._runtime)
 
     def cell(self, name: str) -> Cell[Any]:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -115,14 +116,25 @@ class Cell(Generic[T]):
 
     Every write either wins against exactly the version that it was decided on, or changes nothing. `deletable` cells
     may be removed, and then their name is never used again; for them a lost reply to a create stays unknown.
+    `remedy` is the hint of `Corrupt`: what to do about a cell that cannot be read.
     """
 
-    def __init__(self, store: Store, key: Key, codec: Codec[T], runtime: Runtime, *, deletable: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        codec: Codec[T],
+        runtime: Runtime,
+        *,
+        deletable: bool = False,
+        remedy: str | None = None,
+    ) -> None:
         self._store = store
         self._key = key
         self._codec = codec
         self._runtime = runtime
         self._deletable = deletable
+        self._remedy = remedy
         self._last: Seen[T] | None = None
 
     @property
@@ -136,9 +148,21 @@ class Cell(Generic[T]):
         Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
         """
         try:
-            self._last = self.decode(self._store.get(self._key))
+            with self.explained():
+                self._last = self.decode(self._store.get(self._key))
         except Missing:
             self._last = None
+        return self._last
+
+    def replace_unreadable(self, value: T) -> Seen[T]:
+        """Put `value` in place of a cell that cannot be read; its fence is gone with it.
+
+        Raises: Missing; Conflict if it was written meanwhile; OutcomeUnknown.   Cost: 1 HEAD + 1 PUT.
+        """
+        header = next_header(None, self._runtime.new_id(), None)
+        version = self._store.head(self._key).version
+        version = self._store.put(self._key, self._encode(header, value), when=Match(version))
+        self._last = Seen(value, header, version, None)
         return self._last
 
     def create(self, value: T) -> Seen[T]:
@@ -192,6 +216,12 @@ class Cell(Generic[T]):
         has just lost a swap to others.
         Raises: OutcomeUnknown when nothing is known at all; whatever the store refuses before anything is sent.
         """
+        with self.explained():
+            return self._attempt(seen, value, fence, write_id, lost)
+
+    def _attempt(
+        self, seen: Seen[T] | None, value: T, fence: Fence | None, write_id: str | None, lost: bool
+    ) -> Outcome[T]:
         base = seen.header if seen else None
         header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost)
         write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
@@ -280,8 +310,18 @@ class Cell(Generic[T]):
 
     def decode(self, blob: Blob) -> Seen[T]:
         """A look at bytes of this cell that were read elsewhere, by `get_many` say.   Raises: Corrupt; Unsupported."""
-        header = self._header(blob)
-        return Seen(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
+        with self.explained():
+            header = self._header(blob)
+            return Seen(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Give the cell's remedy to a `Corrupt` of the block."""
+        try:
+            yield
+        except Corrupt as error:
+            error.hint = self._remedy or error.hint
+            raise
 
 
 def _kept(seen: Seen[T] | None) -> Fence | None:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from limpet.errors import Invalid, LeaseLost
-from limpet.records import Count, Name, Positive
+from limpet.errors import Corrupt, Invalid, LeaseLost
+from limpet.records import INTEGER_MAX, Count, Name, Positive
 from limpet.runtime import ulid_ms
 from limpet.store.api import Version
 from limpet.store.outcome import Verdict
@@ -72,9 +72,12 @@ def next_header(base: Header | None, write_id: str, fence: Fence | None, *, lost
     while the cell is written often, or by a writer that has just lost a swap, a mark is kept of each id that leaves the
     ring; afterwards each write drops two marks. How much is kept is never a matter of safety: a short memory only
     makes more outcomes unknown.
+    Raises: Corrupt for a base that nobody counted up.
     """
     if base is None:
         return Header(SCHEMA, 1, write_id, fence=fence)
+    if base.seq == INTEGER_MAX:
+        raise Corrupt(f"a cell with seq {base.seq} cannot be written: it could never be read again")
     recent = (*base.recent, base.write_id)
     older = base.marks
     if len(recent) > RING_SIZE and (lost or _written_often(recent)):

@@ -28,6 +28,7 @@ from limpet.cli.shared import (
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
+    from limpet.app import Fleet
     from limpet.cell import Seen
     from limpet.lease import LeaseRecord
 
@@ -210,14 +211,22 @@ def break_(
     name: NameArgument,
     url: UrlOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also replace a record that cannot be read, or has no higher token to give.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Free a lock, whoever holds it.
 
     A holder that is alive learns of it at its next renewal (a third of its ttl) and stops. The token is kept, so the
     next holder's is higher, and what the old holder writes through Limpet is refused once the next token has written.
+
+    A lock whose record is damaged cannot be taken. --force replaces it; the next token is the time in milliseconds,
+    which is higher than any that was counted up. Stop what uses the lock first.
     """
     fleet = existing(url)
+    if force:
+        _replace_damaged(fleet, name, yes=yes, json=json)
     seen = _found(fleet.lock_seen(name), name)
     before = _facts(seen, _now([seen]))
     was_held = before["state"] != "free"
@@ -242,6 +251,26 @@ def break_(
             f"{name!r} is free. The next holder gets token {before['token'] + 1}; what {before['holder']} still writes "
             f"with token {before['token']} is refused once that one has written."
         )
+
+
+def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
+    """Replace a record that nobody can take, and leave; nothing for one that is in order."""
+    why = fleet.lock(name).damage()
+    if why is None:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Invalid(f"lock {name!r} is damaged, and nobody is here to ask", hint="add --yes")
+        say(f"{name!r} is damaged: {why}.", err=True)
+        if not typer.confirm("Replace it?", err=True):
+            say("nothing was changed", err=True)
+            raise typer.Exit(EXIT_FAILED)
+    token = fleet.lock(name).break_(force=True).token
+    if json:
+        print_json({"name": name, "replaced": why, "token": token})
+    else:
+        say(f"{name!r} was damaged ({why}) and is free now. The next holder gets token {token + 1}.")
+    raise typer.Exit
 
 
 def _found(seen: Seen[LeaseRecord] | None, name: str) -> Seen[LeaseRecord]:

@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from limpet.errors import Invalid
-from limpet.records import Count, Instant, Name, Text
+from limpet.errors import Corrupt, Invalid
+from limpet.records import Instant, Name, Text
 
 __all__ = [
     "Create",
@@ -24,6 +24,7 @@ __all__ = [
     "next_step",
     "renew_interval_s",
     "renewed",
+    "reset",
     "taken",
 ]
 
@@ -33,6 +34,10 @@ LOOK_MARGIN_S = 2.0
 RESOLUTION_S = 1.0
 TTL_MIN_S = 1.0
 TTL_MAX_S = 7 * 86400.0
+TOKEN_MAX = 1 << 50
+"""No lock is taken so often. Each token is one more than the last, so a record with a higher one was not counted up."""
+
+Token = Annotated[int, msgspec.Meta(ge=0, le=TOKEN_MAX)]
 
 
 class State(Enum):
@@ -51,8 +56,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     name: Text
     worker_id: Name
     label: Name
-    token: Count
-    attempt: Count
+    token: Token
+    attempt: Token
     created_at: Instant
     heartbeat_at: Instant
     expires_at: Instant
@@ -126,14 +131,19 @@ def next_step(
 def taken(
     record: LeaseRecord | None, *, name: str, worker_id: str, label: str, ttl_s: float, wall: datetime
 ) -> LeaseRecord:
-    """The record after a contender takes over what it saw: one token more."""
+    """The record after a contender takes over what it saw: one token more.
+
+    Raises: Corrupt if there is no higher token: what would be written could never be read again.
+    """
+    if record is not None and record.token >= TOKEN_MAX:
+        raise Corrupt(f"lock {name!r} has token {record.token}: no holder could have a higher one")
     return LeaseRecord(
         state=State.HELD,
         name=name,
         worker_id=worker_id,
         label=label,
         token=record.token + 1 if record else 1,
-        attempt=record.attempt + 1 if record else 1,
+        attempt=min(record.attempt + 1, TOKEN_MAX) if record else 1,
         created_at=wall,
         heartbeat_at=wall,
         expires_at=wall + timedelta(seconds=ttl_s),
@@ -144,6 +154,16 @@ def taken(
 def renewed(record: R, wall: datetime) -> R:
     """The record after its holder's heartbeat."""
     return msgspec.structs.replace(record, heartbeat_at=wall, expires_at=wall + timedelta(seconds=record.ttl_s))
+
+
+def reset(name: str, worker_id: str, label: str, ttl_s: float, wall: datetime) -> LeaseRecord:
+    """The free record that replaces one that cannot be read.
+
+    Its token is the time in milliseconds: higher than any that was counted up from 1, and than an earlier reset's.
+    """
+    record = taken(None, name=name, worker_id=worker_id, label=label, ttl_s=ttl_s, wall=wall)
+    token = min(TOKEN_MAX - 1, max(1, int(wall.timestamp() * 1000)))
+    return msgspec.structs.replace(record, state=State.FREE, token=token)
 
 
 def freed(record: R) -> R:

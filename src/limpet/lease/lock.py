@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won, struct_codec
-from limpet.errors import Held, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import Key
+from limpet.errors import Corrupt, Held, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import LOCKS, Key
 from limpet.lease.decide import (
+    TOKEN_MAX,
     Create,
     LeaseRecord,
     State,
@@ -20,14 +21,16 @@ from limpet.lease.decide import (
     look_interval_s,
     next_step,
     renewed,
+    reset,
     taken,
 )
 from limpet.lease.heartbeat import Heartbeat
 from limpet.lease.lease import Lease
+from limpet.records import INTEGER_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Store, Version
 
-__all__ = ["Lock", "Sightings"]
+__all__ = ["Lock", "Sightings", "lease_cell"]
 
 POLL_MIN_S = 0.2
 POLL_MAX_S = 5.0
@@ -83,6 +86,13 @@ class _Waiting:
     watch_s: float
 
 
+def lease_cell(store: Store, key: Key, runtime: Runtime) -> Cell[LeaseRecord]:
+    """The record of a lock."""
+    is_ours = not key.startswith(f"{LOCKS}/")
+    remedy = None if is_ours else "stop what uses this lock, then `limpet lock break NAME --force`"
+    return Cell(store, key, struct_codec(LeaseRecord), runtime, remedy=remedy)
+
+
 class Lock:
     """A name that at most one process holds at a time, with a token that rises each time it changes hands.
 
@@ -108,7 +118,7 @@ class Lock:
         self._sightings = sightings
         self._look_first = look_first
         self._unsure: set[str] = set()
-        self._cell = Cell(store, key, struct_codec(LeaseRecord), runtime)
+        self._cell = lease_cell(store, key, runtime)
 
     def try_acquire(self) -> Lease | Held:
         """Take the lock if it is free or abandoned, without waiting.
@@ -184,15 +194,35 @@ class Lock:
         seen = self._cell.read()
         return seen.value if seen else None
 
-    def break_(self) -> LeaseRecord:
+    def break_(self, *, force: bool = False) -> LeaseRecord:
         """Free a held lock, whoever holds it. The token stays, so the next one is higher and the old one stale.
 
-        Raises: Missing for a lock that was never used; Conflict; OutcomeUnknown.   Cost: 1 GET + 1 PUT.
+        `force`: also one whose record cannot be read, or has no higher token to give. It is replaced by a free record
+        whose token is the time in milliseconds: higher than any that was counted up from 1. Cells that were written
+        with a higher one refuse the next holder.
+        Raises: Missing for a lock that was never used; Corrupt; Conflict; OutcomeUnknown.
+        Cost: 1 GET + 1 PUT; 1 HEAD more for one that is replaced.
         """
+        if force and self.damage() is not None:
+            runtime = self._runtime
+            record = reset(self._name, runtime.owner, runtime.label, self._ttl_s, runtime.wall())
+            return self._cell.replace_unreadable(record).value
         seen = self._cell.update(lambda record: freed(record) if record and record.state is State.HELD else None)
         if seen is None:
             raise Missing(f"there is no lock {self._name!r}", hint="`limpet lock ls` shows those there are")
         return seen.value
+
+    def damage(self) -> str | None:
+        """Why no process can ever take this lock; None for one that is in order.   Cost: 1 GET."""
+        try:
+            seen = self._cell.read()
+        except Corrupt as error:
+            return str(error)
+        if seen is not None and seen.value.token >= TOKEN_MAX:
+            return f"its token is {seen.value.token}"
+        if seen is not None and seen.header.seq >= INTEGER_MAX:
+            return f"its seq is {seen.header.seq}"
+        return None
 
     def _try(self) -> Lease | _Waiting:
         if self._look_first or self._unsure or self._sightings.knows(self._cell.key):
@@ -236,14 +266,15 @@ class Lock:
         )
 
     def _claim(self, seen: Seen[LeaseRecord] | None) -> Lease | Seen[LeaseRecord]:
-        record = taken(
-            seen.value if seen else None,
-            name=self._name,
-            worker_id=self._runtime.owner,
-            label=self._runtime.label,
-            ttl_s=self._ttl_s,
-            wall=self._runtime.wall(),
-        )
+        with self._cell.explained():
+            record = taken(
+                seen.value if seen else None,
+                name=self._name,
+                worker_id=self._runtime.owner,
+                label=self._runtime.label,
+                ttl_s=self._ttl_s,
+                wall=self._runtime.wall(),
+            )
         return self._swap(seen, record)
 
     def _adopt(self, seen: Seen[LeaseRecord]) -> Lease | Seen[LeaseRecord]:
