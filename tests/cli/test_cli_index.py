@@ -257,7 +257,7 @@ def test_create_over_files_of_another_program_writes_nothing(index: Here, tmp_pa
     for key, data in theirs.items():
         store.put(key, data)
     done = index("create", "sites", *FIELDS)
-    _refused(done, 1, "holds 20 shards with records", "limpet index adopt sites --from")
+    _refused(done, 1, "holds 20 shards with records", "limpet index adopt sites --quiesced")
     assert "nothing was written" in done.err
     assert {stat.key for stat in store.list(keys.root)} == {*theirs}
     assert "remove" not in done.err

@@ -289,3 +289,36 @@ def test_a_compile_that_is_refused_does_not_say_that_there_is_no_index(here: Her
     done = here("index", "compile", "domains")
     assert (done.code, done.out) == (1, "")
     assert "some are lost" in done.err
+
+
+def test_adopt_in_place(here: Here, tmp_path: Path) -> None:
+    """FINDINGS B6: `index create` says what to run, and that makes an index of the folder as it is."""
+    fleet = limpet.open("fleet", durability="os")
+    root = tmp_path / "fleet/indexes/sites"
+    (root / "shards").mkdir(parents=True)
+    (root / "inbox/3a").mkdir(parents=True)
+    (root / "shards/5e.usv").write_bytes(b"b.com\x1fB\na.com\x1fA\n")
+    (root / "shards/5f.usv").write_bytes(b"")
+    (root / "inbox/3a/C.com.usv").write_bytes(b"C.com\x1fC\n")
+    assert fleet.store.get(limpet.keys.FLEET)
+    fields = ("--field", "domain:string", "--field", "title:string?", "--key", "domain")
+    refused = here("index", "create", "sites", *fields, "-u", "fleet")
+    assert refused.code == 1
+    assert "limpet index adopt sites --quiesced" in refused.err
+    told = here("index", "adopt", "sites", "--quiesced", "-u", "fleet")
+    assert (told.code, "--schema FILE" in told.err) == (2, True)
+    (root / "datapackage.json").write_text('{"fields": [{"name": "domain", "type": "string"}, {"name": "title"}]}')
+    told = here("index", "adopt", "sites", "--key", "domain", "-u", "fleet")
+    assert (told.code, "--quiesced" in told.err) == (2, True)
+    assert sorted(path.name for path in root.rglob("*.usv")) == ["5e.usv", "5f.usv", "C.com.usv"]
+    done = here("index", "adopt", "sites", "--key", "domain", "--quiesced", "-u", "fleet")
+    assert (done.code, done.err) == (0, "")
+    assert "took in 3 records" in done.out
+    assert "2 files moved to indexes/sites/adopted/" in done.out
+    for key in ("a.com", "b.com", "C.com"):
+        assert here("index", "get", "sites", key, "-u", "fleet").code == 0
+    assert (root / "adopted/shards/5e.usv").read_bytes() == b"b.com\x1fB\na.com\x1fA\n"
+    assert here("index", "verify", "sites", "-u", "fleet").out.startswith("'sites' is in order")
+    again = here("index", "adopt", "sites", "-u", "fleet")
+    assert (again.code, again.out) == (0, "'sites' took in 0 records of 0 files; the originals stay\n")
+    assert here("index", "adopt", "sites", "--key", "domain", "-u", "fleet").code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -16,7 +17,7 @@ import limpet
 from index_whole import Killed, Meddled, whole_of
 from kernel_helpers import ManualRuntime
 from limpet.app import Fleet
-from limpet.errors import Denied, Invalid, LimpetError, Missing
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.decide import shard_id
@@ -375,7 +376,7 @@ def test_a_crash_at_any_write_loses_nothing() -> None:
     assert died > len(names)
 
 
-def _opened(bucket: MemoryStore, before: Callable[[str], None]) -> Index[Any]:
+def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = True) -> Index[Any]:
     runtime = ManualRuntime(owner=f"p{len([*bucket.list()])}")
     runtime.wall_offset_s = timedelta(days=200).total_seconds()
     store = Meddled(bucket, runtime)
@@ -387,7 +388,7 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None]) -> Index[Any]:
     index: Index[Any] = Index(
         store, "domains", runtime, typed(Domain, "domain"), stamps_of(store, runtime, "memory"), Sightings(runtime)
     )
-    assert index.manifest.depth == 2
+    assert not load or index.manifest.depth == 2
     return index
 
 
@@ -411,3 +412,114 @@ def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
         assert (report.files, report.records) == (3, 2)
         assert [bad.name for bad in report.bad] == ["inbox/3b/wrong.com.usv"]
     assert {record.domain for record in index.scan()} == {"a.com", "b.com"}
+
+
+# ---- in place ----
+
+
+def lay_out(put: Callable[[str, bytes], object]) -> dict[str, bytes]:
+    """A folder as seed 001 has it: shards of our names in any order, an inbox by shards and one of plain files."""
+    names = [f"site{n}.com" for n in range(40)]
+    files = {"datapackage.json": b'{"name": "theirs", "resources": []}', "shards/00.usv": b"", "inbox.com.usv": b""}
+    for name in reversed(names[:30]):
+        at = f"shards/{shard_id(name)}.usv"
+        files[at] = files.get(at, b"") + seeded(name)
+    for name in names[30:]:
+        files[f"inbox/{shard_id(name)}/{name}.usv"] = seeded(name)
+    files["inbox.com.usv"] = seeded("inbox.com", 7)
+    for name, data in files.items():
+        put(name, data)
+    return files
+
+
+WANTED = {*(f"site{n}.com" for n in range(40)), "inbox.com"}
+
+
+def under(store: Any, prefix: str) -> dict[str, bytes]:
+    """What lies below a prefix, by name."""
+    return {stat.key[len(prefix) + 1 :]: store.get(stat.key).data for stat in store.list(prefix)}
+
+
+def test_a_folder_of_shards_becomes_an_index_where_it_is(fleet: Fleet) -> None:
+    """FINDINGS B6: the way was to move the folder elsewhere, create the index and adopt from there."""
+    files = lay_out(lambda name, data: put(fleet, name, data))
+    index = fleet.index("domains", Domain, key="domain")
+    with pytest.raises(Invalid, match="another program") as refused:
+        index.adopt_in_place()
+    assert "--quiesced" in refused.value.hint
+    assert under(fleet.store, KEYS.root) == files, "nothing was written"
+    report = index.adopt_in_place(quiesced=True)
+    moved = {name for name in files if "/" in name and files[name]}
+    assert (report.created, report.moved, report.records, report.bad) == (True, len(moved), 41, [])
+    kept = under(fleet.store, KEYS.adopted)
+    assert kept.pop("about.txt").startswith(b"Files of another program")
+    assert kept == {name: data for name, data in files.items() if name in moved or name == "datapackage.json"}
+    assert under(fleet.store, KEYS.root)["inbox.com.usv"] == files["inbox.com.usv"], "what is not in the way stays"
+    assert {record.domain for record in index.scan()} == WANTED
+    index.compile(full=True)
+    assert {record.domain for record in index.scan()} == WANTED
+    assert {finding.key for finding in verify(whole_of(index)).findings} == {f"{KEYS.root}/inbox.com.usv"}
+    with pytest.raises(Invalid, match="already"):
+        index.adopt_in_place(quiesced=True)
+
+
+def test_in_place_one_bad_file_and_nothing_is_changed() -> None:
+    fleet = limpet.open("memory://")
+    files = lay_out(lambda name, data: put(fleet, name, data))
+    files["shards/ff.usv"] = plain("x.com", "X", "many")
+    put(fleet, "shards/ff.usv", files["shards/ff.usv"])
+    report = fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
+    assert not report.created
+    assert [bad.name for bad in report.bad] == ["shards/ff.usv"]
+    assert under(fleet.store, KEYS.root) == files
+
+
+def test_in_place_an_index_of_our_own_without_its_manifest_is_left_alone(
+    memory: tuple[Fleet, Index[Domain]],
+) -> None:
+    fleet, index = memory
+    index.put_many([Domain(f"site{n}.com", None, n) for n in range(900)])
+    index.compile(full=True)
+    index.put_many([Domain(f"more{n}.com", None, n) for n in range(900)])
+    fleet.store.delete(KEYS.manifest)
+    before = under(fleet.store, KEYS.root)
+    with pytest.raises(Corrupt, match="Limpet's own"):
+        fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
+    fleet.store.delete_many([stat.key for stat in fleet.store.list(KEYS.packs)])
+    report = fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
+    assert report.bad, "its lines have a field more"
+    assert {name: data for name, data in before.items() if not name.startswith("packs/")} == under(
+        fleet.store, KEYS.root
+    )
+
+
+def test_in_place_a_crash_at_any_write_loses_nothing() -> None:
+    """Whatever was written before the crash, no index is there before it has every record."""
+    total, _, _ = _adopt_until(10**6)
+    steps = [*range(1, 130, 3), *range(130, total - 5, 60), *range(total - 5, total)]
+    for number in steps:
+        wrote, bucket, files = _adopt_until(number)
+        assert wrote == number
+        there = under(bucket, KEYS.root)
+        assert all(there.get(name) == data or there.get(f"adopted/{name}") == data for name, data in files.items())
+        if "manifest.json" not in there:
+            assert _opened(bucket, lambda verb: None, load=False).adopt_in_place(quiesced=True).created
+        index = _opened(bucket, lambda verb: None, load=False)
+        assert {record.domain for record in index.scan()} == WANTED
+
+
+def _adopt_until(number: int) -> tuple[int, MemoryStore, dict[str, bytes]]:
+    """Adopt in place, killed at that write; how many there were, and what was there before."""
+    bucket = MemoryStore(ManualRuntime())
+    files = lay_out(lambda name, data: bucket.put(Key(f"{KEYS.root}/{name}"), data))
+    wrote = 0
+
+    def die(verb: str) -> None:
+        nonlocal wrote
+        wrote += verb in ("put", "delete")
+        if wrote >= number:
+            raise Killed
+
+    with suppress(Killed):
+        _opened(bucket, die, load=False).adopt_in_place(quiesced=True)
+    return wrote, bucket, files

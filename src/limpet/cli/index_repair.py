@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from limpet.cli.index_options import IndexArgument, demand_index
 from limpet.cli.queue_options import DELAY_HELP, duration_s, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json, say
+from limpet.errors import Invalid, Missing
+from limpet.keys import IndexKeys, Key
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
+    from limpet.index import Index
     from limpet.index.adopt import AdoptReport
     from limpet.index.findings import Finding, VerifyReport
     from limpet.index.purge import PurgeReport
@@ -34,6 +39,8 @@ ADOPT_EPILOG = lines(
     "Example: take in a folder of record files; then those beside the index's own, which nobody writes any more",
     "$ limpet index adopt domains --from ./old/domains -u s3://acme/prod",
     "$ limpet index adopt domains --quiesced -u s3://acme/prod",
+    "Example: make an index of a folder of shards that another program left just where the index should be",
+    "$ limpet index adopt domains --key domain --quiesced -u ./fleet",
     "Exit codes: 0 all were taken in; 1 some were bad, or there is no such index or folder; 2 wrong usage.",
 )
 RESHARD_EPILOG = lines(
@@ -148,6 +155,19 @@ def adopt(
     quiesced: Annotated[
         bool, typer.Option("--quiesced", help="Nothing writes those files any more: delete each once it is taken in.")
     ] = False,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--schema",
+            metavar="FILE",
+            show_default="the folder's datapackage.json",
+            help="The columns, if there is no index yet: a data package or table schema, in JSON.",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet."),
+    ] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -155,17 +175,36 @@ def adopt(
 
     Each holds one record: its fields between U+001F, in the order of the index's columns, without a header. Files in a
     folder `shards/` there hold many. Bad ones are named and kept, and the rest goes on; doing it twice changes nothing.
+
+    Without --from, and if the folder has no manifest, an index is made where the files lie: their records are put, what
+    lies in `shards/` and `inbox/` is moved to `adopted/` beside them, as it is, and the manifest is written last. If a
+    file is bad then, nothing is changed.
     """
     fleet = existing(url)
-    handle = demand_index(fleet, name)
+    in_place = from_ is None and _has_no_manifest(fleet, name)
+    if not in_place and (schema or key):
+        raise Invalid(
+            "--schema and --key are for files that lie where an index should be",
+            hint=f"the index {name!r} has its columns; leave them out" if from_ is None else "leave --from out",
+        )
+    source = _source(fleet, name, from_, shards=in_place)
     with console(stderr=True).status(f"taking files into {name!r}"):
-        report = handle.adopt(_source(fleet, name, from_), quiesced=quiesced)
+        if in_place:
+            report = _new_index(fleet, name, schema, key).adopt_in_place(source, quiesced=quiesced)
+        else:
+            report = demand_index(fleet, name).adopt(source, quiesced=quiesced)
     if json:
         print_json({"index": name, **_fields(report)})
     else:
         for bad in report.bad:
             typer.echo(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
+        if in_place and not report.created:
+            say(f"nothing was changed: {many(len(report.bad), 'file is', 'files are')} bad", err=True)
+            raise typer.Exit(EXIT_FAILED)
         kept = f"; {many(report.deleted, 'original')} deleted" if quiesced else "; the originals stay"
+        if report.created:
+            adopted = IndexKeys.of(name).adopted
+            kept = f"; {many(report.moved, 'file')} moved to {adopted}/, the others stay"
         typer.echo(
             f"{name!r} took in {many(report.records, 'record')} of {many(report.files, 'file')}{kept}"
             + (f"; {many(len(report.bad), 'file is', 'files are')} bad" if report.bad else "")
@@ -174,20 +213,48 @@ def adopt(
         raise typer.Exit(EXIT_FAILED)
 
 
+def _has_no_manifest(fleet: Fleet, name: str) -> bool:
+    """Whether objects lie where an index should be, and there is none."""
+    index = fleet.index(name)
+    try:
+        index.manifest  # noqa: B018 - the first look reads it
+    except Missing:
+        return any(stat.size for stat in fleet.store.list(index.storage.keys.root))
+    return False
+
+
+def _new_index(fleet: Fleet, name: str, schema: Path | None, key: str | None) -> Index[Any]:
+    """The index that is to be made of files, with the columns that were named, or those of their data package."""
+    from limpet import records
+    from limpet.index.storage import DESCRIPTION_BYTES_MAX
+
+    if schema is not None:
+        return fleet.index(name, schema, key=key)
+    keys = IndexKeys.of(name)
+    for at in (Key(f"{keys.adopted}/datapackage.json"), keys.package, Key(f"{keys.shards}/datapackage.json")):
+        with suppress(Missing):
+            data = fleet.store.get(at, size_max=DESCRIPTION_BYTES_MAX).data
+            package = records.parse_json(data, what=at, bytes_max=DESCRIPTION_BYTES_MAX)
+            return fleet.index(name, package, key=key)
+    raise Invalid(
+        f"{keys.root} holds files and no manifest, and no datapackage.json tells their columns",
+        hint="--schema FILE: a data package or table schema whose fields stand in the order of the files",
+    )
+
+
 def _fields(report: AdoptReport | PurgeReport | ReshardReport) -> dict[str, object]:
     from dataclasses import asdict
 
     return asdict(report)
 
 
-def _source(fleet: Fleet, name: str, where: str | None) -> Source | None:
+def _source(fleet: Fleet, name: str, where: str | None, *, shards: bool = False) -> Source | None:
     """Where the files lie. A local folder is read as such: its file names need not be those of a store."""
-    from pathlib import Path
     from urllib.parse import unquote, urlsplit
 
     from limpet.app.urls import store_for
     from limpet.index.sources import FolderSource, StoreSource
-    from limpet.keys import IndexKeys, disk_name
+    from limpet.keys import disk_name
     from limpet.runtime import system
 
     at = where or fleet.url
@@ -199,7 +266,7 @@ def _source(fleet: Fleet, name: str, where: str | None) -> Source | None:
     if not is_folder:
         return None
     parts = [disk_name(part, leaf=False) for part in IndexKeys.of(name).root.split("/")]
-    return FolderSource(Path(at).expanduser().joinpath(*parts), shards=False)
+    return FolderSource(Path(at).expanduser().joinpath(*parts), shards=shards)
 
 
 def reshard(

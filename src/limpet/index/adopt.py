@@ -1,25 +1,41 @@
-"""Taking plain record files into an index: those of seed 001, or any folder of them."""
+"""Taking plain record files into an index: those of seed 001, or any folder of them.
+
+A folder of such files may lie just where the index should be. Its shards have the names of Limpet's own, and lines that
+differ from Limpet's: no escapes, no `_deleted`, in any order. So they are moved to `adopted/` there, and their records
+are put into packs; the manifest is written last. Without a manifest there is no index, so half of one is never read.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.index.decide import keys_of, rank
+from limpet.index.layout import Layout
 from limpet.index.manifest import Manifest
 from limpet.index.offline import Whole, batches, load, put_packs
 from limpet.index.plain import ENDING, is_named, rows, values_of
 from limpet.index.schema import stamp_in
 from limpet.index.sources import SHARDS, Source, StoreSource
 from limpet.index.stamps import Stamps, given
-from limpet.store.api import Stat
+from limpet.index.storage import SHARD_BYTES_MAX, Storage
+from limpet.keys import Key
+from limpet.store.api import Absent, Stat
 
-__all__ = ["AdoptReport", "BadFile", "adopt"]
+__all__ = ["AdoptReport", "BadFile", "adopt", "adopt_in_place"]
 
 PACKS_BYTES = 64 << 20
 MANIFEST = "manifest.json"
+PACKAGE = "datapackage.json"
+JSON_SCHEMA = "schema.json"
+ABOUT = "about.txt"
+ABOUT_TEXT = (
+    b"Files of another program that lay where the index has its own, as they were. `limpet index adopt` moved them\n"
+    b"here and put their records into the index. Limpet does not read them again: delete this folder when you like.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +48,18 @@ class BadFile:
 
 @dataclass(slots=True)
 class AdoptReport:
-    """What was taken in. `ignored` files have another ending; `deleted` are originals that are gone."""
+    """What was taken in. `ignored` files have another ending; `deleted` are originals that are gone.
+
+    `created`: the index was made where the files lie; `moved` of them are in its folder `adopted/` now.
+    """
 
     files: int = 0
     records: int = 0
     packs: int = 0
     deleted: int = 0
     ignored: int = 0
+    moved: int = 0
+    created: bool = False
     bad: list[BadFile] = field(default_factory=list)
 
 
@@ -59,25 +80,130 @@ def adopt(whole: Whole, stamps: Stamps, source: Source | None = None, *, quiesce
     manifest = load(whole).value
     if source is None:
         source = StoreSource(whole.storage.store, whole.storage.keys.root, shards=False)
-    adopter = _Adopter(whole, manifest, stamps, source, quiesced)
-    for batch in batches(source.files()):
+    return _taken(_Adopter(whole, manifest, stamps, source, quiesced))
+
+
+def adopt_in_place(
+    whole: Whole, layout: Layout, stamps: Stamps, source: Source | None = None, *, quiesced: bool = False
+) -> AdoptReport:
+    """Make an index of the plain files that lie where it should be: beside its manifest, in `shards/` and `inbox/*/`.
+
+    All files are read and checked first; if one is bad nothing is changed. Then those in `shards/` and `inbox/`, and
+    another program's `datapackage.json` and `schema.json`, are copied to `adopted/` as they are; all records are put;
+    those in `shards/` and `inbox/` are deleted; the manifest comes last.
+    Raises: Invalid unless `quiesced`, since a program that still writes there would lose what it writes, and if there
+    is an index; Missing if no files are there; Corrupt for an index of Limpet's own without its manifest; Conflict if
+    files are written meanwhile.
+    Cost: 4 GETs + 1 PUT + 1 DELETE a file; 1 PUT for each shard; 4 LISTs per 1,000 files; as `Layout.complete`.
+    Crash: every file is where it was, or in `adopted/`, or both; run it again.
+    """
+    storage, manifest = whole.storage, layout.planned()
+    keys = storage.keys
+    here = source or StoreSource(storage.store, keys.root)
+    if whole.cell.read() is not None:
+        raise Invalid(f"there is an index {whole.name!r} already", hint=f"`limpet index adopt {whole.name}` adds to it")
+    _refuse_own(storage)
+    kept = storage.store.list(keys.adopted)
+    if not any(stat.key.endswith(ENDING) for stat in chain(here.files(), kept)):
+        raise Missing(f"{keys.root} holds no record files", hint=f"`limpet index create {whole.name}` makes an index")
+    if not quiesced:
+        raise Invalid(
+            f"{keys.root} holds files of another program, some of which are moved to {keys.adopted}",
+            hint="stop everything that writes them, then say --quiesced",
+        )
+    checked = _taken(_Adopter(whole, manifest, stamps, here, quiesced=False, dry=True))
+    if checked.bad:
+        return checked
+    storage.store.put(Key(f"{keys.adopted}/{ABOUT}"), ABOUT_TEXT)
+    in_the_way = _copy(storage, here)
+    report = _taken(_Adopter(whole, manifest, stamps, here, quiesced=False))
+    for error in here.delete(in_the_way).values():
+        if error is not None:
+            raise error
+    layout.put_shards(manifest)
+    for stat in storage.store.list(keys.shards):
+        if stat.size and stat.key.endswith(ENDING):
+            raise Conflict(f"{stat.key} was written meanwhile", hint="stop all that writes there, then try again")
+    layout.complete(manifest)
+    report.created, report.moved = True, len(in_the_way)
+    return report
+
+
+def _taken(adopter: _Adopter) -> AdoptReport:
+    for batch in batches(adopter.source.files()):
         adopter.take(batch)
     adopter.flush()
     return adopter.report
 
 
+def _refuse_own(storage: Storage) -> None:
+    """Go on only if what lies there without a manifest is no index of Limpet's own.   Raises: Corrupt.   Cost: 3 LISTs.
+
+    Packs may be those of an adoption that was interrupted: it began with a file in `adopted/`.
+    """
+    keys, store = storage.keys, storage.store
+    if next(store.list(keys.adopted), None) is not None:
+        return
+    own = next(store.list(keys.packs), None) or next(store.list(keys.quarantine), None)
+    if own is not None:
+        raise Corrupt(
+            f"{own.key} is of an index of Limpet's own, which has no manifest",
+            hint=f"restore {keys.manifest} from a backup",
+        )
+
+
+def _copy(storage: Storage, here: Source) -> list[str]:
+    """Copy what stands in the way of an index's own files; the names of those to delete.   Raises: Conflict."""
+    in_the_way: list[str] = []
+    for batch in batches(here.files()):
+        some = [str(stat.key) for stat in batch if "/" in stat.key and stat.size and stat.key.endswith(ENDING)]
+        derived = [str(stat.key) for stat in batch if stat.key in (PACKAGE, JSON_SCHEMA)]
+        for name, data in here.read([*some, *derived]).items():
+            if isinstance(data, LimpetError):
+                raise data
+            _keep_copy(storage, Key(f"{storage.keys.adopted}/{name}"), data)
+        in_the_way += some
+    return in_the_way
+
+
+def _keep_copy(storage: Storage, key: Key, data: bytes) -> None:
+    """Put a file where it stays; one that is there already must be the same.   Raises: Conflict."""
+    try:
+        storage.store.put(key, data, when=Absent())
+    except (Conflict, OutcomeUnknown):
+        try:
+            there = storage.store.get(key, size_max=SHARD_BYTES_MAX).data
+        except Missing:
+            raise Unavailable(f"{key} could not be put", hint="try again") from None
+        if there != data:
+            raise Conflict(
+                f"{key} is there from an earlier run, with other bytes than the file that was to be moved there",
+                hint="the file was written again since: move one of the two elsewhere, then try again",
+            ) from None
+
+
 class _Adopter:
-    def __init__(self, whole: Whole, manifest: Manifest, stamps: Stamps, source: Source, quiesced: bool) -> None:
+    def __init__(
+        self,
+        whole: Whole,
+        manifest: Manifest,
+        stamps: Stamps,
+        source: Source,
+        quiesced: bool,
+        *,
+        dry: bool = False,
+    ) -> None:
         self._storage = whole.storage
         self._manifest = manifest
         self._schema = manifest.schema
         self._stamps = stamps
-        self._source = source
+        self.source = source
         self._quiesced = quiesced
         self._lines: dict[bytes, bytes] = {}
         self._size = 0
         self._names: list[str] = []
         self._is_foreign = False
+        self._dry = dry
         self.report = AdoptReport()
 
     def take(self, batch: list[Stat]) -> None:
@@ -86,7 +212,7 @@ class _Adopter:
         self.report.ignored += len(batch) - len(wanted)
         if not self._is_foreign and any("/" in name for name in wanted):
             self._demand_foreign()
-        for name, data in self._source.read([*wanted]).items():
+        for name, data in self.source.read([*wanted]).items():
             try:
                 if isinstance(data, LimpetError):
                     raise data
@@ -100,9 +226,12 @@ class _Adopter:
 
     def flush(self) -> None:
         """Put what is in memory where it belongs; once that is durable, the originals may go."""
+        if self._dry:
+            self._lines, self._size, self._names = {}, 0, []
+            return
         self.report.packs += put_packs(self._storage, self._manifest, [*self._lines.values()])
         if self._quiesced:
-            for name, error in self._source.delete(self._names).items():
+            for name, error in self.source.delete(self._names).items():
                 if error is None:
                     self.report.deleted += 1
                 else:
@@ -116,7 +245,7 @@ class _Adopter:
     def _demand_foreign(self) -> None:
         """Shards of our own have escapes and tombstones, which a plain file has not.   Raises: Invalid."""
         self._is_foreign = True
-        found = self._source.read([MANIFEST])[MANIFEST]
+        found = self.source.read([MANIFEST])[MANIFEST]
         if isinstance(found, Missing):
             return
         if isinstance(found, LimpetError):

@@ -14,7 +14,7 @@ import msgspec
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import EventSink
-from limpet.index.adopt import AdoptReport, adopt
+from limpet.index.adopt import AdoptReport, adopt, adopt_in_place
 from limpet.index.compiler import CompileReport
 from limpet.index.described import write_descriptions
 from limpet.index.findings import VerifyReport
@@ -189,6 +189,12 @@ class Index(Generic[R]):
     def adopt(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
         """Take in plain `{key}.usv` files.   See `limpet.index.adopt.adopt`."""
         return adopt(self._whole(), self._stamps, source, quiesced=quiesced)
+
+    def adopt_in_place(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
+        """Make this index of the plain files that lie in its place.   See `limpet.index.adopt.adopt_in_place`."""
+        report = adopt_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
+        self._opened = None
+        return report
 
     def reshard(self, depth: int, *, quiesced: bool = False) -> ReshardReport:
         """Give it shards of another depth, while nobody uses it.   See `limpet.index.reshard.reshard`."""

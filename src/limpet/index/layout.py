@@ -91,15 +91,26 @@ class Layout:
         Cost: 1 LIST, 1 PUT a shard + 3 PUTs and 2 GETs.
         Crash: without a manifest there is no index, and creating it again completes it.
         """
+        manifest = self.planned()
+        if next(self._storage.store.list(self._storage.keys.root), None) is not None:
+            self._demand_empty()
+        if self.put_shards(manifest):
+            self._demand_empty()
+        return self.complete(manifest)
+
+    def planned(self) -> Manifest:
+        """The manifest of a new index of this type.   Raises: Missing without a type; Invalid without a key."""
         if self._typed.fields is None:
             raise self._missing()
         if self._typed.key is None:
             raise Invalid(f"the index {self._name!r} is new: say which field is its key", hint="key=...")
-        manifest = fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
-        if next(self._storage.store.list(self._storage.keys.root), None) is not None:
-            self._demand_empty()
-        if self._put_shards([self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]):
-            self._demand_empty()
+        return fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
+
+    def complete(self, manifest: Manifest) -> Manifest:
+        """Write the manifest of a new index, whose shards are there: from now on it exists. Then describe it.
+
+        The manifest as it is now, if another process was first.   Cost: 3 PUTs and 2 GETs.
+        """
         try:
             self._cell.create(manifest)
         except Conflict:
@@ -107,12 +118,13 @@ class Layout:
         write_descriptions(self._storage, self._name, manifest)
         return manifest
 
-    def _put_shards(self, shards: Sequence[Key]) -> bool:
-        """Put empty shards; whether some were there already.
+    def put_shards(self, manifest: Manifest) -> bool:
+        """Put empty shards where there are none; whether some were there already.
 
         A conflict does not tell that a shard is there: a store may refuse two puts at once (F15). So it is asked.
         Raises: Unavailable if a shard can neither be put nor found.   Cost: 1 PUT each; 1 HEAD for each conflict.
         """
+        shards: Sequence[Key] = [self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]
         some_were_there = False
         for _ in range(PUTS_MAX):
             left: list[Key] = []
@@ -140,8 +152,8 @@ class Layout:
             what = f"{len(full)} shards with records" if full else "records that wait to be compiled"
             raise Corrupt(
                 f"{keys.root} holds {what}, such as {(full or waits)[0]}, and no manifest; nothing was written",
-                hint=f"another program's files: move the folder elsewhere, create the index, and `limpet index adopt "
-                f"{self._name} --from THERE`; an index of Limpet's: restore {self._cell.key} from a backup",
+                hint=f"another program's files: stop it, then `limpet index adopt {self._name} --quiesced` makes an "
+                f"index of them; an index of Limpet's: restore {self._cell.key} from a backup",
             )
 
     def _missing(self) -> Missing:

@@ -11,7 +11,7 @@ from limpet.keys import IndexKeys, Key
 
 __all__ = ["Place", "Role", "place_of"]
 
-Role = Literal["described", "lock", "pack", "plain", "quarantined", "shard", "single", "unknown"]
+Role = Literal["adopted", "described", "lock", "pack", "plain", "quarantined", "shard", "single", "unknown"]
 
 _SHARD = re.compile("[0-9a-f]{1,4}")
 
@@ -42,6 +42,8 @@ def place_of(keys: IndexKeys, key: Key) -> Place:
                 return Place("shard", stem)
             if ending == "lock" and (stem == ALL or _SHARD.fullmatch(stem)):
                 return Place("lock", stem)
+        case ["adopted", *_]:
+            return Place("adopted")
         case ["imports", name] if name.endswith(".json"):
             return Place("described")
         case ["quarantine", _, name] if name.endswith(".json"):

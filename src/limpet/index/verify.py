@@ -110,7 +110,7 @@ class _Verifier:
     def _by_name(self, key: Key) -> bool:
         """Note what its name tells; whether there is no need to read it here."""
         place = place_of(self._keys, key)
-        if place.role in ("described", "lock"):
+        if place.role in ("adopted", "described", "lock"):
             return True
         if place.role in ("plain", "unknown"):
             self._add("unknown", key, "does not belong to the index")

@@ -64,6 +64,11 @@ class IndexKeys:
         """Where objects lie that could not be read."""
         return f"{self.root}/quarantine"
 
+    @property
+    def adopted(self) -> str:
+        """Where files of another program lie that stood in the way of an index's own, under the names they had."""
+        return f"{self.root}/adopted"
+
     def inbox_of(self, shard: str, key: str | None = None) -> str:
         """Where the singles of a shard wait, or those of one record."""
         folder = f"{self.root}/inbox/{shard}"
