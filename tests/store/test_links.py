@@ -14,6 +14,7 @@ from limpet.app.warehouse_files import plain_warehouse
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Denied
 from limpet.index.exporting import export
+from limpet.index.sources import FolderSource
 from limpet.index.sql import sql
 from limpet.index.tables import SMALL_BYTES
 from limpet.keys import Key
@@ -161,3 +162,25 @@ def test_a_purge_deletes_a_link_and_not_what_it_points_to(tmp_path: Path) -> Non
 def _all(folder: Path) -> dict[str, bytes | None]:
     paths = sorted(folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+@pytest.mark.parametrize("where", ["indexes", "indexes/old", "indexes/old/shards", "indexes/old/inbox/5e"])
+def test_files_behind_a_link_are_not_adopted(tmp_path: Path, where: str) -> None:
+    root = tmp_path / "fleet"
+    limpet.open(root, durability="os").cell("c").write(1)
+    for name in ("shards/5e.usv", "inbox/5e/a.usv", "a.usv"):
+        (root / "indexes/old" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "indexes/old" / name).write_bytes(b"a\x1fA\n")
+    behind_a_link(root / where, tmp_path / "outside")
+    before = _all(tmp_path / "outside")
+    source = FolderSource(root / "indexes/old", root=root)
+    if where == "indexes/old/inbox/5e":
+        assert {stat.key for stat in source.files()} == {"a.usv", "shards/5e.usv"}, "a listing passes over the link"
+    else:
+        with pytest.raises(Denied, match=rf"fleet/{where} is a symbolic link"):
+            [*source.files()]
+    if where != "indexes/old/shards":
+        name = "inbox/5e/a.usv"
+        assert isinstance(source.read([name])[name], Denied)
+        assert isinstance(source.delete([name])[name], Denied)
+    assert _all(tmp_path / "outside") == before

@@ -266,7 +266,8 @@ def _source(fleet: Fleet, name: str, where: str | None, *, shards: bool = False)
     if not is_folder:
         return None
     parts = [disk_name(part, leaf=False) for part in IndexKeys.of(name).root.split("/")]
-    return FolderSource(Path(at).expanduser().joinpath(*parts), shards=shards)
+    root = Path(at).expanduser()
+    return FolderSource(root.joinpath(*parts), shards=shards, root=root)
 
 
 def reshard(

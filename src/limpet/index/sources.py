@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from limpet.errors import Denied, LimpetError, Missing, Unavailable
+from limpet.errors import LimpetError, Missing
 from limpet.index.storage import WAITING_BYTES_MAX
 from limpet.keys import Key, join
 from limpet.store.api import Stat, Store, Version
+from limpet.store.directory.failure import failure
+from limpet.store.directory.plain import PlainFiles
 
 __all__ = ["INBOX", "SHARDS", "FolderSource", "Source", "StoreSource"]
 
@@ -76,39 +79,68 @@ class StoreSource:
 
 
 class FolderSource:
-    """A folder of this machine, with file names that some other program chose."""
+    """A folder of this machine, with file names that some other program chose. No link below it is followed.
 
-    def __init__(self, path: str | os.PathLike[str], *, shards: bool = True) -> None:
+    `root`: a folder above it below which none is followed either, such as that of a store.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, shards: bool = True, root: str | os.PathLike[str] | None = None
+    ) -> None:
         self._path = Path(path)
         self._shards = shards
+        self._files = PlainFiles(root or path)
+        self._at = os.path.relpath(path, root) if root else ""
 
     def files(self) -> Iterator[Stat]:
         """See `Source.files`."""
         if not self._path.is_dir():
             raise Missing(f"there is no folder {self._path}")
-        yield from self._in(self._path, "")
-        if self._shards and (self._path / SHARDS).is_dir():
-            yield from self._in(self._path / SHARDS, f"{SHARDS}/")
-        if self._shards and (self._path / INBOX).is_dir():
-            for folder in sorted(each.name for each in (self._path / INBOX).iterdir() if each.is_dir()):
-                yield from self._in(self._path / INBOX / folder, f"{INBOX}/{folder}/")
+        yield from self._in("")
+        if self._shards:
+            yield from self._in(SHARDS)
+            for folder in sorted(self._folders(INBOX)):
+                yield from self._in(f"{INBOX}/{folder}")
 
-    def _in(self, path: Path, before: str) -> Iterator[Stat]:
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.is_file(follow_symlinks=False):
+    def _in(self, folder: str) -> Iterator[Stat]:
+        with self._scan(folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    try:
                         found = entry.stat(follow_symlinks=False)
-                        yield Stat(Key(before + entry.name), found.st_size, Version(""), _time(found.st_mtime))
-        except OSError as error:
-            raise _failure(f"cannot list {path}", error) from None
+                    except FileNotFoundError:
+                        continue  # deleted since its name was read
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    yield Stat(Key(name), found.st_size, Version(""), _time(found.st_mtime))
+
+    def _folders(self, folder: str) -> list[str]:
+        with self._scan(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    @contextmanager
+    def _scan(self, folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """What is in a folder; nothing if it is none.   Raises: Denied; Unavailable."""
+        with ExitStack() as stack:
+            entries: Iterator[os.DirEntry[str]] = iter(())
+            try:
+                opened = stack.enter_context(self._files.folder(self._name(folder)))
+                entries = stack.enter_context(os.scandir(opened))
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                raise _failure(f"cannot list {self._path / folder}", error) from None
+            yield entries
+
+    def _name(self, name: str) -> str:
+        return "/".join(part for part in (self._at, name) if part)
 
     def read(self, names: Sequence[str]) -> Mapping[str, bytes | LimpetError]:
         """See `Source.read`."""
         found: dict[str, bytes | LimpetError] = {}
         for name in names:
             try:
-                found[name] = (self._path / name).read_bytes()
+                with open(self._files.read(self._name(name)), "rb") as file:
+                    found[name] = file.read()
             except OSError as error:
                 found[name] = _failure(f"cannot read {self._path / name}", error)
         return found
@@ -118,7 +150,7 @@ class FolderSource:
         done: dict[str, LimpetError | None] = {}
         for name in names:
             try:
-                (self._path / name).unlink(missing_ok=True)
+                self._files.delete(self._name(name))
                 done[name] = None
             except OSError as error:
                 done[name] = _failure(f"cannot delete {self._path / name}", error)
@@ -128,8 +160,7 @@ class FolderSource:
 def _failure(what: str, error: OSError) -> LimpetError:
     if isinstance(error, FileNotFoundError):
         return Missing(f"{what}: it is not there")
-    kind = Denied if isinstance(error, PermissionError) else Unavailable
-    return kind(f"{what}: {error.strerror}")
+    return failure(what, error)
 
 
 def _time(seconds: float) -> datetime:
