@@ -273,3 +273,27 @@ def test_a_column_becomes_nullable_only_by_an_explicit_step(sites: Here) -> None
     assert (done.code, "may be null" in done.out) == (0, True)
     assert sites("put", "strict", '{"id": "b"}').code == 0
     _refused(sites("schema", "strict", "--allow-null", "id"), 2, "is the key")
+
+
+def test_damaged_shards_are_left_out_only_on_request(sites: Here, tmp_path: Path) -> None:
+    sites("compile", "sites", "--full")
+    store, keys = limpet.open("fleet").store, IndexKeys.of("sites")
+    damaged = max((stat for stat in store.list(keys.shards) if stat.key.endswith(".usv")), key=lambda stat: stat.size)
+    whole = int(json.loads(sites("sql", "select count(*) as n from sites", "--json").out)[0]["n"])
+    lost = store.get(damaged.key).data.count(b"\n")
+    store.put(damaged.key, b"")
+    for command in (("sql", "select count(*) as n from sites", "--json"), ("export", "sites", "all.jsonl")):
+        done = sites(*command)
+        assert (done.code, "had" in done.err) == (1, True)
+        assert "--skip-damaged" not in done.err
+    assert not Path("all.jsonl").exists()
+    done = sites("sql", "select count(*) as n from sites", "--json", "--skip-damaged")
+    assert (done.code, json.loads(done.out)) == (1, [{"n": whole - lost}])
+    assert f"{damaged.key} was left out (it had {lost} records)" in done.err
+    assert "1 damaged shard was left out" in done.err
+    done = sites("export", "sites", "all.jsonl", "--skip-damaged")
+    assert (done.code, Path("all.jsonl").read_bytes().count(b"\n")) == (1, whole - lost)
+    assert f"exported {whole - lost:,} records" in done.out
+    assert "1 damaged shard was left out" in done.err
+    done = sites("export", "sites", "-", "--format", "jsonl", "--skip-damaged")
+    assert (done.code, done.out.count("\n")) == (1, whole - lost)

@@ -17,12 +17,13 @@ import pytest
 import limpet
 from index_helpers import NAME, Rec, keys_in, objects, requests
 from limpet.app import Fleet
-from limpet.errors import Corrupt, LimpetError
-from limpet.index import Index, shard_id
+from limpet.errors import Corrupt, Denied, LimpetError
+from limpet.index import DamagedShardWarning, Index, shard_id
 from limpet.index.compiled import Compiled
 from limpet.index.exporting import export
 from limpet.index.manifest import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.index.quarantine import read_quarantined
+from limpet.index.reader import LeftOut
 from limpet.index.schema import Field, with_own
 from limpet.keys import IndexKeys, Key
 from limpet.store.api import Version
@@ -561,3 +562,69 @@ def test_the_only_errors_are_limpets_own(fleet: Fleet, index: Index[Rec]) -> Non
         else:
             fleet.store.put(place, before)
     assert len([*fleet.index(NAME, Rec, key="key").scan()]) >= 90
+
+
+# ---- leaving damaged shards out ----
+
+SPOILERS: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda data: None,
+    "emptied": lambda data: b"",
+    "cut at a line end": _cut,
+    "cut in a line": lambda data: data[:-9],
+    "a bad line": lambda data: data.replace(b"x" * 100, b"\xff", 1),
+    "a field too many": lambda data: data.replace(b"\n", b"\x1f1\n", 1),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=[*SPOILERS])
+def test_damaged_shards_can_be_left_out(
+    fleet: Fleet, index: Index[Rec], spoil: Callable[[bytes], bytes | None]
+) -> None:
+    """Only if one asks for it, and not in silence; what waits for such a shard is left out as well."""
+    data = spoil(fleet.store.get(AT).data)
+    fleet.store.delete(AT)
+    if data is not None:
+        fleet.store.put(AT, data)
+    index.put(Rec(MANY[0], "newer"))
+    index.put(Rec(OTHERS[0], "newer"))
+    query = f"select key, text from {NAME}"
+    for ask in (lambda: [*index.scan()], lambda: [*index.sql(query)]):
+        with pytest.raises(Corrupt):
+            ask()
+    with pytest.warns(DamagedShardWarning, match=rf"{AT} was left out \(it had 40 records\)") as warned:
+        found = {record.key: record.text for record in index.scan(skip_damaged=True)}
+    assert len(warned) == 1
+    assert {*found} == {*OTHERS}
+    assert found[OTHERS[0]] == "newer"
+    with pytest.warns(DamagedShardWarning, match=rf"{AT} was left out"):
+        assert dict(index.sql(query, skip_damaged=True)) == found
+    left_out: list[LeftOut] = []
+    stream = BytesIO()
+    [*export(index, stream, "jsonl", left_out.append)]
+    assert stream.getvalue().count(b"\n") == len(OTHERS)
+    assert [(each.key, each.records) for each in left_out] == [(AT, 40)]
+
+
+def test_a_damaged_object_that_waits_can_be_left_out_with_its_shard(fleet: Fleet, index: Index[Rec]) -> None:
+    fleet.store.put(KEYS.pack(SHARD, "01"), b"garbage")
+    with pytest.raises(Corrupt):
+        [*index.scan()]
+    with pytest.warns(DamagedShardWarning, match="packs/3a"):
+        assert {record.key for record in index.scan(skip_damaged=True)} == {*OTHERS}
+    with pytest.warns(DamagedShardWarning, match="packs/3a"):
+        assert len(index.sql(f"select key from {NAME}", skip_damaged=True)) == len(OTHERS)
+
+
+def test_nothing_is_left_out_of_a_healthy_index(index: Index[Rec], recwarn: pytest.WarningsRecorder) -> None:
+    index.put(Rec("waits"))
+    assert len([*index.scan(skip_damaged=True)]) == len(MANY) + len(OTHERS) + 1
+    assert len(index.sql(f"select key from {NAME}", skip_damaged=True)) == len(MANY) + len(OTHERS) + 1
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_a_store_that_does_not_answer_is_not_damage(fleet: Fleet, index: Index[Rec], tmp_path: Path) -> None:
+    path = tmp_path / "fleet" / AT
+    path.unlink()
+    path.symlink_to(tmp_path)
+    with pytest.raises(Denied):
+        [*index.scan(skip_damaged=True)]

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.index_options import FORMAT_HELP, IndexArgument, demand_index, size_text
+from limpet.cli.index_options import FORMAT_HELP, IndexArgument, SkipDamagedOption, demand_index, size_text, skipping
 from limpet.cli.queue_options import many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, print_json
 from limpet.errors import Invalid
@@ -26,7 +26,8 @@ EPILOG = lines(
     "$ limpet index export sites sites.csv -u s3://acme/prod",
     "$ limpet index export sites - --format jsonl -u s3://acme/prod | jq .domain",
     "$ limpet index export sites - --format jsonl -u ./a | limpet index import sites - --format jsonl -u ./b",
-    "Exit codes: 0 written; 1 there is no such index, or it could not be read or written; 2 wrong usage.",
+    "Exit codes: 0 written; 1 there is no such index, it could not be read or written, or --skip-damaged left some "
+    "out (the file is written then); 2 wrong usage.",
 )
 
 STDOUT = "-"
@@ -39,6 +40,7 @@ def export(
         str | None,
         typer.Option("--format", metavar="FORMAT", show_default="by the name of the file", help=FORMAT_HELP),
     ] = None,
+    skip_damaged: SkipDamagedOption = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -51,35 +53,42 @@ def export(
     apostrophe in front.
     """
     from limpet.index.exporting import export as exporting
-    from limpet.index.exporting import whole_file
     from limpet.index.formats import name_of
-    from limpet.runtime import system
 
     named = name_of(file, format)
     if file == STDOUT and json:
         raise Invalid("stdout cannot hold the records and --json", hint="write the records into a file")
     handle = demand_index(opened(url, read_only=True), index)
+    with skipping(skip_damaged) as on_damage:
+        try:
+            records = _write(file, lambda stream: exporting(handle, stream, named, on_damage))
+        except BrokenPipeError:
+            # the reader has gone, with what it wanted; the interpreter must not try to flush the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_FAILED) from None
+        if json:
+            print_json({"index": index, "file": file, "format": named, "records": records})
+        elif file != STDOUT:
+            size = f", {size_text(os.path.getsize(file))}" if os.path.isfile(file) else ""
+            typer.echo(f"exported {many(records, 'record')} of {index!r} to {file} ({named}{size})")
+
+
+def _write(file: str, export: Callable[[IO[bytes]], Iterator[Exported]]) -> int:
+    """Write the file, or to stdout; how many records."""
+    from limpet.index.exporting import whole_file
+    from limpet.runtime import system
+
     done: Exported | None = None
-    try:
-        if file == STDOUT:
-            with _progress(quiet=sys.stdout.isatty()) as show:
-                for done in exporting(handle, sys.stdout.buffer, named):
-                    show(done)
-                sys.stdout.buffer.flush()
-            return
-        with whole_file(Path(file), system()) as stream, _progress() as show:
-            for done in exporting(handle, stream, named):
+    if file == STDOUT:
+        with _progress(quiet=sys.stdout.isatty()) as show:
+            for done in export(sys.stdout.buffer):
                 show(done)
-    except BrokenPipeError:
-        # the reader has gone, with what it wanted; the interpreter must not try to flush the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(EXIT_FAILED) from None
-    records = done.records if done else 0
-    if json:
-        print_json({"index": index, "file": file, "format": named, "records": records})
-        return
-    size = f", {size_text(os.path.getsize(file))}" if os.path.isfile(file) else ""
-    typer.echo(f"exported {many(records, 'record')} of {index!r} to {file} ({named}{size})")
+            sys.stdout.buffer.flush()
+    else:
+        with whole_file(Path(file), system()) as stream, _progress() as show:
+            for done in export(stream):
+                show(done)
+    return done.records if done else 0
 
 
 @contextmanager

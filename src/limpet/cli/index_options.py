@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from limpet.cli.shared import EXIT_FAILED, say
 from limpet.errors import Corrupt, Invalid, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.index import Index
+    from limpet.index.reader import LeftOut, OnDamage
     from limpet.index.schema import Field, Schema
 
 __all__ = [
@@ -18,16 +22,23 @@ __all__ = [
     "EngineOption",
     "IndexArgument",
     "KeysArgument",
+    "SkipDamagedOption",
     "demand_index",
     "field_of",
     "index_names",
     "key_of",
     "package_of",
     "size_text",
+    "skipping",
 ]
 
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
 KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY", show_default=False, help="Keys of records.")]
+
+SkipDamagedOption = Annotated[
+    bool,
+    typer.Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1."),
+]
 
 EngineOption = Annotated[
     str | None,
@@ -73,6 +84,24 @@ def demand_index(fleet: Fleet, name: str) -> Index[dict[str, Any]]:
             hint = f"make it: limpet index create {name} --field id:string --key id, or limpet index import --create"
         raise Missing(f"there is no index {name!r} at {fleet.url}", hint=hint) from None
     return index
+
+
+@contextmanager
+def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
+    """What to hand to a reader. If shards were left out, the command ends with exit code 1 when all else is done."""
+    count = 0
+
+    def tell(left_out: LeftOut) -> None:
+        nonlocal count
+        count += 1
+        say(f"damaged: {left_out}", err=True)
+
+    yield tell if skip_damaged else None
+    if count:
+        shards = "1 damaged shard was" if count == 1 else f"{count} damaged shards were"
+        say(f"limpet: {shards} left out: this is not all that the index had", err=True)
+        say("hint: restore them from a backup, or `limpet index verify --accept-loss`", err=True)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def key_of(schema: Schema, text: str) -> str | int:

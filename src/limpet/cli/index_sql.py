@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from limpet.cli.index_options import SkipDamagedOption, skipping
 from limpet.cli.queue_options import clean, many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened
 from limpet.errors import Invalid
@@ -26,7 +27,8 @@ EPILOG = lines(
     """$ limpet index sql "from sites where title is null" --parquet untitled.parquet -u s3://acme/prod""",
     'A name that is no plain word needs quotes: `select * from "my-index"`. `show tables` lists the indexes, '
     "`describe sites` the columns of one.",
-    "Exit codes: 0 answered; 1 there is no such fleet, or it cannot be read; 2 wrong usage or a wrong query.",
+    "Exit codes: 0 answered; 1 there is no such fleet, it cannot be read, or --skip-damaged left some out; 2 wrong "
+    "usage or a wrong query.",
 )
 
 ROWS_SHOWN = 500
@@ -53,6 +55,7 @@ def sql(
             metavar="SIZE", show_default=False, help="How much memory DuckDB may use, such as 500MB; then it spills."
         ),
     ] = None,
+    skip_damaged: SkipDamagedOption = False,
 ) -> None:
     """Ask the indexes of a fleet in SQL. Each index is a table; records that wait for a compiler count too.
 
@@ -65,17 +68,18 @@ def sql(
     if len(chosen) > 1:
         raise Invalid(f"{chosen[0]} and {chosen[1]} are two forms of one answer", hint="ask for one of them")
     fleet = opened(url, read_only=True)
-    rows = ask(fleet.store, system(), query, allow_files=allow_files, memory=memory)
     try:
-        if json:
-            _print_json(rows)
-        elif csv == STDOUT:
-            sys.stdout.writelines(_csv(rows))
-            sys.stdout.flush()
-        elif csv or parquet:
-            _write(rows, csv, parquet)
-        else:
-            _print_table(rows)
+        with skipping(skip_damaged) as on_damage:
+            rows = ask(fleet.store, system(), query, allow_files=allow_files, memory=memory, on_damage=on_damage)
+            if json:
+                _print_json(rows)
+            elif csv == STDOUT:
+                sys.stdout.writelines(_csv(rows))
+                sys.stdout.flush()
+            elif csv or parquet:
+                _write(rows, csv, parquet)
+            else:
+                _print_table(rows)
     except BrokenPipeError:
         # the reader has gone, with what it wanted; the interpreter must not try to flush the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,7 @@ from typing import IO, Any
 from limpet.errors import Denied
 from limpet.index.formats import FORMATS
 from limpet.index.index import Index
-from limpet.index.reader import Reader
+from limpet.index.reader import OnDamage, Reader
 from limpet.runtime import Runtime
 
 __all__ = ["Exported", "export", "whole_file"]
@@ -28,16 +28,17 @@ class Exported:
     records: int
 
 
-def export(index: Index[Any], stream: IO[bytes], format: str) -> Iterator[Exported]:
+def export(index: Index[Any], stream: IO[bytes], format: str, on_damage: OnDamage | None = None) -> Iterator[Exported]:
     """Write every record, `updated_at` included, in the order of the shards; yields after each of them.
 
     Each record is as of some moment after the export began. Memory is bounded by the largest shard.
+    Damaged shards are left out if there is an `on_damage`, as in `Reader.scan`.
     Raises: Corrupt, Unavailable: what was written then is not whole.   Cost: as `Index.scan`.
     """
     manifest = index.manifest
     shards = records = 0
     with FORMATS[format].write(stream, manifest.schema) as write:
-        for lines in Reader(index.storage, manifest).scan():
+        for lines in Reader(index.storage, manifest).scan(on_damage):
             write(lines)
             shards += 1
             records += len(lines)

@@ -22,7 +22,7 @@ from limpet.index.layout import Layout
 from limpet.index.manifest import Manifest, is_current, noted
 from limpet.index.offline import Whole
 from limpet.index.purge import PurgeReport, purge
-from limpet.index.reader import Reader
+from limpet.index.reader import Reader, warn_of
 from limpet.index.reshard import ReshardReport, reshard
 from limpet.index.rows import Rows
 from limpet.index.run import Job, Outcomes, compile_here, compile_there, never, rounds, tell
@@ -154,14 +154,16 @@ class Index(Generic[R]):
                 found[texts[text]] = record
         return found
 
-    def scan(self) -> Iterator[R]:
+    def scan(self, *, skip_damaged: bool = False) -> Iterator[R]:
         """Every record, each as of some moment after the scan began. Memory is bounded by the largest shard.
 
+        `skip_damaged`: leave damaged shards out, each with a `DamagedShardWarning`, and what waits for them.
+        Raises: Corrupt for a damaged shard otherwise.
         Cost: 1 GET + 2 LISTs + 1 GET a shard; where something waits, up to 2 LISTs and its objects more.
         """
         opened = self._open(again=True)
         schema = opened.manifest.schema
-        for lines in opened.reader.scan():
+        for lines in opened.reader.scan(warn_of if skip_damaged else None):
             for line in lines:
                 yield self._typed.record(schema.values(line))
 
@@ -172,13 +174,23 @@ class Index(Generic[R]):
         *,
         allow_files: bool = False,
         memory: str | None = None,
+        skip_damaged: bool = False,
     ) -> Rows:
         """Answer a SELECT over this index, and any other of the fleet, each a table of its name.
 
+        `skip_damaged`: leave damaged shards out, each with a `DamagedShardWarning`, and what waits for them.
         Raises, Cost: as `limpet.index.sql.sql`; needs the extra `sql`.
         """
         self._open()
-        return sql(self._storage.store, self._runtime, query, parameters, allow_files=allow_files, memory=memory)
+        return sql(
+            self._storage.store,
+            self._runtime,
+            query,
+            parameters,
+            allow_files=allow_files,
+            memory=memory,
+            on_damage=warn_of if skip_damaged else None,
+        )
 
     def verify(self, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
         """Read everything again; with `repair`, put right what can be derived; with `accept_loss`, go on with what is

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
@@ -15,12 +17,38 @@ from limpet.index.text import END, lines_of
 from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
-__all__ = ["Reader"]
+__all__ = ["DamagedShardWarning", "LeftOut", "OnDamage", "Reader", "warn_of"]
 
 TRIES_MAX = 20
 SHARE_FOR_WHOLE = 16 << 10
 GROUP_SHARDS = 32
 GROUP_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A damaged shard that was left out, with what waits for it. `records`: how many it had; None if unknown."""
+
+    key: Key
+    reason: str
+    records: int | None
+
+    def __str__(self) -> str:
+        had = "nobody recorded how many records it had" if self.records is None else f"it had {self.records} records"
+        return f"{self.key} was left out ({had}): {self.reason}"
+
+
+OnDamage = Callable[[LeftOut], None]
+"""Is told of each damaged shard, which is then left out. Without one, a damaged shard is an error."""
+
+
+class DamagedShardWarning(UserWarning):
+    """A damaged shard was left out, because the caller asked for that."""
+
+
+def warn_of(left_out: LeftOut) -> None:
+    """Warn of a shard that was left out."""
+    warnings.warn(str(left_out), DamagedShardWarning, stacklevel=3)
 
 
 class Reader:
@@ -114,9 +142,7 @@ class Reader:
         ]
 
     def _shard_lines(self, shard: str) -> list[bytes]:
-        lines = self._schema.lines(self._storage.shard(shard).data, what=self._storage.keys.shard(shard))
-        self.demand_records(shard, len(lines))
-        return lines
+        return self.sound(shard, self._storage.shard(shard).data)
 
     def demand_records(self, shard: str, number: int) -> None:
         """Go on only if a shard that was read has as many records as it must.
@@ -158,22 +184,47 @@ class Reader:
             self._counts[shard] = seen.value.count(shard) if seen.value.depth == self._manifest.depth else None
         return self._count(shard)
 
-    def scan(self) -> Iterator[list[bytes]]:
+    def scan(self, on_damage: OnDamage | None = None) -> Iterator[list[bytes]]:
         """The live lines of each shard, in the order of their digests.
 
         Each record is as of some moment after the scan began. Memory is bounded by 32 MiB of shards, or the largest.
+        A damaged shard is left out if there is an `on_damage`, with what waits for it: that may be older than what the
+        shard had.
         Cost: 2 LISTs; for each shard 1 GET, and for one with work up to 2 LISTs and 1 GET an object.
         """
-        work, shape = self._storage.work(), self._schema.shape
-        for shards in self._groups(work):
-            waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
-            for shard, data in self._storage.shards(shards).items():
+        work = self._storage.work()
+        if on_damage is None:
+            for shards in self._groups(work):
+                yield from self._scan(shards, work)
+            return
+        for shard in shard_ids(self._manifest.depth):
+            try:
+                [lines] = self._scan([shard], work)
+            except Corrupt as error:
+                on_damage(self.left_out(shard, error))
+            else:
+                yield lines
+
+    def _scan(self, shards: Sequence[str], work: Work) -> Iterator[list[bytes]]:
+        shape = self._schema.shape
+        waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
+        for shard, data in self._storage.shards(shards).items():
+            lines = self.sound(shard, data)
+            if waiting.get(shard):
                 what = self._storage.keys.shard(shard)
-                lines = self._schema.lines(data, what=what)
-                self.demand_records(shard, len(lines))
-                if waiting.get(shard):
-                    lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
-                yield [line for line in lines if not self._schema.is_gone(line)]
+                lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
+            yield [line for line in lines if not self._schema.is_gone(line)]
+
+    def sound(self, shard: str, data: bytes) -> list[bytes]:
+        """The lines of a shard, all of them good, and as many as there must be.   Raises: Corrupt."""
+        lines = self._schema.lines(data, what=self._storage.keys.shard(shard))
+        self.demand_records(shard, len(lines))
+        return lines
+
+    def left_out(self, shard: str, error: Corrupt) -> LeftOut:
+        """What to tell of a damaged shard that is left out."""
+        known = self._count(shard)
+        return LeftOut(self._storage.keys.shard(shard), str(error), known.records if known else None)
 
     def _groups(self, work: Work) -> Iterator[list[str]]:
         """All shards, in runs that are read together; one for which something waits is alone, since it may be much."""

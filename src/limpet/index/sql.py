@@ -21,6 +21,7 @@ from typing import Any
 
 from limpet.errors import Corrupt, Invalid, Unavailable, Unsupported
 from limpet.index.duck import literal
+from limpet.index.reader import OnDamage
 from limpet.index.rows import Rows, rows_of
 from limpet.index.tables import BAD_LINE, DESCRIPTORS, SCHEMA, Table, names_in, table_of
 from limpet.runtime import Runtime
@@ -111,19 +112,22 @@ def sql(
     *,
     allow_files: bool = False,
     memory: str | None = None,
+    on_damage: OnDamage | None = None,
 ) -> Rows:
     """Answer one SELECT over the indexes of a fleet, each a table of its name, what waits for a compiler included.
 
     Each record is as of some moment after the query began; in a directory, an index that is named twice may be seen at
     two moments. `parameters` fill `?` or `$name`. `allow_files`: the query may read files of this machine.
     `memory`: how much DuckDB may use, such as "2GB", before it spills to a private temporary folder.
+    `on_damage`: leave damaged shards out, and what waits for them, and tell it of each. Every line is checked then,
+    which takes longer.
     Raises: Invalid for a query that is wrong, or is no SELECT; Corrupt; Unsupported without the extra `sql`.
     Cost: 1 GET of the manifest for each table named, then as `Table.gather`; a query that fails to bind, and DESCRIBE,
     read no record.   Crash: a temporary folder may be left.
     """
     try:
         with TemporaryDirectory(prefix="limpet-sql-") as home:
-            return _answer(store, runtime, Path(home), _Asked(query, parameters, allow_files, memory))
+            return _answer(store, runtime, Path(home), _Asked(query, parameters, allow_files, memory, on_damage))
     except OSError as error:
         raise Unavailable(
             f"could not use the temporary folder: {error.strerror or error}", hint="free some space, or set TMPDIR"
@@ -136,6 +140,7 @@ class _Asked:
     parameters: Parameters | None
     allow_files: bool
     memory: str | None
+    on_damage: OnDamage | None = None
 
 
 def _answer(store: Store, runtime: Runtime, home: Path, asked: _Asked) -> Rows:
@@ -148,7 +153,7 @@ def _answer(store: Store, runtime: Runtime, home: Path, asked: _Asked) -> Rows:
         if plan.is_description:
             return _rows(session, asked)
     with ExitStack() as opened:
-        gathered = [table.gather(home / str(number), opened) for number, table in enumerate(tables)]
+        gathered = [table.gather(home / str(number), opened, asked.on_damage) for number, table in enumerate(tables)]
         files = [path for each in gathered for path in each.shards]
         session = opened.enter_context(_session(home, asked, files))
         session.execute(f"create schema {SCHEMA}")

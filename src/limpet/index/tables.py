@@ -15,7 +15,7 @@ from limpet.index import duck
 from limpet.index.decide import newest, shard_ids
 from limpet.index.duck import identifier, literal
 from limpet.index.manifest import Manifest
-from limpet.index.reader import Reader
+from limpet.index.reader import OnDamage, Reader
 from limpet.index.schema import DELETED, LINE_BYTES_MAX, UPDATED_AT, Schema
 from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.index.text import END
@@ -65,19 +65,44 @@ class Table:
     storage: Storage
     manifest: Manifest
 
-    def gather(self, folder: Path, opened: ExitStack) -> Gathered:
+    def gather(self, folder: Path, opened: ExitStack, on_damage: OnDamage | None = None) -> Gathered:
         """Bring the lines to where DuckDB can read them: what waits first, then the shards, as every reader does.
 
         Files go to `folder`. Large shards of a directory store are read where they are, on Linux and while the limit of
         open files allows it: DuckDB follows links, so it is given files that are open already, until `opened` ends.
+        With an `on_damage` every shard is copied and checked, and damaged ones are left out with what waits for them.
         Raises: Corrupt for a shard that is missing or cut off, or a bad object that waits; OSError.
         Cost: 2 LISTs; for each shard with work up to 2 LISTs and 1 GET an object; 1 GET a shard, none in a directory.
         """
         folder.mkdir()
         waiting = folder / "waiting"
         reader = Reader(self.storage, self.manifest)
+        if on_damage is not None:
+            return self._gather_sound(folder, waiting, reader, on_damage)
         count = self._write_waiting(waiting, reader)
         return Gathered(str(waiting) if count else None, self._shards(folder, reader, opened))
+
+    def _gather_sound(self, folder: Path, waiting: Path, reader: Reader, on_damage: OnDamage) -> Gathered:
+        """`gather`, shard by shard: first what waits for one, then the shard; neither if either is damaged."""
+        work, shape = self.storage.work(), self.manifest.schema.shape
+        shards = folder / "shards"
+        waits = False
+        with waiting.open("wb") as of_waiting, shards.open("wb") as of_shards:
+            of_waiting.write(_BOM)
+            of_shards.write(_BOM)
+            for shard in shard_ids(self.manifest.depth):
+                try:
+                    lines = newest(reader.waiting(shard, work), shape) if shard in work.shards else {}
+                    data = self.storage.shard(shard).data
+                    reader.sound(shard, data)
+                except Corrupt as error:
+                    on_damage(reader.left_out(shard, error))
+                    continue
+                waits = waits or bool(lines)
+                of_waiting.writelines(line + END for line in lines.values())
+                of_shards.write(data)
+            is_empty = of_shards.tell() == len(_BOM)
+        return Gathered(str(waiting) if waits else None, [] if is_empty else [str(shards)])
 
     def _write_waiting(self, path: Path, reader: Reader) -> int:
         """Write down the newest of the lines that wait, tombstones too; how many there are."""
