@@ -276,7 +276,10 @@ def test_a_column_becomes_nullable_only_by_an_explicit_step(sites: Here) -> None
 
 
 def test_damaged_shards_are_left_out_only_on_request(sites: Here, tmp_path: Path) -> None:
-    sites("compile", "sites", "--full")
+    records = "".join(f"site{n}.com,{n}\n" for n in range(300))
+    Path("more.csv").write_text(f"domain,visits\n{records}")
+    assert sites("import", "sites", "more.csv").code == 0
+    assert sites("compile", "sites", "--full").code == 0
     store, keys = limpet.open("fleet").store, IndexKeys.of("sites")
     damaged = max((stat for stat in store.list(keys.shards) if stat.key.endswith(".usv")), key=lambda stat: stat.size)
     whole = int(json.loads(sites("sql", "select count(*) as n from sites", "--json").out)[0]["n"])
