@@ -196,21 +196,25 @@ def adopt(
     if json:
         print_json({"index": name, **_fields(report)})
     else:
-        for bad in report.bad:
-            typer.echo(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
-        if in_place and not report.created:
-            say(f"nothing was changed: {many(len(report.bad), 'file is', 'files are')} bad", err=True)
-            raise typer.Exit(EXIT_FAILED)
-        kept = f"; {many(report.deleted, 'original')} deleted" if quiesced else "; the originals stay"
-        if report.created:
-            adopted = IndexKeys.of(name).adopted
-            kept = f"; {many(report.moved, 'file')} moved to {adopted}/, the others stay"
-        typer.echo(
-            f"{name!r} took in {many(report.records, 'record')} of {many(report.files, 'file')}{kept}"
-            + (f"; {many(len(report.bad), 'file is', 'files are')} bad" if report.bad else "")
-        )
+        _tell_adopted(name, report, in_place=in_place, quiesced=quiesced)
     if report.bad:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _tell_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: bool) -> None:
+    for bad in report.bad:
+        typer.echo(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
+    if in_place and not report.created:
+        say(f"nothing was changed: {many(len(report.bad), 'file is', 'files are')} bad", err=True)
+        return
+    kept = f"; {many(report.deleted, 'original')} deleted" if quiesced else "; the originals stay"
+    if report.created:
+        adopted = IndexKeys.of(name).adopted
+        kept = f"; {many(report.moved, 'file')} moved to {adopted}/, the others stay"
+    typer.echo(
+        f"{name!r} took in {many(report.records, 'record')} of {many(report.files, 'file')}{kept}"
+        + (f"; {many(len(report.bad), 'file is', 'files are')} bad" if report.bad else "")
+    )
 
 
 def _has_no_manifest(fleet: Fleet, name: str) -> bool:
