@@ -374,4 +374,18 @@ CATALOG_BUGS = [
         0,
         ("state", "                if change.key != ACTOR:\n", "                if change.key:\n"),
     ),
+    Bug(
+        "a commit goes by what was worked out first",
+        "C4, apply before the leader is asked",
+        0,
+        (
+            Change(
+                "limpet.catalog.tables",
+                "    if ahead.has(path):\n        return ahead.result(path)\n",
+                "    if ahead._results:\n        return ahead.result(next(iter(ahead._results)))\n",
+            ),
+        ),
+        "catalog/test_catalog_hardening.py::"
+        "test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_published",
+    ),
 ]
