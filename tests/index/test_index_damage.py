@@ -16,6 +16,8 @@ import pytest
 
 import limpet
 from index_helpers import NAME, Rec, keys_in, objects, requests
+from index_whole import Process
+from kernel_helpers import Time
 from limpet.app import Fleet
 from limpet.errors import Corrupt, LimpetError
 from limpet.index import Index, shard_id
@@ -25,6 +27,8 @@ from limpet.index.manifest import Count, Fold, Manifest, fresh, manifest_cell, n
 from limpet.index.quarantine import read_quarantined
 from limpet.index.schema import Field, with_own
 from limpet.keys import IndexKeys, Key
+from limpet.keys.index import single_stamp
+from limpet.store import MemoryStore
 from limpet.store.api import Version
 
 KEYS = IndexKeys.of(NAME)
@@ -561,3 +565,21 @@ def test_the_only_errors_are_limpets_own(fleet: Fleet, index: Index[Rec]) -> Non
         else:
             fleet.store.put(place, before)
     assert len([*fleet.index(NAME, Rec, key="key").scan()]) >= 90
+
+
+def test_an_older_single_counts_when_the_newest_went_to_quarantine_since_it_was_listed() -> None:
+    """A reader lists two singles of a key; before it reads the newer one, a compiler has put that aside."""
+    process = Process.start(MemoryStore(), Time(), "reader")
+    process.index.put(Rec("a", "old"))
+    process.index.put(Rec("a", "new"))
+    older, newest = sorted(objects(process.bucket, "inbox"), key=single_stamp)
+
+    def vanish(verb: str, key: str) -> None:
+        if verb == "get" and key == newest:
+            process.bucket.delete(newest)
+
+    process.store.before = vanish
+    assert process.index.get("a") == Rec("a", "old")
+    process.bucket.put(newest, b"\xff\n")
+    assert process.index.get_many(["a", "b"]) == {"a": Rec("a", "old")}
+    assert objects(process.bucket, "inbox") == [older]

@@ -176,6 +176,14 @@ def test_a_short_body_is_never_accepted(store: CloudStore, server: Misbehaving) 
     assert outcome(lambda: store.get(K, range=(2, 8))) is Unavailable
 
 
+def test_a_range_that_says_more_than_it_holds_is_never_accepted(store: CloudStore, server: Misbehaving) -> None:
+    """To the client library the body is whole: its length is what the headers say."""
+    store.put(K, OLD)
+    server.act("GET", "fewer")
+    assert outcome(lambda: store.get(K, range=(2, 6))) is Unavailable
+    assert store.get(K, range=(2, 6)).data == OLD[2:6]
+
+
 def test_a_range_with_other_bytes_is_never_accepted(store: CloudStore, server: Misbehaving) -> None:
     store.put(K, OLD)
     server.act("GET", "lying range")
