@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from kernel_helpers import Fault, ManualRuntime, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 from lease.world import TTL_S, Process, World, won
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import lock_key
 from limpet.lease import LeaseRecord, State
 from limpet.lease.decide import look_interval_s
@@ -432,3 +433,27 @@ def test_breaking_is_decided_on_what_stands_there(world: World) -> None:
     assert world.facts() == (State.FREE, 1, "a")
     with pytest.raises(LeaseLost):
         lease.renew()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ttl_s", b"1e300"),
+        ("ttl_s", b"-1"),
+        ("expires_at", b'"2026-01-02T03:04:05"'),
+        ("expires_at", b'"0001-01-01T00:00:00+23:59"'),
+        ("token", b"9" * 4300),
+    ],
+)
+def test_a_hostile_record_is_corrupt_for_whoever_asks(world: World, field: str, value: bytes) -> None:
+    won(world.process("a").lock().try_acquire())
+    key = lock_key("backup")
+    data = world.memory.get(key).data
+    spoilt, count = re.subn(rb'"%s":("[^"]*"|[^,}]*)' % field.encode(), b'"%s":%s' % (field.encode(), value), data)
+    assert count == 1
+    world.memory.put(key, spoilt)
+    lock = world.process("b").lock()
+    for act in (lock.try_acquire, lambda: lock.acquire(wait_s=600.0), lock.peek):
+        with pytest.raises(Corrupt):
+            act()
+    assert won(world.process("b").lock("another").try_acquire()).token == 1
