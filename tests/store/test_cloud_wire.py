@@ -217,6 +217,27 @@ def test_a_listing_is_right_or_an_error(store: CloudStore, server: Misbehaving, 
         assert found == names or found in (Unavailable, Invalid, Unsupported)
 
 
+@pytest.mark.parametrize("order", ["keys", "folders"])
+def test_the_mark_of_a_folder_is_no_object_and_hides_none(store: CloudStore, server: Misbehaving, order: str) -> None:
+    """Consoles and file browsers put an empty object `folder/` when somebody makes a folder."""
+    store.list_order = "keys" if order == "keys" else "folders"
+    names = [Key(f"room/{name}") for name in "abc"]
+    for name in names:
+        store.put(name, b"1")
+    server.objects["fleet/room/"] = b""
+    assert [stat.key for stat in store.list("room")] == names
+    assert sorted(stat.key for stat in store.sample("room", 9)) == names
+
+
+def test_a_name_that_the_client_library_refuses_is_named(store: CloudStore, server: Misbehaving) -> None:
+    """Nothing beside it can be listed then; whoever looks is told which object it is."""
+    store.put(K, b"1")
+    server.objects["fleet/room/../x"] = b""
+    with pytest.raises(Unavailable, match="room/../x") as caught:
+        list(store.list("room"))
+    assert "remove that object" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("prefix", ["", "fleet"])
 def test_foreign_keys_in_a_listing_are_not_taken_for_ours(server: Misbehaving, prefix: str) -> None:
     """A compiler or a sweep deletes what it has listed."""
