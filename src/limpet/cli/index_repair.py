@@ -9,7 +9,7 @@ import typer
 
 from limpet.cli.index_options import IndexArgument, demand_index
 from limpet.cli.queue_options import DELAY_HELP, duration_s, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json, say
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -113,14 +113,14 @@ def _facts(name: str, report: VerifyReport) -> dict[str, object]:
 
 def _tell(name: str, report: VerifyReport) -> None:
     for found in report.findings:
-        typer.echo(f"{_mark(found)}: {found.key} {_clean(found.what)}")
+        say(f"{_mark(found)}: {found.key} {_clean(found.what)}")
     for hint in dict.fromkeys(found.hint for found in report.findings if found.wrong):
-        typer.echo(f"hint: {hint}", err=True)
+        say(f"hint: {hint}", err=True)
     read = f"{many(report.shards, 'shard')}, {many(report.records, 'record')}, {many(report.tombstones, 'tombstone')}"
     waits = f"; {many(report.waiting, 'object')} to be compiled" if report.waiting else ""
     wrong = sum(found.wrong for found in report.findings)
     verdict = f"{many(wrong, 'thing is', 'things are')} wrong with {name!r}" if wrong else f"{name!r} is in order"
-    typer.echo(f"{verdict}: {read}{waits}")
+    say(f"{verdict}: {read}{waits}")
 
 
 def _mark(found: Finding) -> str:
@@ -164,9 +164,9 @@ def adopt(
         print_json({"index": name, **_fields(report)})
     else:
         for bad in report.bad:
-            typer.echo(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
+            say(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
         kept = f"; {many(report.deleted, 'original')} deleted" if quiesced else "; the originals stay"
-        typer.echo(
+        say(
             f"{name!r} took in {many(report.records, 'record')} of {many(report.files, 'file')}{kept}"
             + (f"; {many(len(report.bad), 'file is', 'files are')} bad" if report.bad else "")
         )
@@ -223,9 +223,9 @@ def reshard(
     if json:
         print_json({"index": name, **_fields(report)})
     elif report.before == depth:
-        typer.echo(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
+        say(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
     else:
-        typer.echo(
+        say(
             f"{name!r} has {many(report.shards, 'shard')} of depth {depth} now (it was {report.before}), with "
             f"{many(report.records, 'record')}, tombstones included"
         )
@@ -256,4 +256,4 @@ def purge(
     else:
         kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
         shards = many(report.shards, "shard")
-        typer.echo(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")
+        say(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")

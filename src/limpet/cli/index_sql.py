@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.queue_options import clean, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _write(rows: Rows, csv: str | None, parquet: str | None) -> None:
             stream.writelines(line.encode() for line in _csv(rows))
         else:
             rows.parquet(stream)
-    typer.echo(f"wrote {many(len(rows), 'row')} to {path}", err=True)
+    say(f"wrote {many(len(rows), 'row')} to {path}", err=True)
 
 
 def _print_json(rows: Rows) -> None:
