@@ -11,7 +11,7 @@ import pytest
 
 from iceberg_helpers import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
 from limpet import records
-from limpet.catalog import Compactor, Published, leader
+from limpet.catalog import Compactor, Published, leader, tables
 from limpet.catalog.anti_entropy import Fate, hand_over, judged
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.decide import unusable
@@ -21,6 +21,7 @@ from limpet.catalog.leader import Grant
 from limpet.catalog.loaded import LoadedTable
 from limpet.catalog.quarantine import isolate, quarantined
 from limpet.catalog.records import ACTOR, Batch, Change, Row
+from limpet.catalog.refusals import CommitFailed
 from limpet.catalog.sink import EventBatch
 from limpet.catalog.state import State
 from limpet.catalog.warehouse import Warehouse
@@ -246,6 +247,22 @@ def test_a_commit_that_others_overtake_is_worked_out_again(catalog: Catalog) -> 
     found = metadata(catalog.load_table(["a"], "t"))
     assert {f"p{n}.{each}" for n in range(6) for each in range(3)} <= found["properties"].keys()
     assert len(found["schemas"]) == 19
+
+
+def test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_published(catalog: Catalog) -> None:
+    """Both are worked out on one table; the second is published after the first, and what it requires is gone."""
+    catalog.create_table(["a"], table())
+    request = {
+        "requirements": [{"type": "assert-current-schema-id", "current-schema-id": 0}],
+        "updates": [*added_schemas(1), {"action": "set-current-schema", "schema-id": -1}],
+    }
+    prepared = tables.prepare(catalog.warehouse, catalog._known_or_read, ("a",), "t", request)
+    ahead = catalog._worked_out((prepared,))
+    first = metadata(catalog.commit_table(["a"], "t", request))
+    assert first["current-schema-id"] != 0
+    with pytest.raises(CommitFailed, match="current schema"):
+        catalog._commit(None, "", ("late",), tables.commit(catalog.warehouse, prepared, ahead), ahead)
+    assert metadata(catalog.load_table(["a"], "t")) == first
 
 
 def test_snapshots_that_go_one_by_one_go_together(catalog: Catalog) -> None:

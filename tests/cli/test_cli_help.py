@@ -108,6 +108,12 @@ def test_help_names_what_is_inside(here: Here, group: tuple[str, ...]) -> None:
             assert f" {command[-1]} " in said
 
 
+@pytest.mark.parametrize("command", [("work",), ("queue", "ls"), ("index", "import")], ids=" ".join)
+def test_no_type_stands_beside_a_flag(here: Here, command: tuple[str, ...]) -> None:
+    flags = [line for line in here(*command, "--help").out.splitlines() if "<bool>" in line]
+    assert [line.split()[1] for line in flags] in ([], ["--help"]), "a flag takes no value"
+
+
 def test_version(here: Here) -> None:
     assert here("--version").out == f"limpet {limpet.__version__}\n"
 

@@ -99,6 +99,8 @@ def test_pause_and_resume(here: Here, queue: Queue) -> None:
     assert not limpet.open().queue("enrich").claim()
     assert json.loads(_run(here, "resume", "enrich", "--json")) == {"queue": "enrich", "paused": False}
     assert not queue.stats().paused
+    _run(here, "pause", "enrich")
+    assert _run(here, "resume", "enrich") == "'enrich' is resumed; workers notice within a few seconds\n"
 
 
 def test_purge_drops_what_waits_and_keeps_what_ended(here: Here, queue: Queue) -> None:

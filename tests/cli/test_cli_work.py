@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -443,3 +444,5 @@ def test_what_handlers_print_does_not_break_the_progress() -> None:
         said += os.read(fd, 4096)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(fd)
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", said)
+    assert re.findall(rb"[^\r\n]printed \d", text) == [], "it begins a line of its own"

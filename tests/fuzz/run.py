@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,11 +23,22 @@ from fuzz.mutate import HUGE, Mutation, drawn_from, mutations_of
 from fuzz.world import Bench, Exceeded, Stopped, guarded
 from limpet.keys import Key
 
-__all__ = ["SEED", "Failure", "cases", "rotated", "run_case"]
+__all__ = ["SEED", "Failure", "beside", "cases", "rotated", "run_case", "run_names"]
 
 SEED = int(os.environ.get("LIMPET_FUZZ_SEED", "12"))
 NO_HUGE = ("shard", "pack", "single", "metadata")
 """Kinds that are large in earnest, or whose readers read ranges."""
+
+
+HOSTILE = (
+    *("", "..", ".", "\x1b]0;owned\x07", "a\nb", "\x00", "\u202eevil", " ", "a\\b", "*"),
+    *("%", "%zz", "%2e%2e", "%1b%5d0", "%ff", "x" * 900, "~"),
+    *(".json", ".lock", "x.json", "x.lock", "x.usv", "x.parquet", "0.json", "0.usv", "00.usv", "-1.jsonl"),
+    *("9" * 400 + ".jsonl", "9999999999.jsonl", "z" * 26 + ".json", "z" * 26 + "-9999999.json"),
+    *("../x.json", "a//b.json", "x/task.json", "x/tasks.jsonl", "x/lease.json", "%1b/task.json"),
+    "99990101T000000Z/x/y.json",
+)
+"""Names beside those of good objects: some cannot be typed, some look like ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,35 @@ def run_case(kind: Kind, mutation: Mutation, consumers: list[Consumer] | None = 
         except (Exception, Exceeded) as error:  # noqa: BLE001  whatever comes out is what this looks for
             failures.append(Failure(kind.name, mutation.name, consumer.__name__, error))
     return failures
+
+
+def beside(kind: Kind) -> dict[str, str]:
+    """Keys that Limpet never wrote, in every folder of the fleet of a kind, and an object of that folder for each."""
+    names: dict[str, str] = {}
+    for key in kind.fleet().places[kind.place]:
+        folder, _, good = key.rpartition("/")
+        if folder:
+            names |= {
+                f"{folder}/{name}": key for name in (*HOSTILE, f"{good}.bak", f"%20{good}", f"{good}/x", good.upper())
+            }
+    return {name: key for name, key in names.items() if name not in kind.fleet().places[kind.place]}
+
+
+def run_names(kind: Kind, consumer: Consumer, names: Mapping[str, str], data: bytes | None) -> BaseException | None:
+    """Put objects under such names, copies of good ones or with other bytes, and let a consumer work; its failure."""
+    bench = Bench(kind.fleet())
+    bench.key, bench.place = "", kind.place
+    store = bench.places[kind.place]
+    for name, good in names.items():
+        store.place(name, Key(good), data)
+    try:
+        with guarded(), bench:
+            consumer(bench)
+            if bench.missing:
+                raise Stopped("; ".join(bench.missing))
+    except (Exception, Exceeded) as error:  # noqa: BLE001  whatever comes out is what this looks for
+        return error
+    return None
 
 
 def main() -> int:

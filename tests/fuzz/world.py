@@ -93,6 +93,11 @@ class FuzzStore(MemoryStore):
         """Give an object the time that it had before it was damaged."""
         self._objects[key] = replace(self._objects[key], modified=modified)
 
+    def place(self, key: str, of: Key, data: bytes | None) -> None:
+        """An object under a name that `put` would refuse: a copy of another one, or with other bytes."""
+        entry = self._objects[of]
+        self._objects[Key(key)] = entry if data is None else replace(entry, data=data)
+
     def _count(self) -> None:
         self._requests += 1
         if self._requests > REQUESTS_MAX:

@@ -16,6 +16,8 @@ import pytest
 
 import limpet
 from index_helpers import NAME, Rec, keys_in, objects, requests
+from index_whole import Process
+from kernel_helpers import Time
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
@@ -26,6 +28,8 @@ from limpet.index.quarantine import read_quarantined
 from limpet.index.reader import LeftOut
 from limpet.index.schema import Field, with_own
 from limpet.keys import IndexKeys, Key
+from limpet.keys.index import single_stamp
+from limpet.store import MemoryStore
 from limpet.store.api import Version
 
 KEYS = IndexKeys.of(NAME)
@@ -627,3 +631,21 @@ def test_a_store_that_does_not_answer_is_not_damage(fleet: Fleet, index: Index[R
     path.symlink_to(tmp_path)
     with pytest.raises(Denied):
         [*index.scan(skip_damaged=True)]
+
+
+def test_an_older_single_counts_when_the_newest_went_to_quarantine_since_it_was_listed() -> None:
+    """A reader lists two singles of a key; before it reads the newer one, a compiler has put that aside."""
+    process = Process.start(MemoryStore(), Time(), "reader")
+    process.index.put(Rec("a", "old"))
+    process.index.put(Rec("a", "new"))
+    older, newest = sorted(objects(process.bucket, "inbox"), key=single_stamp)
+
+    def vanish(verb: str, key: str) -> None:
+        if verb == "get" and key == newest:
+            process.bucket.delete(newest)
+
+    process.store.before = vanish
+    assert process.index.get("a") == Rec("a", "old")
+    process.bucket.put(newest, b"\xff\n")
+    assert process.index.get_many(["a", "b"]) == {"a": Rec("a", "old")}
+    assert objects(process.bucket, "inbox") == [older]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -477,3 +478,27 @@ def test_an_attempt_at_its_limit_does_not_spoil_a_lock() -> None:
     store.put(key, json.dumps(json.loads(store.get(key).data) | {"attempt": 1 << 50}).encode())
     won(lock.try_acquire()).release()
     assert won(lock.try_acquire()).token == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ttl_s", b"1e300"),
+        ("ttl_s", b"-1"),
+        ("expires_at", b'"2026-01-02T03:04:05"'),
+        ("expires_at", b'"0001-01-01T00:00:00+23:59"'),
+        ("token", b"9" * 4300),
+    ],
+)
+def test_a_hostile_record_is_corrupt_for_whoever_asks(world: World, field: str, value: bytes) -> None:
+    won(world.process("a").lock().try_acquire())
+    key = lock_key("backup")
+    data = world.memory.get(key).data
+    spoilt, count = re.subn(rb'"%s":("[^"]*"|[^,}]*)' % field.encode(), b'"%s":%s' % (field.encode(), value), data)
+    assert count == 1
+    world.memory.put(key, spoilt)
+    lock = world.process("b").lock()
+    for act in (lock.try_acquire, lambda: lock.acquire(wait_s=600.0), lock.peek):
+        with pytest.raises(Corrupt):
+            act()
+    assert won(world.process("b").lock("another").try_acquire()).token == 1

@@ -349,6 +349,13 @@ _STORES = [
         scenario=_WIRE + "test_only_a_connection_that_never_came_about_was_not_sent",
     ),
     _bug(
+        "a short body is all that there is",
+        "planted from outside",
+        0,
+        ("store.cloud", "        if len(data) != stop - start:  # F23\n", "        if len(data) > stop - start:\n"),
+        scenario=_WIRE + "test_a_range_that_says_more_than_it_holds_is_never_accepted",
+    ),
+    _bug(
         "a put is sent again by the client",
         "F1",
         0,

@@ -30,7 +30,7 @@ CATALOG_BUGS = [
     _bug(
         "a swap that is lost refuses the batch",
         "catalog 3",
-        4,
+        1,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -52,7 +52,7 @@ CATALOG_BUGS = [
     _bug(
         "a lock of another process refuses the batch",
         "catalog 5",
-        2,
+        0,
         ("compactor", "        if head is None or head.token < token:\n", "        if paths:\n"),
         (
             "compactor",
@@ -95,7 +95,7 @@ CATALOG_BUGS = [
     _bug(
         "names follow from the head alone",
         "catalog 9",
-        5,
+        34,
         (
             "compactor",
             '        id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")\n',
@@ -210,7 +210,7 @@ CATALOG_BUGS = [
     _bug(
         "an unclear swap is taken for lost",
         "F3",
-        172,
+        39,
         (
             "compactor",
             "            case _:\n                return None\n",
@@ -254,7 +254,7 @@ CATALOG_BUGS = [
     _bug(
         "a leader leads on after an unknown outcome",
         "catalog 6, by giving up",
-        6,
+        9,
         ("leader", "                self._resign()  # the next term begins with what was really published\n", ""),
     ),
     _bug(
@@ -266,7 +266,7 @@ CATALOG_BUGS = [
     _bug(
         "a batch may be published on any version",
         "F15",
-        35,
+        26,
         (
             "decide",
             "    elif any(batch.base_version != head.version for batch in batches):\n",
@@ -350,5 +350,42 @@ CATALOG_BUGS = [
             '        at = max(time_text(storage.store.now()), head.at if head else "")\n',
             "        at = time_text(storage.store.now())\n",
         ),
+    ),
+    _bug(
+        "what was worked out on older metadata is published",
+        "C4, apply before the leader is asked",
+        0,
+        ("loaded", "        return path in self._results\n", "        return bool(self._results)\n"),
+        ("loaded", "        result = self._results[path]\n", "        result = next(iter(self._results.values()))\n"),
+    ),
+    _bug(
+        "a group is signed by the first who sent a request",
+        "C5, actors",
+        0,
+        (
+            "leader",
+            "            signed = (Change(ACTOR, pending.actor),) if pending.actor else ()\n",
+            "            signed = (Change(ACTOR, waiting[0].actor),) if waiting[0].actor else ()\n",
+        ),
+    ),
+    _bug(
+        "who sent a request becomes an entry",
+        "C5, actors",
+        0,
+        ("state", "                if change.key != ACTOR:\n", "                if change.key:\n"),
+    ),
+    Bug(
+        "a commit goes by what was worked out first",
+        "C4, apply before the leader is asked",
+        0,
+        (
+            Change(
+                "limpet.catalog.tables",
+                "    if ahead.has(path):\n        return ahead.result(path)\n",
+                "    if ahead._results:\n        return ahead.result(next(iter(ahead._results)))\n",
+            ),
+        ),
+        "catalog/test_catalog_hardening.py::"
+        "test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_published",
     ),
 ]

@@ -202,6 +202,20 @@ INDEX_BUGS = [
         1,
         ("reader", "        newest_stamp = max(", "        newest_stamp = min("),
     ),
+    Bug(
+        "only the newest single of a key is read",
+        "planted from outside",
+        0,
+        (
+            Change(
+                "limpet.index.reader",
+                "        if len(found) < len(wanted) < len(listed):\n",
+                "        if len(found) < len(wanted) < 0:\n",
+            ),
+        ),
+        "index/test_index_damage.py::"
+        "test_an_older_single_counts_when_the_newest_went_to_quarantine_since_it_was_listed",
+    ),
     _bug(
         "one of two singles with the same time is read",
         "index, ties",

@@ -292,4 +292,29 @@ QUEUE_BUGS = [
         ("claim", "if whole is None or not lists_done(whole, n)]", "if n >= 0]"),
         ("look", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
     ),
+    _bug(
+        "of several claims only the first is renewed",
+        "planted from outside",
+        0,
+        ("heart", "        for claim in due:\n", "        for claim in due[:1]:\n"),
+        scenario="queue/test_heart.py::test_every_claim_that_is_due_is_renewed_in_the_same_tick",
+    ),
+    _bug(
+        "receipts are kept by the wall clock",
+        "planted from outside",
+        0,
+        (
+            "sweep",
+            "        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)\n",
+            "        before = self._runtime.wall() - timedelta(seconds=self._policy.retention_s)\n",
+        ),
+        scenario="queue/test_sweep.py::test_retention_does_not_look_at_the_wall_clock",
+    ),
+    _bug(
+        "a delay is rounded down",
+        "planted from outside",
+        0,
+        ("push", "timedelta(seconds=delay_s + 1)\n", "timedelta(seconds=delay_s)\n"),
+        scenario="queue/test_push.py::test_a_delay_is_never_cut_short",
+    ),
 ]

@@ -312,8 +312,6 @@ def test_each_task_of_a_batch_has_its_own_error(world: World) -> None:
                 task.retry(after_s=0)
             else:
                 task.done()
-    assert [error.error for error in process.queue.errors(ids[1])] == ["429"]
-    assert process.queue.errors(ids[0]) == process.queue.errors(ids[2]) == ()
     worker = world.process(max_attempts=2)
     assert [task.id for task in worker.take()] == [ids[1], ids[2]]
     worker.freeze()
@@ -322,7 +320,9 @@ def test_each_task_of_a_batch_has_its_own_error(world: World) -> None:
     assert [result.state for result in results][::2] == ["completed", "failed"]
     assert results[0].error is None
     assert "worker died" in (results[2].error or "")
-    assert all("429" not in f"{each.error}{each.errors}{each.traceback}" for each in (results[0], results[2]))
+    assert all("429" not in f"{each.error}{each.traceback}" for each in (results[0], results[2]))
+    assert all("429" not in f"{each.errors}" for each in (results[0], results[2]))
+    assert [error.error for error in results[1].errors][:1] == ["429"]
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -415,7 +415,8 @@ def test_what_rests_is_not_in_flight(world: World) -> None:
     process.queue.push({}, id="waits")
     world.time.sleep(TTL_S / 2)
     stats = process.queue.stats()
-    assert (stats.pending, stats.in_flight, stats.resting) == (6, 2, 2)
+    assert (stats.pending, stats.in_flight) == (6, 2)
+    assert stats.resting == 2
     world.time.sleep(TTL_S)
     assert process.queue.stats().resting == 1, "its rest is over"
     process.freeze()

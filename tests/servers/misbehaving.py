@@ -36,6 +36,7 @@ ACTS = {
     "404 bucket": "answer 404 NoSuchBucket, and do nothing",
     "412 after": "do it, and answer 412, as to a request that was sent twice",
     "short": "send half the body and close the connection",
+    "fewer": "answer a range with fewer bytes than it says, and a Content-Length that fits them",
     "long": "send more than the Content-Length",
     "lying range": "answer a range with other bytes",
     "no etag": "do it, and answer without an ETag",
@@ -154,6 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.act == "lying range":
             start, stop = 0, stop - start
         place = f"bytes {start}-{stop - 1}/{len(found)}"
+        if self.act == "fewer":
+            stop -= 1
         return self._send(206, found[start:stop], etag=_etag(found), content_range=place)
 
     def _head(self) -> None:

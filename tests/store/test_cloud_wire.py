@@ -176,6 +176,14 @@ def test_a_short_body_is_never_accepted(store: CloudStore, server: Misbehaving) 
     assert outcome(lambda: store.get(K, range=(2, 8))) is Unavailable
 
 
+def test_a_range_that_says_more_than_it_holds_is_never_accepted(store: CloudStore, server: Misbehaving) -> None:
+    """To the client library the body is whole: its length is what the headers say."""
+    store.put(K, OLD)
+    server.act("GET", "fewer")
+    assert outcome(lambda: store.get(K, range=(2, 6))) is Unavailable
+    assert store.get(K, range=(2, 6)).data == OLD[2:6]
+
+
 def test_a_range_with_other_bytes_is_never_accepted(store: CloudStore, server: Misbehaving) -> None:
     store.put(K, OLD)
     server.act("GET", "lying range")
@@ -207,6 +215,27 @@ def test_a_listing_is_right_or_an_error(store: CloudStore, server: Misbehaving, 
         server.act("LIST", *([act] if first else ["long", act]))
         found = outcome(lambda: [stat.key for stat in store.list("room")])
         assert found == names or found in (Unavailable, Invalid, Unsupported)
+
+
+@pytest.mark.parametrize("order", ["keys", "folders"])
+def test_the_mark_of_a_folder_is_no_object_and_hides_none(store: CloudStore, server: Misbehaving, order: str) -> None:
+    """Consoles and file browsers put an empty object `folder/` when somebody makes a folder."""
+    store.list_order = "keys" if order == "keys" else "folders"
+    names = [Key(f"room/{name}") for name in "abc"]
+    for name in names:
+        store.put(name, b"1")
+    server.objects["fleet/room/"] = b""
+    assert [stat.key for stat in store.list("room")] == names
+    assert sorted(stat.key for stat in store.sample("room", 9)) == names
+
+
+def test_a_name_that_the_client_library_refuses_is_named(store: CloudStore, server: Misbehaving) -> None:
+    """Nothing beside it can be listed then; whoever looks is told which object it is."""
+    store.put(K, b"1")
+    server.objects["fleet/room/../x"] = b""
+    with pytest.raises(Unavailable, match=r"room/\.\./x") as caught:
+        list(store.list("room"))
+    assert "remove that object" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("prefix", ["", "fleet"])

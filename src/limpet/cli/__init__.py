@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -106,13 +106,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     with _Internal():
         try:
-            app(args=arguments, prog_name="limpet")
+            _command(app)(args=arguments, prog_name="limpet")
         except LimpetError as error:
             sys.exit(complain(error))
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(0)
     raise AssertionError("the command line ends with an exit")
+
+
+def _command(of: Any) -> Any:
+    """What Typer makes of the command line, without the word `<bool>` beside every flag in its help."""
+    command = typer.main.get_command(of) if isinstance(of, typer.Typer) else of
+    _hide_types_of_flags(command)
+    return command
+
+
+def _hide_types_of_flags(command: Any) -> None:
+    for param in command.params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(each)
 
 
 class _Internal:

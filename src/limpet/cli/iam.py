@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.shared import UrlOption, lines, print_json
+from limpet.cli.shared import UrlOption, lines, print_json, say
 from limpet.errors import Invalid
 
 __all__ = ["EPILOG", "RoleOption", "TenantOption", "WorkspaceOption", "iam"]
@@ -106,4 +106,4 @@ def iam(
     else:
         print_json(gcp_policy(known, scope, roots, project=project, member=member))
     for note in notes(cloud, known, roots):
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)

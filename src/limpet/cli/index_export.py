@@ -13,7 +13,7 @@ import typer
 
 from limpet.cli.index_options import FORMAT_HELP, IndexArgument, SkipDamagedOption, demand_index, size_text, skipping
 from limpet.cli.queue_options import many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, print_json, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def export(
             print_json({"index": index, "file": file, "format": named, "records": records})
         elif file != STDOUT:
             size = f", {size_text(os.path.getsize(file))}" if os.path.isfile(file) else ""
-            typer.echo(f"exported {many(records, 'record')} of {index!r} to {file} ({named}{size})")
+            say(f"exported {many(records, 'record')} of {index!r} to {file} ({named}{size})")
 
 
 def _write(file: str, export: Callable[[IO[bytes]], Iterator[Exported]]) -> int:

@@ -21,7 +21,7 @@ from limpet.cli.index_options import (
     size_text,
 )
 from limpet.cli.queue_options import many
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, opened, print_json
+from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, opened, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ def import_(
         )
         if work.resumed:
             noun = FORMATS[named].noun
-            typer.echo(
-                f"going on after {noun} {work.state.number:,}, where the last run was; --restart begins anew", err=True
-            )
+            say(f"going on after {noun} {work.state.number:,}, where the last run was; --restart begins anew", err=True)
         show = partial(_progress, work, *_extent(file, stream, named))
         _run(work, fleet, index, file, engine, show, json=json, skip_bad=skip_bad)
 
@@ -213,7 +211,7 @@ def _run(
                 told = _tell_bad(taken, told)
                 show()
     except KeyboardInterrupt:
-        typer.echo(f"interrupted: {_so_far(work, file)}", err=True)
+        say(f"interrupted: {_so_far(work, file)}", err=True)
         raise
     except Invalid as error:
         hint = error.hint if skip_bad else f"{error.hint}; or leave bad records out with --skip-bad FILE"
@@ -227,15 +225,15 @@ def _run(
         print_json({**facts, "resumed": work.resumed, "began_at": state.began_at, "seconds": round(seconds, 3)})
         return
     rate = f", {(state.records - before) / seconds:,.0f}/s" if seconds > 1 else ""
-    typer.echo(f"imported {many(state.records, 'record')} into {index!r} in {ago(seconds)}{rate}")
+    say(f"imported {many(state.records, 'record')} into {index!r} in {ago(seconds)}{rate}")
     if state.bad:
-        typer.echo(f"left out {many(state.bad, 'bad record')}, kept in {skip_bad}", err=True)
+        say(f"left out {many(state.bad, 'bad record')}, kept in {skip_bad}", err=True)
 
 
 def _tell_bad(taken: Taken, told: int) -> int:
     """Say why the first few records are left out."""
     for bad in taken.bad[: WHY_SHOWN - told]:
-        typer.echo(f"left out {bad.why}", err=True)
+        say(f"left out {bad.why}", err=True)
     return min(WHY_SHOWN, told + len(taken.bad))
 
 

@@ -9,7 +9,7 @@ import typer
 
 from limpet.cli.index_options import IndexArgument, KeysArgument, demand_index, key_of
 from limpet.cli.queue_options import many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json, say
 from limpet.errors import Invalid
 
 __all__ = ["DELETE_EPILOG", "GET_EPILOG", "PUT_EPILOG", "delete", "get", "put"]
@@ -67,7 +67,7 @@ def put(
     if json:
         print_json({"index": index, "key": key})
     else:
-        typer.echo(f"put {str(key)!r} into {index!r}")
+        say(f"put {str(key)!r} into {index!r}")
 
 
 def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: JsonOption = False) -> None:
@@ -89,7 +89,7 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
             _print(record)
     missing = [key for key in wanted if found.get(key) is None]
     for key in missing:
-        typer.echo(f"limpet: there is no record {str(key)!r} in {index!r}", err=True)
+        say(f"limpet: there is no record {str(key)!r} in {index!r}", err=True)
     if missing:
         raise typer.Exit(EXIT_FAILED)
 
@@ -129,4 +129,4 @@ def delete(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json
     if json:
         print_json({"index": index, "deleted": wanted})
     else:
-        typer.echo(f"deleted {many(len(wanted), 'key')} of {index!r}")
+        say(f"deleted {many(len(wanted), 'key')} of {index!r}")

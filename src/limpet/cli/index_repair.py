@@ -120,14 +120,14 @@ def _facts(name: str, report: VerifyReport) -> dict[str, object]:
 
 def _tell(name: str, report: VerifyReport) -> None:
     for found in report.findings:
-        typer.echo(f"{_mark(found)}: {found.key} {_clean(found.what)}")
+        say(f"{_mark(found)}: {found.key} {_clean(found.what)}")
     for hint in dict.fromkeys(found.hint for found in report.findings if found.wrong):
-        typer.echo(f"hint: {hint}", err=True)
+        say(f"hint: {hint}", err=True)
     read = f"{many(report.shards, 'shard')}, {many(report.records, 'record')}, {many(report.tombstones, 'tombstone')}"
     waits = f"; {many(report.waiting, 'object')} to be compiled" if report.waiting else ""
     wrong = sum(found.wrong for found in report.findings)
     verdict = f"{many(wrong, 'thing is', 'things are')} wrong with {name!r}" if wrong else f"{name!r} is in order"
-    typer.echo(f"{verdict}: {read}{waits}")
+    say(f"{verdict}: {read}{waits}")
 
 
 def _mark(found: Finding) -> str:
@@ -203,7 +203,7 @@ def adopt(
 
 def _tell_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: bool) -> None:
     for bad in report.bad:
-        typer.echo(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
+        say(f"not taken in: {_clean(bad.name)}: {_clean(bad.reason)}", err=True)
     if in_place and not report.created:
         say(f"nothing was changed: {many(len(report.bad), 'file is', 'files are')} bad", err=True)
         return
@@ -211,7 +211,7 @@ def _tell_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: b
     if report.created:
         adopted = IndexKeys.of(name).adopted
         kept = f"; {many(report.moved, 'file')} moved to {adopted}/, the others stay"
-    typer.echo(
+    say(
         f"{name!r} took in {many(report.records, 'record')} of {many(report.files, 'file')}{kept}"
         + (f"; {many(len(report.bad), 'file is', 'files are')} bad" if report.bad else "")
     )
@@ -295,9 +295,9 @@ def reshard(
     if json:
         print_json({"index": name, **_fields(report)})
     elif report.before == depth:
-        typer.echo(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
+        say(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
     else:
-        typer.echo(
+        say(
             f"{name!r} has {many(report.shards, 'shard')} of depth {depth} now (it was {report.before}), with "
             f"{many(report.records, 'record')}, tombstones included"
         )
@@ -328,4 +328,4 @@ def purge(
     else:
         kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
         shards = many(report.shards, "shard")
-        typer.echo(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")
+        say(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")

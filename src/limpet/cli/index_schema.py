@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index_options import IndexArgument, demand_index, field_of, index_names, package_of, size_text
-from limpet.cli.shared import JsonOption, UrlOption, console, existing, lines, opened, print_json
+from limpet.cli.shared import JsonOption, UrlOption, console, existing, lines, opened, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def create(
         said = f"{index!r} was there, and has new columns now"
     else:
         said = f"{index!r} was there already; nothing was changed"
-    typer.echo(f"{said}: {16**manifest.depth:,} shards, key {manifest.key!r}, columns {names}")
+    say(f"{said}: {16**manifest.depth:,} shards, key {manifest.key!r}, columns {names}")
 
 
 def _check(columns: Any, key: str | None) -> None:
@@ -205,7 +205,8 @@ def schema(
     _print_columns(index, manifest)
     if add:
         said = f"added {', '.join(added)}" if added else "it has them already; nothing was changed"
-        typer.echo(f"\n{said}")
+        typer.echo()
+        say(said)
 
 
 def _print_columns(index: str, manifest: Manifest) -> None:

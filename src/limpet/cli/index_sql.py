@@ -10,7 +10,7 @@ import typer
 
 from limpet.cli.index_options import SkipDamagedOption, skipping
 from limpet.cli.queue_options import clean, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _write(rows: Rows, csv: str | None, parquet: str | None) -> None:
             stream.writelines(line.encode() for line in _csv(rows))
         else:
             rows.parquet(stream)
-    typer.echo(f"wrote {many(len(rows), 'row')} to {path}", err=True)
+    say(f"wrote {many(len(rows), 'row')} to {path}", err=True)
 
 
 def _print_json(rows: Rows) -> None:

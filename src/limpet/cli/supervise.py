@@ -234,8 +234,14 @@ def _lines(event: Event) -> list[str]:
 
 
 def _counts(cycle: Cycle) -> str:
-    kinds = {"pushes": cycle.pushes, "ends": cycle.ends, "leases": cycle.leases, "dropped": cycle.dropped}
-    said = ", ".join(f"{count:,} {name}" for name, count in kinds.items() if count) or "nothing new"
+    kinds = {
+        "push": ("pushes", cycle.pushes),
+        "end": ("ends", cycle.ends),
+        "lease": ("leases", cycle.leases),
+        "dropped": ("dropped", cycle.dropped),
+    }
+    counts = [f"{count:,} {one if count == 1 else many}" for one, (many, count) in kinds.items() if count]
+    said = ", ".join(counts) or "nothing new"
     return f"{said}, pulled afresh" if cycle.fresh else said
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from limpet.catalog.records import Row
+from limpet.catalog.records import ACTOR, Row
 from limpet.catalog.state import is_live
 from limpet.errors import Conflict
 from limpet.sim.world import Violation, World
@@ -67,6 +67,7 @@ class Call:
     first: int
     ended_s: float = float("inf")
     outcome: str = ""
+    actor: str = ""
 
 
 @dataclass(slots=True)
@@ -89,10 +90,10 @@ class Books:
     calls: dict[str, list[Call]] = field(default_factory=dict)
     operations: int = 0
 
-    def begins(self, id_: str, who: str, request: Request) -> Call:
-        """A process is asked to commit."""
+    def begins(self, id_: str, who: str, request: Request, actor: str) -> Call:
+        """A process is asked to commit, by a client of that name."""
         self.operations += 1
-        call = Call(id_, who, request, self.world.now_s, len(self.points) - 1)
+        call = Call(id_, who, request, self.world.now_s, len(self.points) - 1, actor=actor)
         self.calls.setdefault(id_, []).append(call)
         return call
 
@@ -147,11 +148,14 @@ class Books:
         rules = ruling(calls[0].request, before)
         if isinstance(rules, str):
             raise Violation(f"{row.id} was published although {rules}")
-        texts = {change.key: change.value["v"] if change.value else None for change in row.changes}
+        if row.actor not in {call.actor for call in calls}:
+            raise Violation(f"{row.id} was published as a request of {row.actor!r}, and {calls[0].actor!r} sent it")
+        changes = [change for change in row.changes if change.key != ACTOR]
+        texts = {change.key: change.value["v"] if change.value else None for change in changes}
         if texts != rules.texts or row.result != rules.result:
             raise Violation(f"{row.id} was published as {row}, and should be {rules}")
         after = dict(before)
-        for change in row.changes:
+        for change in changes:
             if change.value is None:
                 after.pop(change.key, None)
                 continue

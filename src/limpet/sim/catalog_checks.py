@@ -13,7 +13,7 @@ import msgspec
 from limpet import records
 from limpet.catalog.anti_entropy import Fate, Judged, will_never_be
 from limpet.catalog.compactor import Published
-from limpet.catalog.records import Batch, Commit, Head, Link, Row, Told
+from limpet.catalog.records import ACTOR, Batch, Commit, Head, Link, Row, Told
 from limpet.catalog.state import State, is_live
 from limpet.keys import CatalogKeys, Key
 from limpet.sim.bucket import Bucket
@@ -196,8 +196,7 @@ class CatalogBucket(Bucket):
         for tail in head.tail:
             for row in tail.rows:
                 answers[row.id] = Told(row.what, tail.at, row.result)
-                for change in row.changes:
-                    entries[change.key] = change.value
+                entries.update({change.key: change.value for change in row.changes if change.key != ACTOR})
         if {key: value for key, value in entries.items() if value is not None} != self.books.points[-1]:
             raise Violation(f"the head of version {head.version} says {entries}, not {self.books.points[-1]}")
         for id_, grants in self.books.granted.items():

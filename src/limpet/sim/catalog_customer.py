@@ -45,6 +45,8 @@ class Customer(Role):
         super().__init__(scene, process)
         self.view = View(self.storage)
         self.api = 0
+        self.actor = process.name if process.index % 2 else ""
+        """What the service knows it by; some have no name."""
         self.seen: dict[str, str | None] = {}
         self.old: Head | None = None
 
@@ -128,7 +130,7 @@ class Customer(Role):
             self.runtime,
             "commit.rpc",
             partial(self.scene.find, slot),
-            lambda role: role.commit(id_, request),
+            lambda role: role.commit(id_, request, self.actor),
             patience_s=self.habits.patience_s * (0.5 + self.chance()),
         )
 

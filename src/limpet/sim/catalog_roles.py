@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from limpet.catalog import Compactor, Grant, Leader, Published, Refusal
 from limpet.catalog.compactor import Unreachable
 from limpet.catalog.leader import Decide
+from limpet.catalog.loaded import Ahead
 from limpet.catalog.records import Change
+from limpet.catalog.refusals import NeedsMetadata
 from limpet.catalog.state import MINTED, State
 from limpet.catalog.storage import Storage
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
@@ -30,6 +32,7 @@ from limpet.store.api import Absent, Put
 __all__ = ["Api", "Habits", "Publisher", "Role", "Scene", "SkewedRuntime"]
 
 FOREVER_S = 600.0
+TRIES_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +199,12 @@ class Api(Publisher):
         """The runtime."""
         return self.runtime
 
-    def commit(self, id_: str | None, request: Request) -> Any:
+    def commit(self, id_: str | None, request: Request, actor: str) -> Any:
         """What the service does with a request."""
         id_ = id_ or MINTED + self.runtime.new_id()
-        call = self.books.begins(id_, self.process.name, request)
+        call = self.books.begins(id_, self.process.name, request, actor)
         try:
-            result = self.leader.commit(id_, self.decide(id_, request))
+            result = self.ask_leader(id_, request, actor)
         except No as no:
             self.books.refused(call, str(no))
             raise
@@ -214,13 +217,34 @@ class Api(Publisher):
         self.books.told(call, result)
         return result
 
-    def decide(self, id_: str, request: Request) -> Decide:
+    def ask_leader(self, id_: str, request: Request, actor: str) -> Any:
+        """Have a request decided; a swap is worked out ahead of that, as `Catalog.commit_table` does it."""
+        if request.what != "swap":
+            return self.leader.commit(id_, self.decide(id_, request, _ruled), actor)
+        ahead, known = Ahead(_Pages()), self.leader.known  # type: ignore[arg-type]
+        if known is not None:
+            ahead.work_out(_needs(request, known))
+
+        def worked_out(request: Request, state: State) -> Grants:
+            needs = _needs(request, state)
+            (path,) = needs
+            if not ahead.has(path):
+                raise NeedsMetadata(needs)
+            made: Any = ahead.result(path)
+            return cast(_Made, made).grants
+
+        for _ in range(TRIES_MAX):
+            try:
+                return self.leader.commit(id_, self.decide(id_, request, worked_out), actor)
+            except NeedsMetadata as need:
+                ahead.work_out(need.needs)
+        raise Unavailable("others were first too often")
+
+    def decide(self, id_: str, request: Request, rule: Callable[[Request, State], Grants]) -> Decide:
         """The request as the leader takes it."""
 
         def decide(state: State) -> Grant:
-            rules = ruling(request, {key: state.get(key) for key in request.wanted if state.get(key)})
-            if not isinstance(rules, Grants):
-                raise No(rules)
+            rules = rule(request, state)
             file = None
             if request.with_file:
                 self.files += 1
@@ -233,3 +257,40 @@ class Api(Publisher):
             return Grant(request.what, changes, rules.result, writes)
 
         return decide
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a swap was worked out to be."""
+
+    grants: Grants
+
+    def digest(self) -> str:
+        """See `Document.digest`."""
+        return ""
+
+
+class _Pages:
+    """A warehouse for `Ahead`: an entry's text is its metadata, and its path is the entry and the text."""
+
+    def cached(self, path: str) -> None:
+        """See `Warehouse.cached`."""
+
+    def read(self, path: str) -> str:
+        """See `Warehouse.read`."""
+        return path
+
+
+def _ruled(request: Request, state: State) -> Grants:
+    """Raises: No."""
+    rules = ruling(request, {key: state.get(key) for key in request.wanted if state.get(key)})
+    if not isinstance(rules, Grants):
+        raise No(rules)
+    return rules
+
+
+def _needs(request: Request, state: State) -> dict[str, Callable[[Any], Any]]:
+    """How a request for one entry is worked out on what that entry is, by the path of that."""
+    ((key, value),) = ((key, state.get(key)) for key in request.wanted)
+    base = State({key: value} if value else {}, {})
+    return {f"{key}={value['v'] if value else ''}": lambda _: _Made(_ruled(request, base))}

@@ -58,6 +58,9 @@ _CREDENTIALS_HINT = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
+FULL = PAGE - 1
+"""So many objects make a full page, since the mark of the folder itself may be one more."""
+
 _FAILURES = (BaseError, OSError)
 
 _clients_made = False
@@ -224,9 +227,10 @@ class CloudStore(BaseStore):
         while (page := self._read(f"list {folder or 'the bucket'}", lambda: next(pages, None))) is not None:
             if page:
                 self._clock.observe(max(meta["last_modified"] for meta in page))
-            for meta in page:
+            below = [meta for meta in page if meta["path"] != folder]  # consoles mark a folder by an object `folder/`
+            for meta in below:
                 _check_below(meta["path"], folder)
-            yield [self._described(meta) for meta in page]
+            yield [self._described(meta) for meta in below]
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         """See `Store.sample`.
@@ -237,14 +241,14 @@ class CloudStore(BaseStore):
         folder = check_prefix(prefix)
         start = self._walked.pop(folder, None)
         first = None if start else self._page(folder, None)
-        if first and start is None and len(first) == PAGE:
+        if first and start is None and len(first) >= FULL:
             start = place([stat.key for stat in first], 2.0 ** self._runtime.rng.uniform(0.0, JUMP_MAX))
         found = last = self._page(folder, start) if start else first or ()
         if start and len(found) < n:
             last = first or self._page(folder, None)
             found = [*{stat.key: stat for stat in [*found, *last]}.values()]
-        if start or len(last) == PAGE:
-            self._walked[folder] = last[-1].key if len(last) == PAGE else ""
+        if start or len(last) >= FULL:
+            self._walked[folder] = last[-1].key if len(last) >= FULL else ""
         return self._draw(found, n)
 
     def _page(self, folder: str, after: str | None) -> Sequence[Stat]:
@@ -284,6 +288,9 @@ class CloudStore(BaseStore):
             return Conflict(f"{what}: no longer that version")
         if answer.status == 416:
             return Invalid(f"{what}: the range starts past the end")
+        if "invalid path" in str(error):
+            hint = "remove that object: no object of Limpet's has such a name, and nothing beside it can be listed"
+            return Unavailable(f"{what}: {answer.line}", hint=hint)
         return self._refusal(what, error, answer) or Unavailable(f"{what}: {answer.line}")
 
     def _put_failed(self, key: Key, when: When, error: Exception) -> NoReturn:
