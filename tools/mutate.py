@@ -329,6 +329,10 @@ class _Warm:
                 return True
         items = sorted(session.items, key=lambda item: self._took_s[item.nodeid])
         items = [item for item in items if self._took_s[item.nodeid] <= SLOW_S]
+        unchanged = Mutant(0, "module", "", "", ast.parse(Path(module.__file__ or "").read_text()), is_declared=False)
+        if self._try(unchanged, items, module, codes) is not _Verdict.SURVIVED:
+            self.failure = f"in a forked process {self._killers} fails, or takes too long, without any change"
+            return True
         for mutant in self._found:
             self.verdicts.append(self._try(mutant, items, module, codes))
         return True

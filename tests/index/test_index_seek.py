@@ -167,6 +167,83 @@ def test_in_an_empty_object_there_is_nothing() -> None:
     assert isinstance(Search(b"a", SHAPE, 2, 0).learn(0, b""), Absent)
 
 
+# ---- the windows that are planned ----
+
+
+def windows(read: Callable[[int, int], bytes], size: int, key: bytes, line_size: float) -> list[tuple[int, int]]:
+    """Where each read of a search begins, and how many bytes it takes."""
+    asked: list[tuple[int, int]] = []
+
+    def recorded(start: int, stop: int) -> bytes:
+        asked.append((start, stop - start))
+        return read(start, stop)
+
+    look(recorded, size, key, line_size=line_size)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "key", "line_size", "wanted"),
+    [
+        # all that the object has, and never less than 8 KiB of it
+        (1, "constant", "k0", 128, [(0, 100)]),
+        (100, "constant", "k63", 128, [(0, 8192)]),
+        (100, "constant", "k5", 128, [(1250, 8192)]),
+        (100, "constant", "k33", 128, [(1808, 8192)]),
+        (100, "constant", "k5", 1000, [(0, 10_000)]),
+        # wide enough to be sure: more in the middle than near the ends, more for longer lines
+        (4_000, "constant", "k1527", 128, [(0, 8192)]),
+        (4_000, "constant", "k3633", 128, [(47_232, 21_919)]),
+        (4_000, "constant", "k2423", 128, [(182_780, 30_868)]),
+        (4_000, "constant", "k1991", 1000, [(390_023, 9_977)]),
+        (4_000, "constant", "absent1", 128, [(124_532, 29_435)]),
+        # 12 KiB where that would take more than 48 KiB
+        (4_000, "constant", "k2423", 1000, [(192_070, 12_288)]),
+        (60_000, "constant", "k53649", 128, [(845_297, 12_288)]),
+        # the second read stands where the first one says, and the third takes what is left of 192 KiB
+        (60_000, "large", "k53649", 128, [(34_868_919, 12_288), (35_100_594, 12_288)]),
+        (60_000, "large", "k19774", 128, [(122_632_332, 12_288), (122_827_224, 12_288), (122_839_040, 172_032)]),
+        (60_000, "large", "k53494", 1000, [(245_739_106, 20_894)]),
+        (60_000, "mixed", "k53649", 128, [(17_798_504, 12_288), (17_635_753, 12_288), (17_467_636, 172_032)]),
+        (60_000, "mixed", "absent1", 128, [(43_671_858, 12_288), (43_590_935, 12_288)]),
+    ],
+)
+def test_the_windows_of_a_search(
+    number: int, kind: str, key: str, line_size: float, wanted: list[tuple[int, int]]
+) -> None:
+    shard = layout(number, kind)
+    assert windows(shard.read, shard.size, key.encode(), line_size) == wanted
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "key", "wanted"),
+    [
+        (10, 40_000, "k0", [(315_628, 23_891), (311_189, 32_768), (137_856, 262_144)]),
+        (10, 40_000, "k2", [(0, 8_192), (0, 32_768), (0, 262_144)]),
+        (10, 40_000, "absent", [(127_135, 29_561), (125_531, 32_768), (10_843, 262_144)]),
+        (30, 300_000, "k2", [(37_497, 21_547), (31_886, 32_768), (0, 262_144), (0, 1_048_576)]),
+        (
+            30, 300_000, "k5",
+            [(4_805_313, 12_288), (4_795_073, 32_768), (4_680_385, 262_144), (4_287_169, 1_048_576),
+             (5_330_234, 1_048_576), (5_100_000, 300_000)],
+        ),
+    ],
+)  # fmt: skip
+def test_a_window_without_a_whole_line_is_followed_by_wider_ones(
+    number: int, size: int, key: str, wanted: list[tuple[int, int]]
+) -> None:
+    keys = sorted((b"k%d" % n for n in range(number)), key=digest)
+    data = b"".join(each.ljust(size - 1, b"\x1f") + b"\n" for each in keys)
+    assert windows(lambda start, stop: data[start:stop], len(data), key.encode(), 128) == wanted
+
+
+@pytest.mark.parametrize("line_size", [0.0, -5.0, 0.5])
+def test_a_manifest_that_claims_lines_without_bytes_is_not_believed(line_size: float) -> None:
+    shard = layout(4_000, "constant")
+    read = windows(shard.read, shard.size, b"k2423", line_size)
+    assert read == windows(shard.read, shard.size, b"k2423", 1.0)
+
+
 # ---- against a plain search through all lines ----
 
 # Sizes on both sides of each border in the search: 8 KiB looks, 12 KiB anchors, 64 KiB and more for the last look.
