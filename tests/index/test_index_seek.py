@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from index_helpers import keys_in, line_sizes
 from kernel_helpers import ManualRuntime, ScriptedStore, fails, steady
-from limpet.errors import Conflict, Corrupt, Unavailable
+from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index.decide import Shape, digest
 from limpet.index.manifest import fresh
 from limpet.index.reader import Reader
 from limpet.index.schema import Field, with_own
 from limpet.index.seek import LINE_GUESS, Absent, Search
 from limpet.index.storage import Storage
-from limpet.keys import IndexKeys
-from limpet.store import MemoryStore
+from limpet.keys import IndexKeys, Key
+from limpet.records import RECORD_BYTES_MAX
+from limpet.store import Blob, MemoryStore
 
 SHAPE = Shape(key_at=0, stamp_at=1, gone_at=2, width=3)
 KINDS = ["constant", "large", "mixed", "exponential"]
@@ -421,3 +422,75 @@ def test_a_version_that_is_gone_repeats_the_search_of_the_shard_only() -> None:
     assert line == bucket.line(slow, 4000)
     assert asked["list"] == 2
     assert asked["get"] <= 1 + READS_MAX, "one that was answered, and a whole search"
+
+
+# ---- several singles of one record, while others remove some ----
+
+
+class Racing(MemoryStore):
+    """A bucket in which something happens between a listing and the next read of many objects."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualRuntime())
+        self.before_read: Callable[[], object] = lambda: None
+
+    def get_many(
+        self, keys: Iterable[Key], *, size_max: int | None = RECORD_BYTES_MAX
+    ) -> Mapping[Key, Blob | LimpetError]:
+        self.before_read()
+        self.before_read = lambda: None
+        return super().get_many(keys, size_max=size_max)
+
+
+GONE = "(deleted)"
+
+
+@pytest.mark.parametrize(
+    ("singles", "removed", "wanted"),
+    [
+        ([(1, "a")], [], (1, "a")),
+        ([(1, "a"), (2, "b")], [], (2, "b")),
+        ([(1, "a"), (2, GONE)], [], (2, GONE)),
+        ([(1, GONE), (2, "b")], [], (2, "b")),
+        # several of one time: content decides, in whatever order their names are
+        ([(2, "low"), (2, "top")], [], (2, "top")),
+        ([(2, "top"), (2, "low")], [], (2, "top")),
+        ([(2, GONE), (2, "top")], [], (2, GONE)),
+        ([(2, "top"), (2, GONE)], [], (2, GONE)),
+        # the newest one went to quarantine, after it was listed: an older one is the record
+        ([(1, "a"), (2, "b")], [1], (1, "a")),
+        ([(1, "a"), (2, GONE)], [1], (1, "a")),
+        ([(1, GONE), (2, "b")], [1], (1, GONE)),
+        ([(1, "a"), (2, "b"), (3, "c")], [2], (2, "b")),
+        ([(1, "a"), (2, "low"), (2, "top")], [2], (2, "low")),
+        ([(1, "a"), (2, "low"), (2, "top")], [1, 2], (1, "a")),
+        ([(2, "low"), (2, "top")], [1], (2, "low")),
+        # so did all of them
+        ([(1, "a"), (2, "b")], [0, 1], None),
+    ],
+)
+@pytest.mark.parametrize("many", [False, True], ids=["find", "find_many"])
+def test_which_single_of_a_record_is_read(
+    singles: list[tuple[int, str]], removed: list[int], wanted: tuple[int, str] | None, many: bool
+) -> None:
+    store = Racing()
+    keys = IndexKeys.of("x")
+    manifest = fresh(with_own([Field("key", "string"), Field("text", "string")], "key"), 2)
+    [key] = keys_in("3a", 1)
+
+    def line(second: int, text: str) -> bytes:
+        stamp = f"2026-01-01T00:00:0{second}.000000Z"
+        if text == GONE:
+            return manifest.schema.tombstone(key, stamp)
+        return manifest.schema.line({"key": key, "text": text}, stamp, where="it")
+
+    store.put(keys.shard("3a"), b"")
+    names = [
+        keys.single("3a", key, f"2026-01-01T00:00:0{second}.000000Z", f"{n}") for n, (second, _) in enumerate(singles)
+    ]
+    for name, single in zip(names, singles, strict=True):
+        store.put(name, line(*single) + b"\n")
+    store.before_read = lambda: [store.delete(names[n]) for n in removed]
+    reader = Reader(Storage(store, keys, ManualRuntime()), manifest)
+    found = reader.find_many([key]).get(key) if many else reader.find(key)
+    assert found == (None if wanted is None else line(*wanted))
