@@ -176,6 +176,7 @@ def test_of_two_lines_of_one_rank_the_first_is_kept() -> None:
         ([1, 1, 1, 1, 1], 6, [[1, 1, 1], [1, 1]]),
         ([3, 3, 3, 3, 3], 8, [[3, 3], [3, 3], [3]]),
         ([9, 1, 9, 1, 1], 5, [[9], [1], [9], [1, 1]]),
+        ([9, 4, 5], 10, [[9], [4], [5]]),
     ],
 )
 def test_parts_hold_their_lines_with_line_ends_below_the_limit(
