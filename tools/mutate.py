@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 ARGUED = ROOT / "docs" / "design" / "mutants.md"
-OPTIONS = ("-q", "-p", "no:xdist", "--no-header", "--tb=short", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = ("-q", "-m", "not full", "-p", "no:xdist", "--no-header", "--tb=short")
+OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 AIM = 0.95
 SLOW_S = 1.0
 CPU_MIN_S = 2.0
@@ -357,7 +358,7 @@ class _Warm:
         _run(item)
         self._took_s[item.nodeid] = time.process_time() - begun_s
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
     def _try(
         self, mutant: Mutant, items: Sequence[pytest.Item], module: ModuleType, codes: dict[str, FunctionType]

@@ -490,7 +490,7 @@ def test_which_single_of_a_record_is_read(
     ]
     for name, single in zip(names, singles, strict=True):
         store.put(name, line(*single) + b"\n")
-    store.before_read = lambda: [store.delete(names[n]) for n in removed]
+    store.before_read = lambda: store.delete_many([names[n] for n in removed])
     reader = Reader(Storage(store, keys, ManualRuntime()), manifest)
     found = reader.find_many([key]).get(key) if many else reader.find(key)
     assert found == (None if wanted is None else line(*wanted))

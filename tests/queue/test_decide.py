@@ -369,7 +369,7 @@ def test_what_a_task_said_last(
 def test_which_errors_a_lease_keeps(
     before: dict[int, list[int]],
     more: dict[int, int],
-    fields: dict[str, list[int]],
+    fields: dict[str, Any],
     wanted: dict[int, list[int]],
     now: bool,
 ) -> None:
