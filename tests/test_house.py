@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -181,6 +182,63 @@ def test_mutants_change_one_thing_each() -> None:
     sources = {mutate.ast.unparse(mutant.tree) for mutant in found}
     assert len(sources) == len(found)
     assert mutate.ast.unparse(mutate.ast.parse(MUTATED)) not in sources
+
+
+PATCHED = """
+LIMIT = 3
+TWICE = 2 * LIMIT
+
+def above(x, most=LIMIT):
+    return x > most
+
+class Box:
+    size = 1
+
+    def full(self, x):
+        return x > TWICE
+"""
+
+
+def test_a_loaded_module_becomes_each_mutant_for_all_that_import_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for what a class declares: only a fresh import changes that."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "patched_user.py").write_text("from patched import *")
+    (tmp_path / "patched.py").write_text(PATCHED)
+
+    def answers() -> tuple[object, ...]:
+        user = sys.modules["patched_user"]
+        return (user.LIMIT, user.TWICE, [user.above(n) for n in range(6)], [user.Box().full(n) for n in range(10)])
+
+    seen = {}
+    for mutant in mutate.mutants(PATCHED):
+        for name in ("patched", "patched_user"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.import_module("patched_user")
+        before = answers()
+        module = sys.modules["patched"]
+        change = mutate._change(mutant, module, mutate._functions(module))
+        if change is not None:
+            change.make()
+            assert answers() != before
+        seen[mutant.new] = change and change.owner
+    for name in ("patched", "patched_user"):
+        monkeypatch.delitem(sys.modules, name)
+    assert seen == {
+        "LIMIT = 4": None,
+        "LIMIT = 2": None,
+        "2 / LIMIT": None,
+        "3 * LIMIT": None,
+        "1 * LIMIT": None,
+        "x >= most": "above",
+        "x <= most": "above",
+        "return None": "Box.full",
+        "size = 2": None,
+        "size = 0": None,
+        "x >= TWICE": "Box.full",
+        "x <= TWICE": "Box.full",
+    }
 
 
 def test_every_mutated_module_has_tests_and_every_argument_names_one() -> None:

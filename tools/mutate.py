@@ -5,8 +5,10 @@
     python tools/mutate.py --all                                         # every module of the table
 
 A mutant flips a comparison, swaps `and` and `or`, adds or subtracts one, changes a constant, or drops a statement or a
-field of `replace`. Each one runs in a forked process, which loads the module from changed source: nothing on disk is
-touched. A mutant that fails a test, or does not come back in time, is killed. Exit code 1: less than 95 % were.
+field of `replace`. Each one runs in a forked process: nothing on disk is touched. Where only the code of a function
+differs, that process has all tests collected already, gets the new code, and runs the tests that call the function and
+take less than a second. A mutant that fails a test, or does not come back in time, is killed. Exit code 1: less than
+95 % were.
 
 Mutants that behave exactly like the original are argued in docs/design/mutants.md and not counted. A line there is
 `- FILE FUNCTION: OLD -> NEW: why`, FILE, FUNCTION, OLD and NEW in backticks, as this program prints them.
@@ -23,24 +25,38 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ARGUED = ROOT / "docs" / "design" / "mutants.md"
-QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = ("-q", "-m", "not full", "-p", "no:xdist", "--no-header", "--tb=short")
+OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 AIM = 0.95
-TIMEOUT_MIN_S = 20.0
-TIMEOUT_FACTOR = 6.0
-POLL_S = 0.01
+SLOW_S = 1.0
+CPU_MIN_S = 2.0
+CPU_FACTOR = 4.0
+WALL_S = 300.0
+MEMORY_MAX = 2 << 30
+POLL_S = 0.002
+VALUES = (int, float, str, bytes, tuple, frozenset, timedelta)
 
 TESTS: dict[str, tuple[str, ...]] = {
     "src/limpet/lease/decide.py": ("tests/lease/test_decide.py", "tests/lease/test_lock.py"),
@@ -50,8 +66,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "src/limpet/queue/sync/decide.py": ("tests/queue/sync/test_sync_decide.py",),
     "src/limpet/index/decide.py": ("tests/index/test_index_decide.py",),
     "src/limpet/index/seek.py": ("tests/index/test_index_seek.py",),
-    "src/limpet/catalog/decide.py": ("tests/catalog/test_catalog_kernel.py",),
-    "src/limpet/catalog/state.py": ("tests/catalog/test_catalog_kernel.py", "tests/catalog/test_catalog_names.py"),
+    "src/limpet/catalog/decide.py": ("tests/catalog/test_catalog_decide.py",),
+    "src/limpet/catalog/state.py": ("tests/catalog/test_catalog_decide.py", "tests/catalog/test_catalog_names.py"),
 }
 
 ORDERS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -88,6 +104,8 @@ class Mutant:
     old: str
     new: str
     tree: ast.Module
+    is_declared: bool
+    """It changes the default of an argument: that is not in the code of the function."""
 
     @property
     def argument(self) -> tuple[str, str, str]:
@@ -121,7 +139,15 @@ def _mutant(tree: ast.Module, node: ast.AST, replaced: ast.AST, parents: dict[as
         _text(shown),
         _text(new),
         ast.fix_missing_locations(changed),
+        _is_default(node, parents),
     )
+
+
+def _is_default(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    at: ast.AST | None = node
+    while at is not None and not isinstance(at, ast.arguments):
+        at = parents.get(at)
+    return at is not None
 
 
 def _is_telling(node: ast.AST) -> bool:
@@ -257,8 +283,205 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._tree, module.__file__, "exec"), module.__dict__)
 
 
-def _start(module: str, tree: ast.Module, tests: Sequence[str], log: int, names: Path | None = None) -> int:
-    """Run the tests in a forked process; its id. Into `names` it writes what was imported."""
+class _Verdict(Enum):
+    KILLED = "a test fails"
+    SURVIVED = "all tests pass"
+    UNTRIED = "only a fresh import can tell"
+
+
+class _Warm:
+    """A pytest plugin that tries mutants after collection: nothing is imported or collected again for a mutant.
+
+    Each mutant is a forked process. There the functions of the module get the code of the mutant, wherever they were
+    imported to, and the tests that ran the changed function run: those that killed the latest mutants first, then from
+    the quickest to the slowest. Constants are changed likewise. Mutants of classes are left for a fresh import.
+    """
+
+    def __init__(self, module: str, found: Sequence[Mutant], names: Path) -> None:
+        self.verdicts: list[_Verdict] = []
+        self.failure = ""
+        self._module = module
+        self._found = found
+        self._names = names
+        self._took_s: dict[str, float] = {}
+        self._ran: dict[str, set[str]] = {}
+        self._killers: list[str] = []
+
+    def pytest_configure(self) -> None:
+        """Hypothesis tries the same examples for each mutant, and does not spend time on a smaller counterexample."""
+        from hypothesis import Phase, settings
+
+        settings.register_profile(
+            "mutants", phases=(Phase.explicit, Phase.generate), database=None, deadline=None, derandomize=True
+        )
+        settings.load_profile("mutants")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Instead of running the tests once, run them for each mutant."""
+        self._names.write_text("\n".join(name for name, each in [*sys.modules.items()] if _is_foreign(each)))
+        if self._module not in sys.modules:
+            self.failure = f"these tests do not import {self._module}"
+            return True
+        module = sys.modules[self._module]
+        codes = _functions(module)
+        for item in session.items:
+            self._measure(item, codes)
+            if self.failure:
+                return True
+        items = sorted(session.items, key=lambda item: self._took_s[item.nodeid])
+        items = [item for item in items if self._took_s[item.nodeid] <= SLOW_S]
+        unchanged = Mutant(0, "module", "", "", ast.parse(Path(module.__file__ or "").read_text()), is_declared=False)
+        if self._try(unchanged, items, module, codes) is not _Verdict.SURVIVED:
+            self.failure = f"in a forked process {self._killers} fails, or takes too long, without any change"
+            return True
+        for mutant in self._found:
+            self.verdicts.append(self._try(mutant, items, module, codes))
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember the first failure."""
+        if report.failed and not self.failure:
+            self.failure = f"{report.nodeid}\n{report.longrepr}"
+
+    def _measure(self, item: pytest.Item, codes: dict[str, FunctionType]) -> None:
+        """Run a test without a change, for its time and for the functions that it calls."""
+        known = {function.__code__: name for name, function in codes.items()}
+        ran = self._ran.setdefault(item.nodeid, set())
+
+        def trace(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code in known:
+                ran.add(known[frame.f_code])
+
+        threading.setprofile(trace)
+        sys.setprofile(trace)
+        begun_s = time.process_time()
+        _run(item)
+        self._took_s[item.nodeid] = time.process_time() - begun_s
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def _try(
+        self, mutant: Mutant, items: Sequence[pytest.Item], module: ModuleType, codes: dict[str, FunctionType]
+    ) -> _Verdict:
+        change = _change(mutant, module, codes)
+        if change is None:
+            return _Verdict.UNTRIED
+        chosen = [item for item in items if change.owner is None or change.owner in self._ran[item.nodeid]]
+        if not chosen:
+            return _Verdict.SURVIVED
+        first = {name: at for at, name in enumerate(self._killers)}
+        chosen.sort(key=lambda item: first.get(item.nodeid, len(first)))
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            self._run_changed(change, chosen, writer)
+        os.close(writer)
+        code = _wait(pid, time.monotonic() + WALL_S)
+        with os.fdopen(reader) as pipe:
+            killer = pipe.read()
+        if killer:
+            self._killers = [killer, *(name for name in self._killers if name != killer)]
+        return _Verdict.SURVIVED if code == 0 else _Verdict.KILLED
+
+    def _run_changed(self, change: _Change, items: Sequence[pytest.Item], writer: int) -> NoReturn:
+        """In a forked process: make the change and run the tests, up to the first that fails, which it names.
+
+        A test that takes far longer than before is ended by the signal of its timer, and the process with it.
+        """
+        code = 1
+        try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_MAX, MEMORY_MAX))
+            change.make()
+            for item in items:
+                signal.setitimer(signal.ITIMER_PROF, CPU_MIN_S + CPU_FACTOR * self._took_s[item.nodeid])
+                _run(item)
+                if self.failure:
+                    os.write(writer, item.nodeid.encode())
+                    break
+            else:
+                code = 0
+        finally:
+            os._exit(code)
+
+
+def _functions(module: ModuleType) -> dict[str, FunctionType]:
+    """Every function and method that the module defines, by its qualified name."""
+    found: dict[str, FunctionType] = {}
+    inside: list[object] = [*vars(module).values()]
+    while inside:
+        each = inside.pop()
+        match each:
+            case FunctionType() if each.__code__.co_filename == module.__file__:
+                found[each.__qualname__] = each
+            case classmethod() | staticmethod():
+                inside.append(each.__func__)
+            case property():
+                inside += [each.fget, each.fset]
+            case type() if each.__module__ == module.__name__:
+                inside += vars(each).values()
+        wrapped = getattr(each, "__wrapped__", None) if not isinstance(each, type) else None
+        if wrapped is not None:
+            inside.append(wrapped)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a mutant changes in the loaded modules. `owner` is the function whose code it changes, None for a value."""
+
+    owner: str | None
+    make: Callable[[], None]
+
+
+def _change(mutant: Mutant, module: ModuleType, codes: dict[str, FunctionType]) -> _Change | None:
+    """How to turn the loaded module into the mutant; None if only an import can: it declares other classes."""
+    compiled = compile(mutant.tree, module.__file__ or "", "exec")
+    owner = next((name for name in _owners(mutant.function) if name in codes), None)
+    if owner is None and mutant.function != "module":
+        return None
+    if owner is None or mutant.is_declared:
+        return _Change(None, partial(_set_values, compiled, module, codes))
+    old = codes[owner]
+    inside = [compiled]
+    while inside:
+        code = inside.pop()
+        if code.co_qualname == owner and code.co_freevars == old.__code__.co_freevars:
+            return _Change(owner, partial(setattr, old, "__code__", code))
+        inside += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return None
+
+
+def _set_values(compiled: CodeType, module: ModuleType, codes: dict[str, FunctionType]) -> None:
+    """Give constants, wherever they were imported to, and defaults of arguments the values of the mutant."""
+    fresh = ModuleType(module.__name__)
+    fresh.__file__ = module.__file__
+    exec(compiled, fresh.__dict__)
+    for name, new in vars(fresh).items():
+        old = vars(module).get(name)
+        if isinstance(new, VALUES) and new != old:
+            for each in [*sys.modules.values()]:
+                if vars(each).get(name) is old:
+                    setattr(each, name, new)
+    for name, changed in _functions(fresh).items():
+        codes[name].__defaults__ = changed.__defaults__
+        codes[name].__kwdefaults__ = changed.__kwdefaults__
+
+
+def _owners(function: str) -> Iterator[str]:
+    """`a.b.c`, `a.b`, `a`: a function is defined in another one, or in a class."""
+    parts = function.split(".")
+    for size in range(len(parts), 0, -1):
+        yield ".".join(parts[:size])
+
+
+def _run(item: pytest.Item) -> None:
+    """Run one test, with all of its fixtures torn down afterwards."""
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+
+
+def _start(module: str, tree: ast.Module, tests: Sequence[str], log: int) -> int:
+    """Import everything afresh in a forked process, with the mutant, and run all tests; its id."""
     pid = os.fork()
     if pid:
         return pid
@@ -270,12 +493,7 @@ def _start(module: str, tree: ast.Module, tests: Sequence[str], log: int, names:
         sys.meta_path.insert(0, _Finder(module, tree))
         import pytest
 
-        code = int(pytest.main(["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", *QUIET, *tests]))
-        if code == 0 and module not in sys.modules:
-            print(f"these tests do not import {module}")
-            code = 71
-        if names is not None:
-            names.write_text("\n".join(name for name, each in [*sys.modules.items()] if _is_foreign(each)))
+        code = int(pytest.main([*OPTIONS, "-x", *tests]))
     finally:
         if code == 70:
             traceback.print_exc()
@@ -288,57 +506,61 @@ def _is_foreign(module: ModuleType) -> bool:
     return "site-packages" in (getattr(module, "__file__", None) or "")
 
 
-def _wait(pid: int, until_s: float) -> int | None:
-    """The exit code; None while it runs. After `until_s` it is killed, with all that it started."""
-    done, status = os.waitpid(pid, os.WNOHANG)
-    if done:
-        return os.waitstatus_to_exitcode(status)
-    if time.monotonic() < until_s:
-        return None
+def _wait(pid: int, until_s: float) -> int:
+    """The exit code. After `until_s` it is killed, with all that it started."""
+    while time.monotonic() < until_s:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(POLL_S)
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return -signal.SIGKILL
 
 
-def _run_all(module: str, found: Sequence[Mutant], tests: Sequence[str], jobs: int, timeout_s: float) -> list[Mutant]:
-    """The survivors."""
-    survivors: list[Mutant] = []
-    running: dict[int, tuple[Mutant, float]] = {}
-    left = [*reversed(found)]
-    with open(os.devnull, "wb") as nowhere:
-        while left or running:
-            while left and len(running) < jobs:
-                mutant = left.pop()
-                pid = _start(module, mutant.tree, tests, nowhere.fileno())
-                running[pid] = (mutant, time.monotonic() + timeout_s)
-            for pid, (mutant, until_s) in [*running.items()]:
-                code = _wait(pid, until_s)
-                if code is not None:
-                    del running[pid]
-                    if code == 0:
-                        survivors.append(mutant)
-            time.sleep(POLL_S)
-    return sorted(survivors, key=lambda mutant: mutant.line)
-
-
-def _baseline(module: str, source: str, tests: Sequence[str], scratch: Path) -> float:
-    """How long the tests take without a change, which they must survive.
-
-    Other people's modules that they need are imported here, once, and not by each mutant.
-    """
-    names = scratch / "names"
-    with tempfile.TemporaryFile() as log:
-        begun_s = time.monotonic()
-        pid = _start(module, ast.parse(source), tests, log.fileno(), names)
-        _, status = os.waitpid(pid, 0)
-        if os.waitstatus_to_exitcode(status) != 0:
-            log.seek(0)
-            sys.exit(f"the tests fail without any change:\n{log.read().decode(errors='replace')}")
-        took_s = time.monotonic() - begun_s
+def _verdicts(module: str, found: Sequence[Mutant], tests: Sequence[str], scratch: Path) -> list[_Verdict]:
+    """What became of each mutant: in one warm process what can be tried there, and the rest one import at a time."""
+    answer, names = scratch / "verdicts", scratch / "names"
+    pid = os.fork()
+    if not pid:
+        _serve(module, found, tests, answer, names)
+    os.waitpid(pid, 0)
+    verdicts = [_Verdict[name] for name in answer.read_text().split()] if answer.exists() else []
+    if len(verdicts) != len(found):
+        sys.exit(f"{module}: its tests cannot be run without any change")
+    answer.unlink()
     for name in names.read_text().split():
         with suppress(ImportError):
             importlib.import_module(name)
-    return took_s
+    with open(os.devnull, "wb") as nowhere:
+        for at, mutant in enumerate(found):
+            if verdicts[at] is _Verdict.UNTRIED:
+                pid = _start(module, mutant.tree, tests, nowhere.fileno())
+                code = _wait(pid, time.monotonic() + WALL_S)
+                verdicts[at] = _Verdict.SURVIVED if code == 0 else _Verdict.KILLED
+    return verdicts
+
+
+def _serve(module: str, found: Sequence[Mutant], tests: Sequence[str], answer: Path, names: Path) -> NoReturn:
+    """In a forked process: collect the tests once and try all mutants."""
+    try:
+        import pytest
+
+        warm = _Warm(module, found, names)
+        with tempfile.TemporaryFile("w+") as log:
+            shown = os.dup(1)
+            os.dup2(log.fileno(), 1)
+            code = int(pytest.main([*OPTIONS, f"--basetemp={answer.parent / 'pytest'}", *tests], plugins=[warm]))
+            sys.stdout.flush()
+            os.dup2(shown, 1)
+            if code not in (0, 5) or warm.failure:
+                log.seek(0)
+                print(log.read(), warm.failure)
+            else:
+                answer.write_text("\n".join(verdict.name for verdict in warm.verdicts))
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
 
 
 _ARGUED = re.compile(r"- `([^`]+)` `([^`]+)`: `([^`]+)` -> `([^`]+)`: \S")
@@ -350,11 +572,10 @@ def _argued(path: str) -> set[tuple[str, str, str]]:
     return {(row[2], row[3], row[4]) for row in rows if row and row[1] == path}
 
 
-def mutate(path: str, tests: Sequence[str], *, jobs: int, only: str | None, scratch: Path) -> bool:
+def mutate(path: str, tests: Sequence[str], *, only: str | None, scratch: Path) -> bool:
     """Try every mutant of one module; whether enough of them were killed."""
     source = (ROOT / path).read_text()
     module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
-    took_s = _baseline(module, source, tests, scratch)
     argued = _argued(path)
     found = sorted(mutants(source), key=lambda mutant: mutant.line)
     if only is not None:
@@ -362,7 +583,8 @@ def mutate(path: str, tests: Sequence[str], *, jobs: int, only: str | None, scra
     stale = argued - {mutant.argument for mutant in found} if only is None else set()
     tried = [mutant for mutant in found if mutant.argument not in argued]
     begun_s = time.monotonic()
-    survivors = _run_all(module, tried, tests, jobs, max(TIMEOUT_MIN_S, TIMEOUT_FACTOR * took_s))
+    verdicts = _verdicts(module, tried, tests, scratch)
+    survivors = [mutant for mutant, each in zip(tried, verdicts, strict=True) if each is _Verdict.SURVIVED]
     for mutant in survivors:
         print(f"  {path}:{mutant.line}\n    - `{path}` `{mutant.function}`: `{mutant.old}` -> `{mutant.new}`: ")
     for function, old, new in sorted(stale):
@@ -384,7 +606,6 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE.py")
     parser.add_argument("--tests", nargs="+", default=[], help="instead of those in the table")
     parser.add_argument("--all", action="store_true", help="every module of the table")
-    parser.add_argument("--jobs", type=int, default=2, help="how many mutants to try at a time")
     parser.add_argument("--function", help="only mutants of functions whose name contains this")
     arguments = parser.parse_args()
     paths = [*TESTS] if arguments.all else [_path(name) for name in arguments.modules]
@@ -401,7 +622,7 @@ def main() -> int:
             tests = arguments.tests or TESTS.get(path)
             if not tests:
                 parser.error(f"no tests are known for {path}: name them with --tests")
-            good &= mutate(path, tests, jobs=arguments.jobs, only=arguments.function, scratch=Path(scratch))
+            good &= mutate(path, tests, only=arguments.function, scratch=Path(scratch))
     return 0 if good else 1
 
 

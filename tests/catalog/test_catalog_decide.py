@@ -225,6 +225,34 @@ def test_what_is_wrong_with_a_row_is_said() -> None:
     assert len(said) < 300
 
 
+def test_a_row_has_an_id_and_says_what_it_is() -> None:
+    assert unusable([Row("r", "x")]) is None
+    for id_, what in (("", "x"), ("r", ""), ("", "")):
+        assert unusable([Row("r", "x"), Row(id_, what)]) == "a row has no id, or does not say what it is"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sound"),
+    [
+        ("n//a", {}, True), ("n/a//b", {}, True), ("n//a", None, True), ("n//a", {"p": "v"}, True),
+        ("t/a//b", ["x", "y"], True), ("v/a//b", ["x", "y"], True), ("v/a//b", None, True),
+        ("l/x/y", 1, True), ("p/x/y", 1, True), ("l/x", None, True), ("p/x", None, True),
+        ("l/./x", 1, False), ("l/../x", 1, False), ("l//x", 1, False), ("l/", 1, False), ("p/./x", 1, False),
+        ("p//x", 1, False), ("l/x", 2, False), ("p/x", 2, False), ("p/x", ["x", "y"], False),
+        ("n//", {}, False), ("n//.", {}, False), ("n/a/b", {}, False), ("n/a//b%", {}, False), ("n/a///b", {}, False),
+        ("n//a", {"p": 1}, False), ("n//a", {1: "v"}, False), ("n//a", ["x", "y"], False),
+        ("t//b", ["x", "y"], False), ("t/a/b", ["x", "y"], False), ("t/a//b", ["x"], False), ("t/a//b", "xy", False),
+        ("t/a//b", ["x", 1], False), ("t/a//b", ["x", "../y"], False), ("t/a//b", ["./x", "y"], False),
+        ("v//b", ["x", "y"], False), ("v/a//b", ["x"], False), ("v/a//b", {"p": "v"}, False),
+        # of what kind it is, this version does not know, and leaves it alone
+        ("n", 5, True), ("l", 5, True), ("t", 5, True), ("z//..", 5, True), ("", 5, True), ("nn//..", 5, True),
+    ],
+)  # fmt: skip
+def test_which_entries_a_reader_can_use(key: str, value: object, sound: bool) -> None:
+    assert (unusable([row("r", Change(key, value))]) is None) is sound
+    assert (unusable([row("q"), row("r", Change("n//a", {}), Change(key, value))]) is None) is sound
+
+
 # ---- the state ----
 
 

@@ -15,15 +15,19 @@ from kernel_helpers import steady
 from limpet.errors import Corrupt
 from limpet.index import shard_id
 from limpet.index.decide import (
+    DEPTHS,
     FOLD_AGE,
     FOLD_BELOW_BYTES,
     FOLD_PACKS,
     FOLD_SHARE,
+    PACK_BYTES,
     PACK_SINGLES,
+    Merged,
     Shape,
     Step,
     Waiting,
     digest,
+    explains,
     fractions,
     key_of,
     keys_of,
@@ -34,6 +38,8 @@ from limpet.index.decide import (
     rank,
     shard_ids,
     shard_of,
+    split,
+    winners,
 )
 
 SHAPE = Shape(key_at=0, stamp_at=2, gone_at=3, width=4)
@@ -84,6 +90,12 @@ def test_how_far_into_its_shard_a_key_lies(depth: int) -> None:
     assert all(0 <= each < 1 for each in found)
     assert fractions(b"\x3a" + bytes(31), 2) == 0.0
     assert fractions(b"\x3a\x80" + bytes(30), 2) == 0.5
+    assert fractions(bytes(7) + b"\x01" + bytes(24), 0) == 2**-64, "the last of 64 bits counts"
+
+
+def test_the_depths_and_sizes_that_the_format_promises() -> None:
+    assert DEPTHS == (2, 3, 4)
+    assert PACK_BYTES == 67_108_864
 
 
 # ---- winners ----
@@ -121,6 +133,78 @@ def test_a_line_with_too_few_fields_is_corrupt() -> None:
 def test_an_escaped_key_is_the_key_that_was_put() -> None:
     assert key_of(line("a\\n\\x1fb\\\\"), SHAPE) == b"a\n\x1fb\\"
     assert keys_of([line("a\\n"), line("b")], SHAPE) == [b"a\n", b"b"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_the_key_is_the_field_that_the_shape_names_and_no_more(at: int) -> None:
+    shape = Shape(key_at=at, stamp_at=0, gone_at=0, width=4)
+    assert key_of(b"k0\x1fk1\x1fk2\x1fk3", shape) == b"k%d" % at
+    assert keys_of([b"k0\x1fk1\x1fk2\x1fk3", b"j0\x1fj1\x1fj2\x1fj3"], shape) == [b"k%d" % at, b"j%d" % at]
+
+
+def test_a_line_of_nulls_only_keeps_its_first_field() -> None:
+    assert rank(b"\\N\x1f\\N\x1f\\N", Shape(0, 0, 0, 3)) == (b"\\N", b"\\N", b"\\N")
+    assert rank(b"\x1f\\N", Shape(0, 0, 0, 2)) == (b"", b"", b""), "an empty key followed by a null"
+
+
+def test_each_line_has_one_digest() -> None:
+    one = line("a", stamp=1)
+    for places, some in (([b"p"], [one, one]), ([b"p", b"q"], [one]), ([b"p", b"p", b"p"], [one, one])):
+        with pytest.raises(ValueError, match="zip"):
+            winners(places, some, SHAPE)
+
+
+def test_of_two_lines_of_one_rank_the_first_is_kept() -> None:
+    """They differ in columns that one of them does not know, which are null in the other."""
+    short, long = line("a", "x", 1), line("a", "x", 1, 0, "\\N")
+    assert newest([short, long], WIDE) == {digest(b"a"): short}
+    assert newest([long, short], WIDE) == {digest(b"a"): long}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size_max", "wanted"),
+    [
+        ([], 10, [[]]),
+        ([4], 1, [[4]]),
+        ([10], 10, [[10]]),
+        ([10, 10], 10, [[10], [10]]),
+        ([4, 4], 10, [[4, 4]]),
+        ([4, 5], 10, [[4], [5]]),
+        ([5, 4], 10, [[5], [4]]),
+        ([0, 8], 10, [[0, 8]]),
+        ([0, 9], 10, [[0], [9]]),
+        ([1, 1, 1, 1, 1], 6, [[1, 1, 1], [1, 1]]),
+        ([3, 3, 3, 3, 3], 8, [[3, 3], [3, 3], [3]]),
+        ([9, 1, 9, 1, 1], 5, [[9], [1], [9], [1, 1]]),
+        ([9, 4, 5], 10, [[9], [4], [5]]),
+    ],
+)
+def test_parts_hold_their_lines_with_line_ends_below_the_limit(
+    sizes: list[int], size_max: int, wanted: list[list[int]]
+) -> None:
+    lines = {b"%d" % n: b"." * size for n, size in enumerate(sizes)}
+    parts = [*split(lines, size_max)]
+    assert [[len(each) for each in part.values()] for part in parts] == wanted
+    assert [place for part in parts for place in part] == [*lines]
+
+
+@pytest.mark.parametrize(
+    ("held", "waiting", "single", "pack"),
+    [
+        ([], [line("a")], False, False),
+        ([line("a")], [], False, False),
+        ([line("a")], [line("a")], True, True),
+        ([line("b")], [line("a")], False, False),
+        ([line("a", stamp=2)], [line("a", stamp=1)], False, True),
+        ([line("a")], [line("b"), line("a")], True, True),
+        ([line("a")], [line("b"), line("c")], False, False),
+        ([line("a", "x", 1, 0, "\\N")], [line("a", "x", 1)], True, True),
+    ],
+)
+def test_whether_a_shard_may_hold_what_waits(held: list[bytes], waiting: list[bytes], single: bool, pack: bool) -> None:
+    base = newest(held, WIDE)
+    assert explains(base, waiting, WIDE, is_pack=False) is single
+    assert explains(base, waiting, WIDE, is_pack=True) is pack
 
 
 # ---- merging ----
@@ -162,6 +246,14 @@ def test_merging_pads_old_lines_and_keeps_newer_ones_whole() -> None:
     base = merged(b"", [line("a", "old", 1)])
     wide = merged(base, [line("b", "new", 1, 0, "7", "8", "9")], WIDE).split(b"\n")[:-1]
     assert {*wide} == {line("a", "old", 1, 0, "\\N", "\\N"), line("b", "new", 1, 0, "7", "8", "9")}
+
+
+@pytest.mark.parametrize("later", [[], ["7"], ["7", "8"], ["7", "8", "9"]])
+def test_a_line_gets_a_null_for_each_column_that_it_lacks(later: list[str]) -> None:
+    given = line("a", "x", 1, 0, *later)
+    wanted = line("a", "x", 1, 0, *later, *["\\N"] * (2 - len(later)))
+    assert merge([], newest([given], WIDE), WIDE, what="it") == Merged(wanted + b"\n", 1, 1)
+    assert packed(newest([given], WIDE), WIDE) == wanted + b"\n"
 
 
 def test_a_base_out_of_order_or_with_a_key_twice_is_corrupt() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 from index_helpers import keys_in, line_sizes
 from kernel_helpers import ManualRuntime, ScriptedStore, fails, steady
-from limpet.errors import Conflict, Corrupt, Unavailable
+from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index.decide import Shape, digest
 from limpet.index.manifest import fresh
 from limpet.index.reader import Reader
 from limpet.index.schema import Field, with_own
 from limpet.index.seek import LINE_GUESS, Absent, Search
 from limpet.index.storage import Storage
-from limpet.keys import IndexKeys
-from limpet.store import MemoryStore
+from limpet.keys import IndexKeys, Key
+from limpet.records import RECORD_BYTES_MAX
+from limpet.store import Blob, MemoryStore
 
 SHAPE = Shape(key_at=0, stamp_at=1, gone_at=2, width=3)
 KINDS = ["constant", "large", "mixed", "exponential"]
@@ -165,6 +166,83 @@ def test_the_first_and_the_last_record_and_what_lies_beyond(number: int, kind: s
 
 def test_in_an_empty_object_there_is_nothing() -> None:
     assert isinstance(Search(b"a", SHAPE, 2, 0).learn(0, b""), Absent)
+
+
+# ---- the windows that are planned ----
+
+
+def windows(read: Callable[[int, int], bytes], size: int, key: bytes, line_size: float) -> list[tuple[int, int]]:
+    """Where each read of a search begins, and how many bytes it takes."""
+    asked: list[tuple[int, int]] = []
+
+    def recorded(start: int, stop: int) -> bytes:
+        asked.append((start, stop - start))
+        return read(start, stop)
+
+    look(recorded, size, key, line_size=line_size)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "key", "line_size", "wanted"),
+    [
+        # all that the object has, and never less than 8 KiB of it
+        (1, "constant", "k0", 128, [(0, 100)]),
+        (100, "constant", "k63", 128, [(0, 8192)]),
+        (100, "constant", "k5", 128, [(1250, 8192)]),
+        (100, "constant", "k33", 128, [(1808, 8192)]),
+        (100, "constant", "k5", 1000, [(0, 10_000)]),
+        # wide enough to be sure: more in the middle than near the ends, more for longer lines
+        (4_000, "constant", "k1527", 128, [(0, 8192)]),
+        (4_000, "constant", "k3633", 128, [(47_232, 21_919)]),
+        (4_000, "constant", "k2423", 128, [(182_780, 30_868)]),
+        (4_000, "constant", "k1991", 1000, [(390_023, 9_977)]),
+        (4_000, "constant", "absent1", 128, [(124_532, 29_435)]),
+        # 12 KiB where that would take more than 48 KiB
+        (4_000, "constant", "k2423", 1000, [(192_070, 12_288)]),
+        (60_000, "constant", "k53649", 128, [(845_297, 12_288)]),
+        # the second read stands where the first one says, and the third takes what is left of 192 KiB
+        (60_000, "large", "k53649", 128, [(34_868_919, 12_288), (35_100_594, 12_288)]),
+        (60_000, "large", "k19774", 128, [(122_632_332, 12_288), (122_827_224, 12_288), (122_839_040, 172_032)]),
+        (60_000, "large", "k53494", 1000, [(245_739_106, 20_894)]),
+        (60_000, "mixed", "k53649", 128, [(17_798_504, 12_288), (17_635_753, 12_288), (17_467_636, 172_032)]),
+        (60_000, "mixed", "absent1", 128, [(43_671_858, 12_288), (43_590_935, 12_288)]),
+    ],
+)
+def test_the_windows_of_a_search(
+    number: int, kind: str, key: str, line_size: float, wanted: list[tuple[int, int]]
+) -> None:
+    shard = layout(number, kind)
+    assert windows(shard.read, shard.size, key.encode(), line_size) == wanted
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "key", "wanted"),
+    [
+        (10, 40_000, "k0", [(315_628, 23_891), (311_189, 32_768), (137_856, 262_144)]),
+        (10, 40_000, "k2", [(0, 8_192), (0, 32_768), (0, 262_144)]),
+        (10, 40_000, "absent", [(127_135, 29_561), (125_531, 32_768), (10_843, 262_144)]),
+        (30, 300_000, "k2", [(37_497, 21_547), (31_886, 32_768), (0, 262_144), (0, 1_048_576)]),
+        (
+            30, 300_000, "k5",
+            [(4_805_313, 12_288), (4_795_073, 32_768), (4_680_385, 262_144), (4_287_169, 1_048_576),
+             (5_330_234, 1_048_576), (5_100_000, 300_000)],
+        ),
+    ],
+)  # fmt: skip
+def test_a_window_without_a_whole_line_is_followed_by_wider_ones(
+    number: int, size: int, key: str, wanted: list[tuple[int, int]]
+) -> None:
+    keys = sorted((b"k%d" % n for n in range(number)), key=digest)
+    data = b"".join(each.ljust(size - 1, b"\x1f") + b"\n" for each in keys)
+    assert windows(lambda start, stop: data[start:stop], len(data), key.encode(), 128) == wanted
+
+
+@pytest.mark.parametrize("line_size", [0.0, -5.0, 0.5])
+def test_a_manifest_that_claims_lines_without_bytes_is_not_believed(line_size: float) -> None:
+    shard = layout(4_000, "constant")
+    read = windows(shard.read, shard.size, b"k2423", line_size)
+    assert read == windows(shard.read, shard.size, b"k2423", 1.0)
 
 
 # ---- against a plain search through all lines ----
@@ -344,3 +422,75 @@ def test_a_version_that_is_gone_repeats_the_search_of_the_shard_only() -> None:
     assert line == bucket.line(slow, 4000)
     assert asked["list"] == 2
     assert asked["get"] <= 1 + READS_MAX, "one that was answered, and a whole search"
+
+
+# ---- several singles of one record, while others remove some ----
+
+
+class Racing(MemoryStore):
+    """A bucket in which something happens between a listing and the next read of many objects."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualRuntime())
+        self.before_read: Callable[[], object] = lambda: None
+
+    def get_many(
+        self, keys: Iterable[Key], *, size_max: int | None = RECORD_BYTES_MAX
+    ) -> Mapping[Key, Blob | LimpetError]:
+        self.before_read()
+        self.before_read = lambda: None
+        return super().get_many(keys, size_max=size_max)
+
+
+GONE = "(deleted)"
+
+
+@pytest.mark.parametrize(
+    ("singles", "removed", "wanted"),
+    [
+        ([(1, "a")], [], (1, "a")),
+        ([(1, "a"), (2, "b")], [], (2, "b")),
+        ([(1, "a"), (2, GONE)], [], (2, GONE)),
+        ([(1, GONE), (2, "b")], [], (2, "b")),
+        # several of one time: content decides, in whatever order their names are
+        ([(2, "low"), (2, "top")], [], (2, "top")),
+        ([(2, "top"), (2, "low")], [], (2, "top")),
+        ([(2, GONE), (2, "top")], [], (2, GONE)),
+        ([(2, "top"), (2, GONE)], [], (2, GONE)),
+        # the newest one went to quarantine, after it was listed: an older one is the record
+        ([(1, "a"), (2, "b")], [1], (1, "a")),
+        ([(1, "a"), (2, GONE)], [1], (1, "a")),
+        ([(1, GONE), (2, "b")], [1], (1, GONE)),
+        ([(1, "a"), (2, "b"), (3, "c")], [2], (2, "b")),
+        ([(1, "a"), (2, "low"), (2, "top")], [2], (2, "low")),
+        ([(1, "a"), (2, "low"), (2, "top")], [1, 2], (1, "a")),
+        ([(2, "low"), (2, "top")], [1], (2, "low")),
+        # so did all of them
+        ([(1, "a"), (2, "b")], [0, 1], None),
+    ],
+)
+@pytest.mark.parametrize("many", [False, True], ids=["find", "find_many"])
+def test_which_single_of_a_record_is_read(
+    singles: list[tuple[int, str]], removed: list[int], wanted: tuple[int, str] | None, many: bool
+) -> None:
+    store = Racing()
+    keys = IndexKeys.of("x")
+    manifest = fresh(with_own([Field("key", "string"), Field("text", "string")], "key"), 2)
+    [key] = keys_in("3a", 1)
+
+    def line(second: int, text: str) -> bytes:
+        stamp = f"2026-01-01T00:00:0{second}.000000Z"
+        if text == GONE:
+            return manifest.schema.tombstone(key, stamp)
+        return manifest.schema.line({"key": key, "text": text}, stamp, where="it")
+
+    store.put(keys.shard("3a"), b"")
+    names = [
+        keys.single("3a", key, f"2026-01-01T00:00:0{second}.000000Z", f"{n}") for n, (second, _) in enumerate(singles)
+    ]
+    for name, single in zip(names, singles, strict=True):
+        store.put(name, line(*single) + b"\n")
+    store.before_read = lambda: store.delete_many([names[n] for n in removed])
+    reader = Reader(Storage(store, keys, ManualRuntime()), manifest)
+    found = reader.find_many([key]).get(key) if many else reader.find(key)
+    assert found == (None if wanted is None else line(*wanted))

@@ -15,14 +15,20 @@ from limpet.lease import State
 from limpet.lease.decide import look_interval_s
 from limpet.queue import Policy
 from limpet.queue.decide import (
+    ABANDONED,
+    BRIEF_CHARS_MAX,
+    ERRORS_CHARS_MAX,
+    NOTE_CHARS,
     Progress,
     Ready,
+    at_work,
     attempts_of,
     backoff_s,
     cancelled,
     charged,
     claimable,
     claimed,
+    error_of,
     exhausted,
     freed,
     handed_back,
@@ -31,7 +37,7 @@ from limpet.queue.decide import (
     progressed,
     waits_left,
 )
-from limpet.queue.records import DELAY_MAX_S, EntryLease
+from limpet.queue.records import DELAY_MAX_S, AttemptRecord, EntryLease
 
 TTL_S = 60.0
 LOOK_S = look_interval_s(TTL_S)
@@ -109,6 +115,39 @@ def test_waits_left(waits: dict[int, float], now_s: float, left: dict[int, float
     assert waits_left(record(waits=waits), modified=EPOCH, now=at(now_s)) == left
 
 
+@pytest.mark.parametrize(
+    ("state", "wait_s", "waits", "done", "now_s", "working", "resting"),
+    [
+        (State.HELD, 0.0, {}, [], 0.0, 3, 0),
+        (State.HELD, 0.0, {}, [1], 0.0, 2, 0),
+        (State.HELD, 0.0, {}, [0, 1, 2], 0.0, 0, 0),
+        (State.HELD, 0.0, {0: 10.0}, [], 9.9, 2, 1),
+        (State.HELD, 0.0, {0: 10.0}, [], 10.0, 3, 0),
+        (State.HELD, 0.0, {0: 10.0, 1: 20.0}, [], 5.0, 1, 2),
+        (State.HELD, 0.0, {0: 10.0, 1: 20.0}, [0], 5.0, 1, 1),
+        (State.HELD, 0.0, {0: 0.5}, [], 0.0, 2, 1),
+        # renewed since the clock was read: what has no wait does not rest
+        (State.HELD, 0.0, {}, [], -0.5, 3, 0),
+        (State.HELD, 0.0, {0: 10.0}, [], -0.5, 2, 1),
+        (State.HELD, 500.0, {}, [], 10.0, 3, 0),
+        (State.HELD, 0.0, {}, [], TTL_S + 1, 3, 0),
+        (State.HELD, 0.0, {}, [], TTL_S + 1.1, 0, 0),
+        (State.HELD, 500.0, {}, [], TTL_S + 1.1, 0, 0),
+        (State.FREE, 0.0, {}, [], 0.0, 0, 0),
+        (State.FREE, 10.0, {}, [], 9.9, 0, 3),
+        (State.FREE, 10.0, {}, [2], 9.9, 0, 2),
+        (State.FREE, 10.0, {}, [], 10.0, 0, 0),
+        (State.CANCELLED, 10.0, {}, [], 0.0, 0, 0),
+        (State.DONE, 10.0, {}, [], 0.0, 0, 0),
+    ],
+)
+def test_how_many_are_worked_on_and_how_many_rest(
+    state: State, wait_s: float, waits: dict[int, float], done: list[int], now_s: float, working: int, resting: int
+) -> None:
+    lease = record(state, wait_s=wait_s, waits=waits, done=done)
+    assert at_work(lease, 3, modified=EPOCH, now=at(now_s)) == (working, resting)
+
+
 # ---- taking ----
 
 
@@ -141,6 +180,55 @@ def test_a_later_claim_keeps_what_is_known_of_the_tasks_and_charges_nobody() -> 
     assert (after.charged, after.attempts, after.done, after.failed) == (2, {1: 4}, [0], [2])
     assert (after.results, after.parts, after.error) == ({0: RAW}, ["p"], "boom")
     assert (after.running, after.not_before, after.wait_s, after.waits) == (None, None, 0.0, {3: 4.0})
+
+
+def test_every_field_of_a_lease_that_is_taken() -> None:
+    """So that a field that a new version adds is thought about here too."""
+    mine = {"name": "x", "worker_id": "w2", "label": "host:2", "ttl_s": 30.0, "created_at": at(500)}
+    mine |= {"heartbeat_at": at(500), "expires_at": at(530)}
+    assert claim_by(None) == record(**mine, token=1, attempt=1, charged=0)
+    before = record(State.FREE, name="y", attempt=4, charged=2, running=1, wait_s=9.0, not_before=at(9), waits={1: 9.0})
+    assert claim_by(before) == record(**mine, token=4, attempt=4, charged=2)
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "contested"),
+    [(State.FREE, False, False), (State.FREE, True, True), (State.HELD, False, True), (State.HELD, True, True)],
+)
+def test_a_lease_that_was_taken_from_a_holder_stays_contested(state: State, before: bool, contested: bool) -> None:
+    assert claim_by(record(state, contested=before)).contested is contested
+
+
+def note(attempt: int = 1, error: str = "boom", traceback: str | None = None, at_s: float = 0.0) -> AttemptRecord:
+    return AttemptRecord(attempt=attempt, at=at(at_s), worker="host:1", error=error, traceback=traceback)
+
+
+DIED = AttemptRecord(attempt=2, at=at(500), worker="host:1", error=ABANDONED)
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "errors"),
+    [
+        (State.HELD, {}, {}),
+        (State.HELD, {"running": 0}, {0: [DIED]}),
+        (State.HELD, {"running": 1}, {1: [DIED]}),
+        (State.HELD, {"running": 1, "errors": {0: [note()]}}, {0: [note()], 1: [DIED]}),
+        (State.HELD, {"running": 1, "errors": {1: [note()]}}, {1: [note(), DIED]}),
+        (State.HELD, {"errors": {1: [note()]}}, {1: [note()]}),
+        # it is not running any more: it has ended, or rests until its next attempt
+        (State.HELD, {"running": 1, "done": [1]}, {}),
+        (State.HELD, {"running": 1, "failed": [1]}, {}),
+        (State.HELD, {"running": 1, "waits": {1: 5.0}}, {}),
+        (State.HELD, {"running": 1, "done": [0], "failed": [2], "waits": {3: 5.0}}, {1: [DIED]}),
+        # its holder let go of it
+        (State.FREE, {"running": 1}, {}),
+        (State.FREE, {"running": 1, "errors": {0: [note()]}}, {0: [note()]}),
+    ],
+)
+def test_the_task_that_a_dead_holder_was_at_has_an_error_more(
+    state: State, fields: dict[str, Any], errors: dict[int, list[AttemptRecord]]
+) -> None:
+    assert claim_by(record(state, charged=2, **fields)).errors == errors
 
 
 def test_a_claim_is_of_the_entry_that_was_claimed_whatever_the_record_says() -> None:
@@ -236,6 +324,102 @@ def test_writing_progress_twice_is_writing_it_once(before: list[int], done: list
 def test_a_wait_is_never_out_of_range(at_s: float, after_s: float) -> None:
     after = progressed(record(), Progress(due_s={0: at_s + after_s}), at_s)
     assert 0 <= after.waits[0] <= DELAY_MAX_S + 1
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("errors", "error", "count", "wanted"),
+    [
+        ({}, None, 1, None),
+        ({}, "old", 1, "old"),
+        ({}, "old", 2, None),
+        ({0: [note(1, "a")]}, "old", 1, "a"),
+        ({0: [note(1, "a"), note(2, "b"), note(3, "c")]}, "old", 2, "c"),
+        ({1: [note(1, "a")]}, "old", 2, None),
+        ({0: [note(1, "a"), note(2, ABANDONED)]}, "old", 2, "a"),
+        ({0: [note(1, ABANDONED)]}, "old", 2, None),
+        ({0: [note(1, ABANDONED)]}, "old", 1, "old"),
+    ],
+)
+def test_what_a_task_said_last(
+    errors: dict[int, list[AttemptRecord]], error: str | None, count: int, wanted: str | None
+) -> None:
+    assert error_of(record(errors=errors, error=error), 0, count) == wanted
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "fields", "wanted"),
+    [
+        ({}, {}, {}, {}),
+        ({}, {1: 1}, {}, {1: [1]}),
+        ({1: [1]}, {}, {}, {1: [1]}),
+        ({1: [1], 3: [5]}, {1: 2, 0: 1}, {}, {0: [1], 1: [1, 2], 3: [5]}),
+        # the last three of each task, and none twice
+        ({1: [1, 2, 3]}, {1: 4}, {}, {1: [2, 3, 4]}),
+        ({1: [1, 2, 3, 4]}, {}, {}, {1: [2, 3, 4]}),
+        ({1: [1, 2]}, {1: 2}, {}, {1: [1, 2]}),
+        # none of a task that has ended, by this claim or before
+        ({1: [1], 2: [1]}, {1: 2}, {"done": [1]}, {2: [1]}),
+        ({1: [1], 2: [1]}, {1: 2}, {"failed": [1]}, {2: [1]}),
+    ],
+)
+@pytest.mark.parametrize("now", [False, True], ids=["before", "now"])
+def test_which_errors_a_lease_keeps(
+    before: dict[int, list[int]],
+    more: dict[int, int],
+    fields: dict[str, Any],
+    wanted: dict[int, list[int]],
+    now: bool,
+) -> None:
+    lease = record(errors={n: [*map(note, notes)] for n, notes in before.items()}, **({} if now else fields))
+    progress = Progress(errors={n: note(attempt) for n, attempt in more.items()}, **(fields if now else {}))
+    after = progressed(lease, progress, 0.0)
+    assert {n: [each.attempt for each in notes] for n, notes in after.errors.items()} == wanted
+
+
+LONG = 1_000
+SIZE = NOTE_CHARS + 2 * LONG
+
+
+def long_errors(number: int, spare: int = 0) -> dict[int, list[AttemptRecord]]:
+    """One of each task, the later the higher its number; their sizes are exactly the room, less `spare`."""
+    error, traceback = "e" * LONG, "t" * LONG
+    notes = {n: [note(1, error, traceback, at_s=n)] for n in range(number)}
+    rest = ERRORS_CHARS_MAX - spare - (number - 1) * SIZE - NOTE_CHARS - LONG
+    notes[0] = [note(1, error, "t" * rest)]
+    return notes
+
+
+def test_the_figures_of_errors() -> None:
+    assert (ERRORS_CHARS_MAX, BRIEF_CHARS_MAX, NOTE_CHARS) == (65_536, 200, 120)
+
+
+def test_errors_that_fit_exactly_are_kept_whole() -> None:
+    notes = long_errors(31)
+    assert sum(NOTE_CHARS + len(each.error) + len(each.traceback or "") for [each] in notes.values()) == 65_536
+    assert progressed(record(errors=notes), Progress(), 0.0).errors == notes
+
+
+def test_of_errors_that_do_not_fit_the_oldest_are_cut_short() -> None:
+    notes = long_errors(31, spare=-1)
+    after = progressed(record(errors=notes), Progress(), 0.0).errors
+    assert {n: after[n] for n in range(1, 31)} == {n: notes[n] for n in range(1, 31)}
+    assert after[0] == [note(1, "e" * 200)]
+
+
+def test_what_does_not_fit_even_when_cut_short_is_dropped_and_the_order_of_attempts_kept() -> None:
+    """Of one task each, three attempts, the newest with the longest text."""
+    texts = {n: [note(i, "e" * LONG, "t" * LONG, at_s=10 * i + n / 100) for i in (1, 2, 3)] for n in range(60)}
+    after = progressed(record(errors=texts), Progress(), 0.0).errors
+    kept = [each for notes in after.values() for each in notes]
+    assert sum(NOTE_CHARS + len(each.error) + len(each.traceback or "") for each in kept) <= ERRORS_CHARS_MAX
+    assert all(notes == sorted(notes, key=lambda each: each.attempt) for notes in after.values())
+    whole = [(each.attempt, n) for n, notes in after.items() for each in notes if each.traceback]
+    assert sorted(whole) == [(3, n) for n in range(60 - 30, 60)], "as many as fit, the newest"
+    brief = [(each.attempt, n) for n, notes in after.items() for each in notes if not each.traceback]
+    assert sorted(brief) == [(3, n) for n in range(24, 30)], "six more, of 320 characters each"
 
 
 # ---- letting go ----

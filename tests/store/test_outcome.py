@@ -78,6 +78,16 @@ def test_what_did_not_land_is_sent_again_with_the_same_bytes(store: ScriptedStor
     assert 0.05 <= runtime.slept[0] <= 0.1 <= runtime.slept[1] <= 0.2
 
 
+def test_the_wait_before_a_resend_is_at_least_half_of_its_longest() -> None:
+    runtime = ManualRuntime()
+    for _ in range(40):
+        store = ScriptedStore(runtime)
+        store.puts.append(lost_request)
+        assert settle(store).verdict is Verdict.WON
+    assert len(runtime.slept) == 40
+    assert all(0.05 <= wait_s <= 0.1 for wait_s in runtime.slept)
+
+
 @pytest.mark.parametrize("fault", [lost_request, refused_409])
 def test_three_sends_and_still_the_base_is_unknown(store: ScriptedStore, fault: Fault) -> None:
     store.puts.extend([fault] * SENDS_MAX)

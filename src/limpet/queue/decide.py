@@ -89,7 +89,7 @@ def at_work(record: EntryLease, count: int, *, modified: datetime, now: datetime
     since_s = (now - modified).total_seconds()
     unfinished = open_tasks(record, count)
     if record.state is State.HELD and since_s <= record.ttl_s + RESOLUTION_S:
-        resting = sum(1 for n in unfinished if record.waits.get(n, 0.0) > since_s)
+        resting = sum(1 for n in unfinished if record.waits.get(n, since_s) > since_s)
         return len(unfinished) - resting, resting
     if record.state is State.FREE and record.wait_s > since_s:
         return 0, len(unfinished)
