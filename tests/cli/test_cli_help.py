@@ -56,6 +56,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queue",),
     ("queue", "cancel"),
     ("queue", "cost"),
+    ("queue", "failed"),
     ("queue", "ls"),
     ("queue", "pause"),
     ("queue", "peek"),
