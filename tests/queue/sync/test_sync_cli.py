@@ -106,8 +106,8 @@ def test_two_nodes_and_a_client_of_the_bucket(once: Here) -> None:
     _queue("bucket").push({"n": 2}, id="y")
     code, _, err = once("a")
     assert code == 0
-    assert "Z up    1 pushes\n" in err
-    assert "Z down  1 pushes\n" in err
+    assert "Z up    1 push\n" in err
+    assert "Z down  1 push\n" in err
     code, out, err = once("b", "--json")
     assert (code, err) == (0, "")
     up, down = map(json.loads, out.splitlines())

@@ -4,7 +4,7 @@
 names the files, and `files` is the seam to the operating system.
 """
 
-from limpet.store.directory.files import Files, FileStat, OsFiles, WalkFiles
+from limpet.store.directory.files import Files, FileStat, OsFiles, Pin, WalkFiles
 from limpet.store.directory.store import DirectoryStore
 
-__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "WalkFiles"]
+__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]
