@@ -175,7 +175,7 @@ def _table(head: tuple[str, str], rows: typing.Iterable[tuple[str, str]]) -> str
 def _examples(epilog: str) -> str:
     """The commands to type as blocks, and the sentences around them."""
     lines: list[str] = []
-    for part in epilog.split("\n\n"):
+    for part in epilog.replace("\\\n", "\n\n").split("\n\n"):
         if not part.startswith("`$"):
             lines += ["", part]
             continue

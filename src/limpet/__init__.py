@@ -4,7 +4,7 @@ A task queue, a record index, locks with fencing and a table catalog whose only 
 already have, or a plain directory.
 """
 
-from limpet.app import Fleet, open
+from limpet.app import Fleet, TaskFunction, TaskRun, open
 from limpet.cell import Cell, Fence
 from limpet.errors import (
     Conflict,
@@ -21,17 +21,34 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.lease import Lease, Lock
-from limpet.queue import Fail, Policy, Pushed, Queue, Result, Retry, Stats, Task
+from limpet.queue import (
+    AttemptError,
+    Claim,
+    Fail,
+    Failure,
+    Notice,
+    Peeked,
+    Policy,
+    Pushed,
+    Queue,
+    Result,
+    Retry,
+    Stats,
+    Task,
+)
 from limpet.queue.work import RunningTask, current_task
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttemptError",
     "Cell",
+    "Claim",
     "Conflict",
     "Corrupt",
     "Denied",
     "Fail",
+    "Failure",
     "Fence",
     "Fleet",
     "Held",
@@ -42,7 +59,9 @@ __all__ = [
     "Lock",
     "Missing",
     "NotModified",
+    "Notice",
     "OutcomeUnknown",
+    "Peeked",
     "Policy",
     "Pushed",
     "Queue",
@@ -51,6 +70,8 @@ __all__ = [
     "RunningTask",
     "Stats",
     "Task",
+    "TaskFunction",
+    "TaskRun",
     "Unavailable",
     "Unsupported",
     "__version__",

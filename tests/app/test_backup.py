@@ -550,7 +550,7 @@ def test_a_damaged_backup_is_found_and_not_restored(fleet_dir: Path, tmp_path: P
         ["cells/c.json"],
         ["queues/q/pending/t3/task.json"],
     )
-    with pytest.raises(Corrupt, match="2 objects of the backup"):
+    with pytest.raises(Corrupt, match="damaged or missing in the backup: 2 of "):
         bring_back(tmp_path / "kept", tmp_path / "made")
     report = bring_back(tmp_path / "kept", tmp_path / "made", force=True)
     assert len(report.damaged) == 2

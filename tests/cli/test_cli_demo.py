@@ -89,7 +89,7 @@ def temp(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
-    demo = spawn("demo")
+    demo = spawn("demo", "--keep")
     out, err = demo.communicate()
     assert (demo.returncode, err) == (0, ""), out
     _check_report(out)
@@ -105,6 +105,14 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     assert all(each.square == each.number**2 for each in records)
     assert f'limpet index sql "from {INDEX} limit 5" --url {home}/fleet\n' in out
     assert f"limpet index stats {INDEX} --url {home}/fleet\n" in out
+
+
+def test_demo_removes_its_folder(spawn: Spawn, temp: Path) -> None:
+    demo = spawn("demo", "--tasks", "2000")
+    out, err = demo.communicate()
+    assert (demo.returncode, err) == (0, ""), out
+    assert [*temp.iterdir()] == []
+    assert "limpet demo --keep" in out
 
 
 @pytest.mark.full

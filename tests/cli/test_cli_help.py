@@ -56,6 +56,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queue",),
     ("queue", "cancel"),
     ("queue", "cost"),
+    ("queue", "failed"),
     ("queue", "ls"),
     ("queue", "pause"),
     ("queue", "peek"),
@@ -75,6 +76,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("upgrade",),
     ("work",),
 ]
+LINES_MAX = 70
 GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",)]
 
 
@@ -85,6 +87,24 @@ def test_help_has_an_example(here: Here, command: tuple[str, ...]) -> None:
     assert "Example" in done.out
     assert f"$ limpet {' '.join(command)}".rstrip() in done.out
     assert ("Exit codes: " in done.out) is (command not in GROUPS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")
+def test_help_is_short_and_shows_flags_as_flags(
+    here: Here, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    said = here(*command, "--help").out
+    assert "<bool>" not in said
+    assert len(said.splitlines()) <= LINES_MAX, said
+    [help_] = [line for line in said.splitlines() if "--help" in line]
+    assert help_.strip("│ ").split() == ["--help", "-h", "Show", "this", "message", "and", "exit."]
+
+
+def test_help_tells_defaults_and_variables_beside_the_text(here: Here) -> None:
+    said = " ".join(here("queue", "ls", "--help").out.split())
+    assert "Show at most so many. [default: 20]" in said
+    assert "[env: LIMPET_URL]" in said
 
 
 def test_every_command_is_listed() -> None:

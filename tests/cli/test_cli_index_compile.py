@@ -93,7 +93,7 @@ def test_watch(sites: Index[Any], spawn: Spawn, number: int) -> None:
     assert (process.returncode, out) == (0, "")
     lines = err.splitlines()
     assert len(lines) == 2, "a run that did nothing says nothing"
-    assert "sites: 1 shards folded" in lines[1]
+    assert "sites: 1 shard folded" in lines[1]
 
 
 @pytest.mark.full

@@ -62,14 +62,61 @@ def test_retry_one(here: Here, queue: Queue) -> None:
 def test_retry_all(here: Here, queue: Queue) -> None:
     assert _run(here, "retry", "enrich", "--all") == "waiting again, 2 tasks: a~1, b~1\n"
     assert (queue.stats().pending, queue.stats().failed) == (3, 0)
-    assert _run(here, "retry", "enrich", "--all") == "nothing in 'enrich' has failed\n"
+    assert _run(here, "retry", "enrich", "--all") == "nothing has failed in 'enrich'\n"
+
+
+def _fail(queue: Queue, id_: str, error: str) -> None:
+    queue.push({}, id=id_)
+    with queue.claim() as claim:
+        for task in claim:
+            task.fail(error)
+
+
+def test_failed_groups_by_error_and_retry_takes_a_group(here: Here) -> None:
+    queue = limpet.open().queue("enrich")
+    for n in range(3):
+        _fail(queue, f"t{n}", f"TimeoutError: no answer after {n} s")
+    _fail(queue, "v", "ValueError: \x1b[31m[red]no[/red]")
+    shown = [line.split("\t") for line in _run(here, "failed", "enrich").splitlines()]
+    assert shown[0] == ["tasks", "newest", "its id", "error"]
+    assert [row[0] for row in shown[1:]] == ["3", "1"]
+    assert shown[1][2:] == ["t2", "TimeoutError: no answer after # s"]
+    assert shown[2][2:] == ["v", "ValueError: \\x1b[#m[red]no[/red]"]
+    told = json.loads(_run(here, "failed", "enrich", "--where", "TIMEOUT", "--since", "1h", "--json"))
+    assert [(row["count"], row["ids"], row["age_s"] < 3600) for row in told] == [(3, ["t2", "t1", "t0"], True)]
+    assert queue.failed(where="timeout", since_s=3600)[0].ids == ("t2", "t1", "t0")
+    cut = _run(here, "failed", "enrich", "-n", "2")
+    assert "2 failed tasks read; -n 10 reads more of them." in cut
+    assert _run(here, "retry", "enrich", "--where", "no row") == (
+        "nothing has failed in 'enrich' with 'no row' in its error\n"
+    )
+    assert _run(here, "retry", "enrich", "--where", "timeout", "--since", "1h") == (
+        "waiting again, 3 tasks: t0~1, t1~1, t2~1\n"
+    )
+    assert [group.ids for group in queue.failed()] == [("v",)]
+    assert _run(here, "retry", "enrich", "--since", "1d", "--all") == "waiting again, 1 task: v~1\n"
+    assert _run(here, "failed", "enrich", "--since", "2h") == "nothing has failed in 'enrich' in the last 2 h\n"
+    assert json.loads(_run(here, "failed", "enrich", "--json")) == []
+
+
+def test_failed_changes_nothing_and_knows_a_typo(here: Here, queue: Queue) -> None:
+    before = {stat.key: stat.version for stat in limpet.open().store.list()}
+    _run(here, "failed", "enrich", "--since", "1h")
+    assert {stat.key: stat.version for stat in limpet.open().store.list()} == before
+    done = here("queue", "failed", "enrihc")
+    assert (done.code, done.out) == (1, "")
+    assert "did you mean 'enrich'" in done.err
+    done = here("queue", "retry", "enrich", "a", "--where", "no")
+    assert (done.code, done.err.splitlines()[1]) == (2, "hint: leave the id out, or the options")
 
 
 @pytest.mark.parametrize("arguments", [(), ("a", "--all")])
 def test_retry_wants_one_or_all(here: Here, queue: Queue, arguments: tuple[str, ...]) -> None:
     done = here("queue", "retry", "enrich", *arguments)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("limpet: say which task to retry, or --all\nhint: `limpet queue ls enrich --failed`")
+    assert done.err.startswith(
+        "limpet: say which task to retry, or --all, --where or --since\nhint: `limpet queue ls enrich --failed`"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from limpet.queue import Queue
 from limpet.runtime import SystemRuntime, system
 from servers.process import Bucket
 
-NAMES = ("pending", "scheduled", "completed", "failed", "paused")
+NAMES = ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "paused")
 
 
 class _Later(SystemRuntime):
@@ -67,6 +67,7 @@ def test_it_counts_as_stats_does() -> None:
     stats, found = asdict(queue.stats()), asdict(_counted(fleet, "busy"))
     assert {name: found[name] for name in NAMES} == {name: stats[name] for name in NAMES}
     assert stats["pending"] > 0
+    assert stats["resting"] == 1
     assert stats["failed"] > 0
     assert stats["completed"] > 1
     assert (found["paused"], found["at_least"]) == (True, ())
@@ -152,9 +153,25 @@ def test_in_flight_is_what_a_living_worker_holds() -> None:
     assert later.oldest_s >= 3600
 
 
-def test_a_corrupt_lease_is_nobodys() -> None:
+def test_what_rests_is_not_in_flight() -> None:
+    fleet = limpet.open("memory://")
+    queue = fleet.queue("q", ttl_s=600)
+    queue.push({"do": "rest"})
+    _work(queue, 1)
+    queue.push_many([{"n": n} for n in range(3)], batch=3)
+    assert queue.claim()
+    queue.push({}, id="waits")
+    stats, [found] = queue.stats(), survey(fleet.store, system())
+    assert (found.pending, found.in_flight, found.resting) == (stats.pending, stats.in_flight, stats.resting)
+    assert (found.pending, found.in_flight, found.resting) == (5, 3, 1)
+
+
+@pytest.mark.parametrize("entry", ["a", "gone"])
+def test_a_lease_that_is_corrupt_or_has_no_task_counts_for_nothing(entry: str) -> None:
     fleet = limpet.open("memory://")
     fleet.queue("q").push({}, id="a")
-    fleet.store.put(Key("queues/q/pending/a/lease.json"), b"{garbage")
-    [found] = survey(fleet.store, system())
-    assert (found.pending, found.in_flight) == (1, 0)
+    fleet.store.put(Key(f"queues/q/pending/{entry}/lease.json"), b"{garbage")
+    with fleet.meter.measure() as cost:
+        [found] = survey(fleet.store, system())
+    assert (found.pending, found.in_flight, found.resting) == (1, 0, 0)
+    assert cost.requests.get("get", 0) == (1 if entry == "a" else 0)

@@ -88,14 +88,15 @@ def test_status_ls_and_stats_show_the_numbers_of_sqs(here: Here, url: str) -> No
     for command in (("status",), ("queue", "ls")):
         done = here(*command, "-u", url)
         assert done.code == 0
-        assert done.out.splitlines()[1].split("\t")[:4] == ["jobs", "3", "1", "0"]
+        assert done.out.splitlines()[1].split("\t")[:4] == ["jobs", "3", "1", "-"]
         assert "approximate" in done.out
         assert "no queue was ever used" not in done.out
     done = here("queue", "stats", "jobs", "-u", url)
     assert done.code == 0, done.err
-    assert [line.split() for line in done.out.splitlines()[1:5]] == [
+    assert [line.split() for line in done.out.splitlines()[1:6]] == [
         ["pending", "3"],
         ["in", "flight", "1"],
+        ["resting", "-"],
         ["scheduled", "0"],
         ["completed", "-"],
     ]

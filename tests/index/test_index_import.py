@@ -431,6 +431,16 @@ def test_what_was_put_while_it_ran_stays(index: Index[Any]) -> None:
     assert _values(index, "title") == {"a": ("put",), "b": ("put",)}
 
 
+def test_progress_is_told_within_the_first_chunk(index: Index[Any]) -> None:
+    """A chunk has 200,000 records: a bar that moves only after it shows nothing for a minute."""
+    rows = "".join(f"d{n},x\n" for n in range(3500))
+    work = Import(index, io.BytesIO(f"domain,title\n{rows}".encode()), file="x", format="csv")
+    told: list[tuple[int, int]] = []
+    [taken] = work.run(tick=lambda: told.append((work.state.records, work.under_way)))
+    assert told == [(0, 1000), (0, 2000), (0, 3000)]
+    assert (taken.records, work.under_way) == (3500, 0)
+
+
 # ---- ending anywhere ----
 
 

@@ -1,5 +1,21 @@
 """`open()` and `Fleet`: the rooms wired together under one URL."""
 
-from limpet.app.fleet import Fleet, open
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Fleet", "open"]
+from limpet.app.fleet import Fleet, open
+from limpet.app.formats import FleetRecord
+from limpet.app.tasks import TaskFunction, TaskRun
+
+if TYPE_CHECKING:
+    from limpet.app.publish import Published
+
+__all__ = ["Fleet", "FleetRecord", "Published", "TaskFunction", "TaskRun", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Published`, imported when it is asked for: it needs the packages of the extra `catalog`."""
+    if name == "Published":
+        from limpet.app.publish import Published
+
+        return Published
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -270,7 +270,8 @@ def restore(
     run.report.damaged = bad
     if bad and not force:
         raise Corrupt(
-            f"{len(bad)} objects of the backup are damaged or missing, such as {bad[0]}; the rest is at {target_url}",
+            f"damaged or missing in the backup: {len(bad)} of {len(known)} objects, such as {bad[0]}; "
+            f"the rest is at {target_url}",
             hint="take another backup, or go on without them: --force",
         )
     run.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from limpet.errors import Invalid
+from limpet.errors import Denied, Invalid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MemoryStore, Store
 
@@ -51,7 +51,10 @@ def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -
     url = _whole(url)
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return DirectoryStore(Path(url).expanduser(), durability=durability, runtime=runtime)
+        try:
+            return DirectoryStore(Path(url).expanduser(), durability=durability, runtime=runtime)
+        except OSError as error:  # the path is resolved at once
+            raise Denied(f"cannot open {url}: {error.strerror}", hint="check the path and your rights to it") from None
     match scheme:
         case "file":
             parts = urlsplit(url)

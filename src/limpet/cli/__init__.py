@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.main import get_command
 
 from limpet import __version__
 from limpet.cli import (
@@ -106,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     with _Internal():
         try:
-            _command(app)(args=arguments, prog_name="limpet")
+            command = get_command(app)
+            _shorten_help(command)
+            command(args=arguments, prog_name="limpet")
         except LimpetError as error:
             sys.exit(complain(error))
         except KeyboardInterrupt:
@@ -115,19 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     raise AssertionError("the command line ends with an exit")
 
 
-def _command(of: Any) -> Any:
-    """What Typer makes of the command line, without the word `<bool>` beside every flag in its help."""
-    command = typer.main.get_command(of) if isinstance(of, typer.Typer) else of
-    _hide_types_of_flags(command)
-    return command
-
-
-def _hide_types_of_flags(command: Any) -> None:
-    for param in command.params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    for each in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(each)
+def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
+    """Have the help of all commands show flags without a type, and defaults beside the text instead of below it."""
+    context = typer.Context(command, info_name=command.name, parent=parent, **command.context_settings)
+    for each in command.get_params(context):
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+        elif each.param_type_name == "option":
+            default = each.show_default if isinstance(each.show_default, str) else each.default
+            notes = [f"default: {default}"] if each.show_default and default is not None else []
+            notes += [f"env: {each.envvar}"] if each.envvar and each.show_envvar else []
+            each.help = " ".join([each.help or "", *(f"[{note}]" for note in notes)])
+            each.show_default = each.show_envvar = False
+    for inner in getattr(command, "commands", {}).values():
+        _shorten_help(inner, context)
 
 
 class _Internal:

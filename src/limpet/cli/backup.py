@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,16 +71,7 @@ def backup(
         return
     if target is None:
         raise Invalid("name two URLs: the fleet and the place for the copy")
-    with _bar(json=json) as tell:
-        report = copy(
-            _store(source),
-            _store(target),
-            system(),
-            source_url=_plain(source),
-            target_url=_plain(target),
-            data=data,
-            tell=tell,
-        )
+    report = _copied(partial(copy, data=data), source, target, json=json)
     _print(report, f"backed up {source} to {target}", json=json)
 
 
@@ -96,19 +88,17 @@ def restore(
     Locks that were held become free when their time is over. Do not let the old fleet and this one run at once.
     """
     from limpet.app.backup import restore as copy
+
+    report = _copied(partial(copy, force=force), source, target, json=json)
+    _print(report, f"restored {source} to {target}", json=json)
+
+
+def _copied(copy: Callable[..., BackupReport], source: str, target: str, *, json: bool) -> BackupReport:
     from limpet.runtime import system
 
+    places = {"source_url": _plain(source), "target_url": _plain(target)}
     with _bar(json=json) as tell:
-        report = copy(
-            _store(source),
-            _store(target),
-            system(),
-            source_url=_plain(source),
-            target_url=_plain(target),
-            force=force,
-            tell=tell,
-        )
-    _print(report, f"restored {source} to {target}", json=json)
+        return copy(_store(source), _store(target), system(), **places, tell=tell)
 
 
 def _store(url: str) -> Store:
@@ -139,7 +129,7 @@ def _bar(*, json: bool) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("listing", total=None)
 
         def tell(at: Progress) -> None:
-            said = f"{at.kind}: {at.objects:,} objects, {size_text(at.bytes)}, {at.copied:,} copied"
+            said = f"{at.kind}: {many(at.objects, 'object')}, {size_text(at.bytes)}, {at.copied:,} copied"
             bar.update(task, description=said)
 
         yield tell

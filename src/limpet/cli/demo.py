@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -49,18 +50,19 @@ def demo(
         ),
     ] = None,
     tasks: Annotated[int, typer.Option("--tasks", min=TASKS_MIN, max=100_000, help="How many tasks.")] = TASKS,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder, to look at it.")] = False,
 ) -> None:
     """Watch four workers survive kill -9 and a long sleep, in twenty seconds. Nothing to set up.
 
     5,000 tasks wait in a queue that is a plain folder. One worker is killed while it holds a batch, another is stopped
     until the others have taken its batch over; its late write is refused. Results land in an index, which two compilers
-    fold; one of them is killed too. Then everything is read back, in SQL too. It is a check: the exit code tells. What
-    it wrote stays there to be looked at.
+    fold; one of them is killed too. Then everything is read back, in SQL too. Exit code 0 means that all
+    checks passed. The temporary folder is removed then, unless --keep is given; what was written to --url stays.
     """
     from limpet.runtime import system
 
     place, logs = _places(url, system())
-    show = _Show(place, logs, tasks, system())
+    show = _Show(place, logs, tasks, system(), keep=keep, stays=keep or url is not None)
     try:
         show.run()
     except KeyboardInterrupt:
@@ -72,6 +74,8 @@ def demo(
         show.crew.close()
         with suppress(OSError):  # it stays unless it is empty
             logs.rmdir()
+    if show.kept_promises and not keep:
+        shutil.rmtree(logs, ignore_errors=True)
     if not show.kept_promises:
         raise typer.Exit(EXIT_FAILED)
 
@@ -90,7 +94,7 @@ def _places(url: str | None, runtime: Runtime) -> tuple[str, Path]:
 class _Show:
     """The story, act by act. What the processes tell is only shown; the report is read back from the store."""
 
-    def __init__(self, place: str, logs: Path, tasks: int, runtime: Runtime) -> None:
+    def __init__(self, place: str, logs: Path, tasks: int, runtime: Runtime, *, keep: bool, stays: bool) -> None:
         from limpet.cli.demo_crew import Crew
         from limpet.cli.demo_screen import Board, Member, Screen
 
@@ -100,6 +104,8 @@ class _Show:
         self.board = Board(tasks, workers | compilers)
         self.screen = Screen(console(), self.board)
         self.kept_promises = False
+        self._keep = keep
+        self._stays = stays
         self._place = place
         self._logs = logs
         self._runtime = runtime
@@ -335,7 +341,8 @@ class _Show:
         tasks = self.crew.requests("tasks") + Counter(self._fleet.meter.snapshot().requests)
         index = self.crew.requests("index") + Counter(self._indexed.meter.snapshot().requests)
         prices(self.screen, self.board.total, tasks, index, fleet.meter.snapshot().requests)
-        farewell(self.screen, self._place, self._logs, self.crew.elapsed_s() if self.kept_promises else None)
+        took_s = self.crew.elapsed_s() if self.kept_promises else None
+        farewell(self.screen, self._place, self._logs, took_s, keep=self._keep, stays=self._stays)
 
     def _act(self, title: str) -> None:
         self.screen.act(title)

@@ -14,7 +14,7 @@ from limpet.cli.demo_report import find, read_back, runs_in
 from limpet.cli.demo_screen import MARGIN
 from limpet.cli.demo_tasks import INDEX
 from limpet.cli.queue_bill import SQS_BATCH, sqs
-from limpet.cli.queue_options import clean
+from limpet.cli.queue_options import clean, many
 from limpet.errors import Unsupported
 from limpet.store.prices import AS_OF, dollars
 
@@ -76,7 +76,7 @@ def report(
     cell = fleet.cell(seen.fenced).read()
     kept = cell is not None and cell.value == seen.signed
     sums = f"{found.pushed:,} pushed = {found.completed:,} completed + {found.failed:,} failed"
-    left = f"{found.lost} tasks; {ended.pending} objects still pending"
+    left = f"{many(found.lost, 'task')}; {many(ended.pending, 'object')} still pending"
     records = f"{stored.records:,} records = {found.completed:,} completed, "
     records += f"{stored.wrong:,} wrong, {stored.missing:,} missing"
     folded = f"at least {seen.merged:,} objects merged by {seen.folds:,} folds; {indexed.waiting:,} still wait"
@@ -116,13 +116,17 @@ def _by_verb(spent: Counter[str]) -> str:
     return ", ".join(f"{count:,} {verb.upper()}" for verb, count in spent.most_common())
 
 
-def farewell(screen: Screen, place: str, logs: Path, took_s: float | None) -> None:
-    """Print whether all went well, with the time that it took (None: it did not), and where to look."""
+def farewell(screen: Screen, place: str, logs: Path, took_s: float | None, *, keep: bool, stays: bool) -> None:
+    """Print whether all went well, with the time that it took (None: it did not), and where to look, if it stays."""
     screen.say()
     if took_s is None:
         screen.say("[bold red]Something did not go as promised: please report this output.[/bold red]")
     else:
-        screen.say(f"[bold green]All as promised[/bold green], in {took_s:.0f} s. Have a look:")
+        screen.say(f"[bold green]All as promised[/bold green], in {took_s:.0f} s.{' Have a look:' if stays else ''}")
+        if not stays:
+            screen.say("[dim]The folder is removed. `limpet demo --keep` leaves it, to be looked at.[/dim]")
+            return
     for command in LOOK:
         screen.say(f"  [cyan]limpet {command} --url {clean(shlex.quote(place))}[/cyan]")
-    screen.say(f"[dim]The handlers' own notes are in {logs}. Nothing was removed.[/dim]")
+    if keep or took_s is None:
+        screen.say(f"[dim]The handlers' own notes are in {logs}.[/dim]")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from limpet.cli.queue_options import many
 from limpet.cli.shared import ENV_URL, EXIT_FAILED, JsonOption, console, lines, print_json
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _show(url: str, report: Report, meter: MeteredStore) -> None:
         out.print(speed)
     out.print()
     spent = meter.snapshot()
-    out.print(f"[dim]{spent.total()} requests; on S3 they would cost ${spent.dollars('s3'):.4f}[/dim]")
+    out.print(f"[dim]{many(spent.total(), 'request')}; on S3 they would cost ${spent.dollars('s3'):.4f}[/dim]")
     out.print(_verdict(escape(url), report), soft_wrap=True)
 
 

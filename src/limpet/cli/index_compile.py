@@ -185,7 +185,7 @@ def _tell(facts: dict[str, Any], *, json: bool) -> None:
         said = f"{facts.get('index', 'store')}: {facts['error']} (hint: {facts['hint']})"
     else:
         said = (
-            f"{facts['index']}: {facts['folded']:,} shards folded, {facts['packed']:,} packed, "
+            f"{facts['index']}: {many(facts['folded'], 'shard')} folded, {facts['packed']:,} packed, "
             f"{many(facts['objects'], 'object')}, {many(facts['records'], 'record')} new, "
             f"{size_text(facts['written_bytes'])} written in {ago(facts['seconds'])}"
         )

@@ -101,5 +101,5 @@ def _progress(*, quiet: bool = False) -> Iterator[Callable[[Exported], None]]:
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
         task = bar.add_task("exporting", total=None)
         yield lambda done: bar.update(
-            task, completed=done.shards, total=done.of_shards, description=f"{done.records:,} records"
+            task, completed=done.shards, total=done.of_shards, description=many(done.records, "record")
         )

@@ -261,7 +261,7 @@ def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None
         def show() -> None:
             records = work.state.records + work.under_way
             rate = (records - before) / max(system().elapsed_s() - began_s, 0.001)
-            said = f"{records:,} records, {rate:,.0f}/s"
+            said = f"{many(records, 'record')}, {rate:,.0f}/s"
             if total:
                 said += f", {size_text(size * work.state.position / total)} of {size_text(size)}"
             bar.update(task, completed=work.state.position - start, description=said)

@@ -15,14 +15,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Push tasks, look at queues, retry what failed.",
     epilog=lines(
-        "Example: push a task, see what waits, retry what failed",
+        "Example: push a task, see what waits and what failed, retry what failed",
         """$ limpet queue push enrich '{"domain": "a.com"}' -u s3://acme/prod""",
         "$ limpet queue ls enrich -u s3://acme/prod",
+        "$ limpet queue failed enrich -u s3://acme/prod",
         "$ limpet queue retry enrich --all -u s3://acme/prod",
     ),
 )
 app.command(epilog=queue_push.EPILOG)(queue_push.push)
 app.command(epilog=queue_ls.EPILOG)(queue_ls.ls)
+app.command(epilog=queue_ls.FAILED_EPILOG)(queue_ls.failed)
 app.command(epilog=queue_show.PEEK_EPILOG)(queue_show.peek)
 app.command(epilog=queue_show.SHOW_EPILOG)(queue_show.show)
 app.command(epilog=queue_cost.STATS_EPILOG)(queue_cost.stats)

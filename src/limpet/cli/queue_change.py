@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.queue_options import IdArgument, QueueArgument, demand_queue, in_store, many
+from limpet.cli.queue_ls import nothing_failed
+from limpet.cli.queue_options import (
+    IdArgument,
+    QueueArgument,
+    SinceOption,
+    WhereOption,
+    demand_queue,
+    in_store,
+    many,
+)
 from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, existing, lines, print_json, say
 from limpet.errors import Invalid, Missing
 
@@ -17,9 +26,10 @@ IDS_SHOWN = 10
 
 EPILOGS = {
     "retry": lines(
-        "Example: one task; all that failed",
+        "Example: one task; all that failed; those whose error mentions a timeout, of the last two hours",
         "$ limpet queue retry enrich a.com@2026-11 -u s3://acme/prod",
         "$ limpet queue retry enrich --all -u s3://acme/prod",
+        "$ limpet queue retry enrich --where timeout --since 2h -u s3://acme/prod",
         "Exit codes: 0 done; 1 there is no such failed task or queue; 2 wrong usage.",
     ),
     "cancel": lines(
@@ -56,27 +66,35 @@ def retry(
         str | None, typer.Argument(metavar="ID", show_default=False, help="The task's id; or use --all.")
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Retry every task that failed. Cancelled ones stay.")] = False,
+    where: WhereOption = None,
+    since: SinceOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give failed tasks another life, with fresh attempts.
+    """Give failed tasks another life, with fresh attempts: one by its id, all, or those that --where and --since name.
 
     A task that lives again has a new id: ~1, ~2 and so on are added to its old one. Asking for the old id finds it.
     """
-    if (id is None) is not all:
-        raise Invalid("say which task to retry, or --all", hint=f"`limpet queue ls {queue} --failed` shows what failed")
+    chosen = where is not None or since is not None
+    if id is not None and chosen:
+        raise Invalid("--where and --since choose among all failed tasks", hint="leave the id out, or the options")
+    if (id is None) is not (all or chosen):
+        raise Invalid(
+            "say which task to retry, or --all, --where or --since",
+            hint=f"`limpet queue ls {queue} --failed` shows what failed, `limpet queue failed {queue}` groups it",
+        )
     fleet = existing(url)
     handle = fleet.queue(queue)
     demand_queue(fleet, handle)
     try:
-        ids = [*handle.retry(id, all=all)]
+        ids = [*handle.retry(id, all=id is None, where=where, since_s=since)]
     except Missing as missing:
         missing.hint = f"`limpet queue ls {queue} --failed` shows what failed"
         raise
     if json:
         print_json({"queue": queue, "retried": ids})
     elif not ids:
-        say(f"nothing in {queue!r} has failed")
+        say(nothing_failed(queue, where, since))
     elif id is not None:
         say(f"{id!r} waits again, as {ids[0]!r}")
     else:

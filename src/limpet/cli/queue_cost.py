@@ -66,7 +66,7 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     out = console()
     paused = "  [yellow]paused[/yellow]" if facts["paused"] else ""
     out.print(f"[bold]{clean(queue)}[/bold]{paused}")
-    for key in ("pending", "in_flight", "scheduled", "completed", "failed"):
+    for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed"):
         out.print(f"  {key.replace('_', ' '):<10} {'-' if facts[key] is None else format(facts[key], ','):>9}")
     out.print(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
     if "trouble" in facts:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from limpet.cli.queue_options import demand_queue, in_store, now_of
+from limpet.cli.queue_options import (
+    QueueArgument,
+    SinceOption,
+    WhereOption,
+    demand_queue,
+    in_store,
+    many,
+    now_of,
+)
 from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 
@@ -20,7 +28,17 @@ if TYPE_CHECKING:
     from limpet.queue.records import EntryLease, Receipt
     from limpet.store.api import Stat
 
-__all__ = ["EPILOG", "State", "elsewhere", "lease_facts", "ls", "rows_of"]
+__all__ = [
+    "EPILOG",
+    "FAILED_EPILOG",
+    "State",
+    "elsewhere",
+    "failed",
+    "lease_facts",
+    "ls",
+    "nothing_failed",
+    "rows_of",
+]
 
 EPILOG = lines(
     "Example: all queues; what waits in one; what failed, as JSON",
@@ -28,6 +46,13 @@ EPILOG = lines(
     "$ limpet queue ls enrich -u s3://acme/prod",
     "$ limpet queue ls enrich --failed -n 100 --json -u s3://acme/prod",
     "Exit codes: 0 listed; 1 there is no such queue or fleet; 2 wrong usage.",
+)
+
+FAILED_EPILOG = lines(
+    "Example: all; those of the last two hours whose error mentions a timeout",
+    "$ limpet queue failed enrich -u s3://acme/prod",
+    "$ limpet queue failed enrich --where timeout --since 2h -u s3://acme/prod",
+    "Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.",
 )
 
 State = Literal["pending", "failed", "completed", "scheduled"]
@@ -66,6 +91,62 @@ def ls(
         _ls_queues(fleet, json=json)
         return
     _ls_entries(fleet, queue, states[0] if states else "pending", n, json=json)
+
+
+def failed(
+    queue: QueueArgument,
+    where: WhereOption = None,
+    since: SinceOption = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Read at most so many failed tasks.")] = 1000,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what failed and was not retried, grouped by error, the most frequent first. Changes nothing.
+
+    Errors that differ only in their numbers are one group. `limpet queue retry` takes the same --where and --since.
+    """
+    fleet = opened(url, read_only=True)
+    handle = fleet.queue(queue)
+    groups = handle.failed(n, where=where, since_s=since)
+    if not groups:
+        demand_queue(fleet, handle)
+    rows: list[dict[str, Any]] = [
+        {
+            "error": group.error,
+            "count": group.count,
+            "last_at": group.last_at,
+            "age_s": round((now_of(group.last_at) - group.last_at).total_seconds(), 1),
+            "ids": group.ids,
+        }
+        for group in groups
+    ]
+    if json:
+        print_json(rows)
+        return
+    out = console()
+    if not groups:
+        out.print(nothing_failed(queue, where, since), markup=False, soft_wrap=True)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("tasks", justify="right", no_wrap=True)
+    table.add_column("newest", justify="right", no_wrap=True)
+    table.add_column("its id", overflow="fold", min_width=min(ID_WIDTH, max(len(group.ids[0]) for group in groups)))
+    table.add_column("error", overflow="fold")
+    for group, row in zip(groups, rows, strict=True):
+        error = " ".join(group.error.split())
+        table.add_row(f"{group.count:,}", f"{ago(row['age_s'])} ago", clean(group.ids[0]), clean(error))
+    out.print(table)
+    if sum(group.count for group in groups) >= n:
+        out.print(f"\n[dim]{many(n, 'failed task')} read; -n {n * 5} reads more of them.[/dim]")
+
+
+def nothing_failed(queue: str, where: str | None, since_s: float | None) -> str:
+    """That no failed task of the queue was found that fits."""
+    error = f" with {where!r} in its error" if where is not None else ""
+    time = f" in the last {ago(since_s)}" if since_s is not None else ""
+    return f"nothing has failed in {queue!r}{error}{time}"
 
 
 def _ls_queues(fleet: Fleet, *, json: bool) -> None:

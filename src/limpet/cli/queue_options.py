@@ -20,6 +20,8 @@ __all__ = [
     "DELAY_HELP",
     "IdArgument",
     "QueueArgument",
+    "SinceOption",
+    "WhereOption",
     "clean",
     "demand_queue",
     "duration_s",
@@ -44,6 +46,16 @@ def duration_s(text: str) -> float:
     if found is None:
         raise typer.BadParameter(f"{text!r} is no duration; write a whole number and a unit, {DELAY_HELP}")
     return int(found[1]) * _SECONDS[found[2]]
+
+
+SinceOption = Annotated[
+    float | None,
+    typer.Option("--since", metavar="AGE", parser=duration_s, help=f"Only what failed in that time, {DELAY_HELP}."),
+]
+WhereOption = Annotated[
+    str | None,
+    typer.Option("--where", metavar="TEXT", help="Only tasks whose error contains the text, in upper or lower case."),
+]
 
 
 def in_store(queue: Queue, what: str) -> BucketQueue:

@@ -280,4 +280,6 @@ def _progress(pushing: Pushing, size_bytes: int) -> Iterator[Callable[[], None]]
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("pushing", total=size_bytes or None)
-        yield lambda: bar.update(task, completed=pushing.read_bytes, description=f"{pushing.pushed:,} tasks pushed")
+        yield lambda: bar.update(
+            task, completed=pushing.read_bytes, description=f"{many(pushing.pushed, 'task')} pushed"
+        )

@@ -17,9 +17,10 @@ from limpet.cell import Cell, Seen
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import State
+from limpet.queue.decide import at_work
 from limpet.queue.names import batch_of, count_of, is_batch, life_before, name_of_receipt
-from limpet.queue.records import EntryLease
-from limpet.queue.storage import CONTROL_CODEC, LEASE_CODEC
+from limpet.queue.records import EntryLease, lease_of
+from limpet.queue.storage import CONTROL_CODEC
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Stat, Store
 
@@ -43,7 +44,6 @@ ALL: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float("inf"))
 class Survey:
     """How many tasks of one queue are where. The fields that `Stats` has too mean the same.
 
-    `in_flight` counts tasks whose claim is alive: held, and renewed within its own ttl.
     `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `failed` may
     count tasks that were retried since.
     """
@@ -57,10 +57,11 @@ class Survey:
     oldest_s: float | None
     paused: bool
     at_least: tuple[str, ...]
+    resting: int | None = 0
     trouble: str = ""
     """Why some of it could not be found out."""
     approximate: bool = False
-    """Whether these are numbers of SQS. Then `completed` and `oldest_s` are None: it does not tell them."""
+    """Whether these are numbers of SQS. Then `completed`, `oldest_s` and `resting` are None."""
 
     def facts(self) -> dict[str, Any]:
         """The fields for `--json`, without those that say nothing."""
@@ -83,6 +84,7 @@ class Found:
     newest: datetime | None = None
     control: bool = False
     cut: set[Folder] = field(default_factory=set)
+    _lease: Stat | None = None
     _objects: Counter[str] = field(default_factory=Counter)
     _retried: set[str | None] = field(default_factory=set)
     _ended: set[str] = field(default_factory=set)
@@ -116,8 +118,10 @@ class Found:
             case "pending":
                 entry, _, kind = name.partition("/")
                 if kind == "lease.json":
-                    self.leases.append(stat)
+                    self._lease = stat
                 elif kind in ("task.json", "tasks.jsonl"):
+                    if self._lease is not None and self._lease.key == self.keys.lease(entry):  # it is listed before
+                        self.leases.append(self._lease)
                     self.pending += count_of(entry)
                     self.oldest = min(self.oldest or stat.modified, stat.modified)
                     self._retried.add(life_before(entry))
@@ -195,6 +199,7 @@ def _of_sqs(fleet: Fleet, name: str) -> Survey:
         oldest_s=stats.oldest_s,
         paused=stats.paused,
         at_least=(),
+        resting=stats.resting,
         approximate=True,
     )
 
@@ -222,9 +227,10 @@ def _counted(store: Store, runtime: Runtime, found: Found, now: datetime) -> Sur
     blobs = store.get_many([stat.key for stat in leases[:LEASES_MAX]])
     cut: set[str] = {*found.cut}
     if "pending" in cut:
-        cut |= {"in_flight", "oldest_s"}
+        cut |= {"in_flight", "oldest_s", "resting"}
     if len(leases) > LEASES_MAX:
-        cut.add("in_flight")
+        cut |= {"in_flight", "resting"}
+    works, rests = _at_work(blobs, now)
     trouble = ""
     try:
         paused = found.control and _paused(store, runtime, found.keys)
@@ -233,28 +239,35 @@ def _counted(store: Store, runtime: Runtime, found: Found, now: datetime) -> Sur
     return Survey(
         queue=found.queue,
         pending=found.pending,
-        in_flight=sum(_in_flight(store, runtime, key, blob, now) for key, blob in blobs.items()),
+        in_flight=works,
         scheduled=found.scheduled,
         completed=found.ended_well(),
         failed=sum(count_of(name) for name in found.ended_badly()),
         oldest_s=max(0.0, (now - found.oldest).total_seconds()) if found.oldest else None,
         paused=paused,
         at_least=tuple(sorted(cut)),
+        resting=rests,
         trouble=trouble,
     )
 
 
-def _in_flight(store: Store, runtime: Runtime, key: Key, blob: Blob | LimpetError, now: datetime) -> int:
-    """The tasks of an entry, if its claim is alive. One that is gone, or cannot be read, is nobody's."""
-    if isinstance(blob, (Missing, Corrupt, Invalid)):
-        return 0
-    if isinstance(blob, LimpetError):
-        raise blob
-    try:
-        seen = Cell(store, key, LEASE_CODEC, runtime, deletable=True).decode(blob)
-    except (Corrupt, Unsupported):
-        return 0
-    return count_of(key.rsplit("/", 2)[1]) if is_live(seen, now) else 0
+def _at_work(leases: Mapping[Key, Blob | LimpetError], now: datetime) -> tuple[int, int]:
+    """How many tasks are in the hands of living workers, and how many rest. An unreadable lease counts for none."""
+    in_flight = resting = 0
+    for key, blob in leases.items():
+        if isinstance(blob, (Missing, Corrupt, Invalid)):
+            continue
+        if isinstance(blob, LimpetError):
+            raise blob
+        count = count_of(key.rsplit("/", 2)[1])
+        try:
+            record = lease_of(blob.data, count=count, what=key)
+        except (Corrupt, Unsupported):
+            continue
+        works, rests = at_work(record, count, modified=blob.modified, now=now)
+        in_flight += works
+        resting += rests
+    return in_flight, resting
 
 
 def is_live(seen: Seen[EntryLease], now: datetime) -> bool:

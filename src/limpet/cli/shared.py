@@ -60,8 +60,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothin
 
 
 def lines(*each: str) -> str:
-    """Paragraphs of help, in Markdown; those that begin with `$` are commands to type."""
-    return "\n\n".join(f"`{line}`" if line.startswith("$") else line for line in each)
+    """Paragraphs of help, in Markdown. What begins with `$` is a command to type, on the next line of its paragraph."""
+    return "".join(f"\\\n`{line}`" if line.startswith("$") else f"\n\n{line}" for line in each).strip()
 
 
 def printable(text: str) -> str:

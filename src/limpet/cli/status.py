@@ -41,7 +41,8 @@ def status(
 ) -> None:
     """Show the queues of a fleet and the locks that are held. Changes nothing.
 
-    in flight: tasks in the hands of a worker that is alive. oldest: how long ago the oldest task was pushed that has
+    in flight: tasks in the hands of a worker that is alive. resting: tasks that failed and wait for their next
+    attempt; both are part of pending. oldest: how long ago the oldest task was pushed that has
     not ended. failed: what failed or was cancelled, and was not retried.
     """
     from limpet.app.queues import has_store
@@ -85,12 +86,13 @@ def print_queues(out: Console, url: str, queues: Sequence[Survey]) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("queue", overflow="fold")
-    for title in ("pending", "in flight", "scheduled", "completed", "failed", "oldest"):
+    for title in ("pending", "in flight", "resting", "scheduled", "completed", "failed", "oldest"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("")
     for each in queues:
-        counts = [_count(each, key) for key in ("pending", "in_flight", "scheduled", "completed", "failed")]
-        counts[4] = f"[red]{counts[4]}[/red]" if each.failed else counts[4]
+        keys = ("pending", "in_flight", "resting", "scheduled", "completed", "failed")
+        counts = [_count(each, key) for key in keys]
+        counts[-1] = f"[red]{counts[-1]}[/red]" if each.failed else counts[-1]
         plus = "+" if "oldest_s" in each.at_least else ""
         oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
         remark = (

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.shared import JsonOption, ago, lines
+from limpet.cli.queue_options import many
+from limpet.cli.shared import JsonOption, ago, lines, printable
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -234,14 +235,9 @@ def _lines(event: Event) -> list[str]:
 
 
 def _counts(cycle: Cycle) -> str:
-    kinds = {
-        "push": ("pushes", cycle.pushes),
-        "end": ("ends", cycle.ends),
-        "lease": ("leases", cycle.leases),
-        "dropped": ("dropped", cycle.dropped),
-    }
-    counts = [f"{count:,} {one if count == 1 else many}" for one, (many, count) in kinds.items() if count]
-    said = ", ".join(counts) or "nothing new"
+    kinds = [(cycle.pushes, "push", "pushes"), (cycle.ends, "end", "ends"), (cycle.leases, "lease", "leases")]
+    kinds.append((cycle.dropped, "dropped", "dropped"))
+    said = ", ".join(many(*kind) for kind in kinds if kind[0]) or "nothing new"
     return f"{said}, pulled afresh" if cycle.fresh else said
 
 
@@ -251,14 +247,10 @@ def _collision(collision: Collision) -> str:
         "lease": "is worked on here and elsewhere",
         "payload": "was pushed with two payloads, of which one counts",
     }[collision.kind]
-    other = f" ({_printable(collision.other)})" if collision.other else ""
+    other = f" ({printable(collision.other)})" if collision.other else ""
     return f"twice task {collision.entry!r} of queue {collision.queue!r} {what}{other}"
 
 
 def _unreadable(cycle: Cycle) -> list[str]:
     """One line each. Their names are a stranger's, and must not write to the terminal what they like."""
-    return [f"bad   {_printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]
-
-
-def _printable(name: str) -> str:
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in name)
+    return [f"bad   {printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]

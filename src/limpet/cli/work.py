@@ -30,6 +30,9 @@ EPILOG = lines(
 )
 
 
+PROCESSES, REPORTS = "Processes", "Reports"
+
+
 class LogFormat(StrEnum):
     """How a line of the log looks."""
 
@@ -52,32 +55,55 @@ QueueOption = Annotated[
         "-q",
         metavar="NAME",
         show_default=False,
-        help="Work only on this one. Give it several times for several: an earlier one goes first, always. Without it, "
-        "all of the fleet's tasks take turns.",
+        help="Only this queue; repeatable: an earlier one always goes first. Without it, all tasks take turns.",
     ),
 ]
 HandlerOption = Annotated[
     str | None,
-    typer.Option(metavar="MODULE:FUNCTION", show_default=False, help="The function that runs the queue's tasks."),
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        show_default=False,
+        help="The function that runs the queue's tasks.",
+    ),
 ]
-ProcessesOption = Annotated[int, typer.Option("--processes", "-p", min=1, max=1000, help="Worker processes.")]
+ProcessesOption = Annotated[
+    int,
+    typer.Option(
+        "--processes", "-p", metavar="N", min=1, max=1000, rich_help_panel=PROCESSES, help="Worker processes."
+    ),
+]
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", "-t", min=1, max=1000, help="Tasks at once in each process, one a thread.")
+    int,
+    typer.Option(
+        "--threads",
+        "-t",
+        metavar="N",
+        min=1,
+        max=1000,
+        rich_help_panel=PROCESSES,
+        help="Tasks at once in each process.",
+    ),
 ]
 BurstOption = Annotated[
     bool,
-    typer.Option("--burst", help="Leave when nothing can be claimed, without waiting for tasks that rest."),
+    typer.Option("--burst", rich_help_panel=PROCESSES, help="Leave when nothing can be claimed now."),
 ]
 UntilEmptyOption = Annotated[
-    bool, typer.Option("--until-empty", help="As --burst, but wait for tasks that rest, or that others hold, to end.")
+    bool,
+    typer.Option(
+        "--until-empty",
+        rich_help_panel=PROCESSES,
+        help="Leave when nothing waits, rests or runs.",
+    ),
 ]
 MaxTasksOption = Annotated[
     int | None,
     typer.Option(
         "--max-tasks-per-child",
+        metavar="N",
         min=1,
-        show_default="no limit",
-        help="Put a new process in a worker's place after so many tasks, for handlers that leak memory.",
+        rich_help_panel=PROCESSES,
+        help="Replace a process after N tasks (memory leaks).",
     ),
 ]
 GraceOption = Annotated[
@@ -85,20 +111,22 @@ GraceOption = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.0,
-        help="How long running tasks may go on after SIGTERM or Ctrl-C. What is not done then is handed back, with its "
-        "attempt restored. Keep it below what your platform waits: Kubernetes and ECS 30 s, docker stop 10 s.",
+        rich_help_panel=PROCESSES,
+        help="Time for running tasks to end after SIGTERM or Ctrl-C; then they are handed back. Keep it below your "
+        "platform's: Kubernetes and ECS 30 s, docker 10 s.",
     ),
 ]
-LogOption = Annotated[LogFormat, typer.Option("--log", help="One line for each event, on stderr, in this form.")]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", help="Say nothing of tasks that start and succeed; only of what went wrong.")
+LogOption = Annotated[
+    LogFormat,
+    typer.Option("--log", rich_help_panel=REPORTS, help="One line for each event, on stderr, in this form."),
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", rich_help_panel=REPORTS, help="Log only what went wrong.")]
 ProgressOption = Annotated[
     bool,
     typer.Option(
         "--progress",
-        help="Show rate, tasks in flight, failures and the time to go in one live line. Implies --quiet. Counting what "
-        "is left lists the queues now and then.",
+        rich_help_panel=REPORTS,
+        help="One live line with rate, failures and time to go. Implies --quiet.",
     ),
 ]
 
@@ -106,7 +134,8 @@ EventsOption = Annotated[
     bool,
     typer.Option(
         "--events",
-        help="Note every run in the fleet's ledger, for at most 2 % more requests. LIMPET_EVENTS=1 does the same.",
+        rich_help_panel=REPORTS,
+        help="Record every run for `limpet events` (at most 2 % more requests); or LIMPET_EVENTS=1.",
     ),
 ]
 

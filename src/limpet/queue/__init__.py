@@ -18,6 +18,8 @@ from limpet.queue.api import (
     Stats,
     Task,
 )
+from limpet.queue.claim import EntryClaim
+from limpet.queue.nothing import Nothing
 from limpet.queue.queue import BucketQueue
 from limpet.queue.verdicts import Fail, Retry
 
@@ -25,9 +27,11 @@ __all__ = [
     "AttemptError",
     "BucketQueue",
     "Claim",
+    "EntryClaim",
     "Fail",
     "Failure",
     "Feature",
+    "Nothing",
     "Notice",
     "Peeked",
     "Policy",

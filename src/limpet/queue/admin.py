@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import msgspec
 
 from limpet.cell import Lost, Replaced, Seen, Unclear, Won
@@ -51,7 +53,8 @@ class Admin:
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if id_ is None:
-            failures = self._look.failures(where=where, since_s=since_s)
+            since = None if since_s is None else self._pusher.exact_now() - timedelta(seconds=since_s)
+            failures = self._look.failures(where=where, since=since)
             return [self._retry(key, seen) for key, seen in failures if _has_payload(seen.value)]
         if where is not None or since_s is not None:
             raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")

@@ -154,7 +154,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Tasks that failed with the same error: how many, the error, when the last one failed, and some of their ids."""
+    """Tasks that failed with the same error, numbers in it aside: how many, when the last one failed, and some ids.
+
+    At most ten ids, the newest failure first.
+    """
 
     error: str
     count: int
@@ -295,8 +298,11 @@ class Queue(Protocol):
     def errors(self, id: str) -> Sequence[AttemptError]:
         """The last failed attempts of a task that has not completed, oldest first."""
 
-    def failed(self, n: int = 100, *, since_s: float | None = None) -> Sequence[Failure]:
-        """What failed, grouped by error, the most frequent first; at most `n` tasks, of the last `since_s` seconds."""
+    def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
+        """What failed and was not retried, grouped by error, the most frequent first; at most `n` tasks.
+
+        `where` and `since_s` narrow it as they do for `retry`.
+        """
 
     def notices(self) -> Sequence[Notice]:
         """What this process met while it looked for work, since the last call."""

@@ -113,11 +113,11 @@ class Look:
         return in_flight, resting
 
     def _now(self) -> datetime:
-        """The store's clock; where a read-only key may not ask it, the newest time that was seen."""
-        try:
-            return self._pusher.exact_now()
-        except Denied:
-            return self._store.now()
+        """The store's clock. Where a read-only key may not ask it: the newest time that was seen, else our clock."""
+        for ask in (self._pusher.exact_now, self._store.now):
+            with suppress(Denied):
+                return ask()
+        return self._storage.runtime.wall()
 
     def _count_completed(self, retried: set[str | None], troubled: set[str]) -> tuple[int, set[str]]:
         """Completed tasks, the failed ones of completed batches among them; and the receipts that tell of those.
@@ -183,27 +183,29 @@ class Look:
             return attempt_errors(seen.value.errors[n])
         return self.result(id_).errors
 
-    def failed(self, n: int, *, since_s: float | None = None) -> list[Failure]:
+    def failed(self, n: int, *, where: str | None = None, since_s: float | None = None) -> list[Failure]:
         """See `Queue.failed`."""
         if n < 1:
             raise Invalid(f"failed wants a positive number, not {n}")
         groups: dict[str, list[Receipt]] = {}
-        for _, seen in islice(self.failures(since_s=since_s), n):
+        # A read-only key knows only a lower bound of the store's time: the cut may be no earlier than by our own clock.
+        since = None if since_s is None else max(self._now(), self._storage.runtime.wall()) - timedelta(seconds=since_s)
+        for _, seen in islice(self.failures(where=where, since=since), n):
             groups.setdefault(_kind_of(seen.value.error or ""), []).append(seen.value)
-        found = [
-            Failure(error, len(some), max(each.finished_at for each in some), tuple(each.id for each in some[:IDS_MAX]))
-            for error, some in groups.items()
-        ]
+        found = []
+        for error, some in groups.items():
+            newest = sorted(some, key=lambda each: each.finished_at, reverse=True)
+            ids = tuple(each.id for each in newest[:IDS_MAX])
+            found.append(Failure(error, len(some), newest[0].finished_at, ids))
         return sorted(found, key=lambda each: (-each.count, each.error))
 
     def failures(
-        self, *, where: str | None = None, since_s: float | None = None
+        self, *, where: str | None = None, since: datetime | None = None
     ) -> Iterator[tuple[Key, Seen[Receipt]]]:
         """The receipts of tasks that failed, and were neither retried nor completed since.
 
         Cost: 1 LIST per 1,000 receipts in failed/, 1 GET each, and for those that are given 1 or 2 GETs more.
         """
-        since = None if since_s is None else self._now() - timedelta(seconds=since_s)
         for stat in self._store.list(self._keys.failed):
             if since is not None and stat.modified < since:
                 continue

@@ -153,9 +153,9 @@ class BucketQueue:
         """See `Queue.errors`.   Cost: 1 GET for a task that waits, up to 4 for one that ended."""
         return self._look.errors(id)
 
-    def failed(self, n: int = 100, *, since_s: float | None = None) -> Sequence[Failure]:
+    def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
         """See `Queue.failed`.   Cost: 1 LIST per 1,000 receipts in failed/ + 1 GET for each that is looked at."""
-        return self._look.failed(n, since_s=since_s)
+        return self._look.failed(n, where=where, since_s=since_s)
 
     def notices(self) -> Sequence[Notice]:
         """See `Queue.notices`.   Cost: nothing."""

@@ -200,8 +200,8 @@ class SqsQueue:
         """See `Queue.stats`. SQS's own numbers: approximate, and late by up to a minute.
 
         `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, and
-        does not tell the age of a task: both are None. `failed` counts the dead-letter queue too, if SQS was told to
-        use one.   Raises: Missing.   Cost: 2 requests, 2 more for a dead-letter queue.
+        does not tell the age of a task: both are None, as is `resting`. `failed` counts the dead-letter queue too, if
+        SQS was told to use one.   Raises: Missing.   Cost: 2 requests, 2 more for a dead-letter queue.
         """
         counts = self._counts(self._main())
         waiting, hidden, delayed = counts.numbers
@@ -218,6 +218,7 @@ class SqsQueue:
             failed=failed,
             oldest_s=None,
             paused=False,
+            resting=None,
         )
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
@@ -232,7 +233,7 @@ class SqsQueue:
         """Raises: Unsupported: SQS has no place for the error of an attempt."""
         self._refuse("results")
 
-    def failed(self, n: int = 100, *, since_s: float | None = None) -> Sequence[Failure]:
+    def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
         """Raises: Unsupported: SQS shows a message only by delivering it."""
         self._refuse("peek")
 

@@ -4,7 +4,7 @@
 names the files, `files` is the seam to the operating system, and `plain` is for files that other programs name.
 """
 
-from limpet.store.directory.files import Files, FileStat, OsFiles, WalkFiles
+from limpet.store.directory.files import Files, FileStat, OsFiles, Pin, WalkFiles
 from limpet.store.directory.store import DirectoryStore
 
-__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "WalkFiles"]
+__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]
