@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 import limpet
-from index_helpers import NAME, Rec, keys_in, objects, requests
 from limpet.app import Fleet
 from limpet.errors import Corrupt, LimpetError
 from limpet.index import Index, shard_id
@@ -26,6 +25,8 @@ from limpet.index.quarantine import read_quarantined
 from limpet.index.schema import Field, with_own
 from limpet.keys import IndexKeys, Key
 from limpet.store.api import Version
+from support.costs import requests
+from support.index import NAME, Rec, keys_in, objects
 
 KEYS = IndexKeys.of(NAME)
 SHARD = "3a"
@@ -469,7 +470,7 @@ KILLED = """
 import os, sys
 import limpet
 from limpet.store.directory import DirectoryStore
-from index_helpers import NAME, Rec
+from support.index import NAME, Rec
 at = int(sys.argv[2])
 calls = 0
 def dying(verb):

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel_helpers import Fault, ManualRuntime, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 from lease.world import TTL_S, Process, World, won
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import lock_key
 from limpet.lease import LeaseRecord, State
 from limpet.lease.decide import look_interval_s
+from support.clock import ManualRuntime
+from support.stores import Fault, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 
 LOOK_S = look_interval_s(TTL_S)
 ENDS_S = TTL_S + 1

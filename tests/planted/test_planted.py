@@ -13,7 +13,7 @@ from limpet.sim.scenarios import SCENARIOS
 from planted.bug import AnchorError, Bug, Change, planted
 from planted.bugs import BUGS
 from planted.plant import lost
-from sim_seeds import SEEDS
+from support.seeds import SEEDS
 
 HERE = Path(__file__).parent
 
