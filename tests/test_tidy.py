@@ -453,9 +453,9 @@ STANDARD = frozenset(
     job json jsonl killed latency layout ledger level limits link loaded log loop lost machine manifest mark match
     member merged message metadata metrics missing model modified move mutex namespace newer note notice operation order
     output parquet permits pin pinned pipe place plan planned policy prepared process progress protocol publish
-    published publisher purge push pushed pusher pushing put quarantined queue rate read reader ready reason recent ref refusal
-    refused rejected repairs replaced report request response rest retried route row run runner running sample schema
-    scope screen search sender sent sequence shape shell sink slow source stat state step stop storage styled sum
+    published publisher purge push pushed pusher pushing put quarantined queue rate read reader ready reason recent ref
+    refusal refused rejected repairs replaced report request response rest retried route row run runner running sample
+    schema scope screen search sender sent sequence shape shell sink slow source stat state step stop storage styled sum
     sweeper table tail take taken temp template term threads times typed unavailable unclear unknown unreachable unread
     unreadable unsupported user usv verified verifier view violation wait waiting warehouse watch watched won work world
     write writer written
