@@ -22,7 +22,7 @@ from limpet.runtime import system
 from limpet.store import Absent, Match, Put, Version
 from limpet.store.cloud import _READ, _SMALL_PUT, CloudStore, _client
 from limpet.store.credentials import locate
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 __all__ = ["cloud_cases"]
 

@@ -22,7 +22,7 @@ from bench.files import file_cases
 from bench.report import file_system, line, machine, save, summary
 from bench.rounds import Case, measure
 
-from servers.seaweedfs import SeaweedFS
+from support.servers.seaweedfs import SeaweedFS
 
 __all__ = ["main"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from servers.process import Bucket, NotInstalled
-from servers.shared import shared
+from support.servers.process import Bucket, NotInstalled
+from support.servers.shared import shared
 
 __all__ = ["seaweedfs", "server"]
 

@@ -14,10 +14,10 @@ from uuid import uuid4
 
 import pytest
 
-from docs_blocks import PAGES, ROOT, blocks, plain, printed, program, run_python, run_shell, said, write_files
 from planted.bugs import BUGS
-from servers.moto import Moto
-from servers.process import Bucket, NotInstalled
+from support.docs import PAGES, ROOT, blocks, plain, printed, program, run_python, run_shell, said, write_files
+from support.servers.moto import Moto
+from support.servers.process import Bucket, NotInstalled
 
 QUICKSTART_LINES_MAX = 25
 

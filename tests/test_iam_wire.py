@@ -20,10 +20,10 @@ from limpet.store.api import Put
 from limpet.store.cloud import CloudStore
 from limpet.store.policies import Scope, aws_policy, root_of
 from limpet.store.roles import NARROWED, ROLES, Role, check_queues
-from servers.moto import Moto
-from servers.process import Bucket, NotInstalled
-from servers.s3 import create_bucket, set_policy
-from wire_roles import client, examples, folders_of, key_for, wrong
+from support.roles import client, examples, folders_of, key_for, wrong
+from support.servers.moto import Moto
+from support.servers.process import Bucket, NotInstalled
+from support.servers.s3 import create_bucket, set_policy
 
 KEYS = examples()
 FOLDERS = folders_of(KEYS)

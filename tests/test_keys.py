@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet import keys
 from limpet.errors import Invalid
 from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, names, segment
+from support.clock import steady
 
 SAFE = set(string.ascii_letters + string.digits + "_-.%")
 

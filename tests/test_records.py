@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.records import DEPTH_MAX, RECORD_BYTES_MAX, decode, encode, parse_json, plain, to_fields
+from support.clock import steady
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

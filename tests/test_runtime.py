@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet.runtime import FAN_OUT_MAX, POOL_MAX, SystemRuntime, system, ulid
+from support.clock import steady
 
 MS = st.integers(0, 2**48 - 1)
 CHANCE = st.integers(0, 2**80 - 1)

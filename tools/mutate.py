@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 ARGUED = ROOT / "docs" / "design" / "mutants.md"
-OPTIONS = ("-q", "-m", "not full", "-p", "no:xdist", "--no-header", "--tb=short")
-OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = ("-q", "-m", "not full", "-p", "no:xdist", "--no-header", "--tb=short", *QUIET)
 AIM = 0.95
 SLOW_S = 1.0
 CPU_MIN_S = 2.0

@@ -14,8 +14,8 @@ from bench.catalogs.api import NotHere, Place
 from bench.catalogs.slow import DELAY_S
 from bench.catalogs.systems import PlaceKind
 
-from servers.process import Bucket, NotInstalled
-from servers.seaweedfs import SeaweedFS
+from support.servers.process import Bucket, NotInstalled
+from support.servers.seaweedfs import SeaweedFS
 
 __all__ = ["TMPFS", "Places"]
 

@@ -15,7 +15,6 @@ import pytest
 
 import limpet
 from cli.harness import limpet_command, poll
-from kernel_helpers import Time
 from limpet.app import Fleet, urls
 from limpet.app import backup as backups
 from limpet.app.backup import BackupReport, backup, check_backup, kind_of, restore
@@ -24,8 +23,8 @@ from limpet.keys import Key
 from limpet.queue import BucketQueue
 from limpet.runtime import Runtime, system
 from limpet.store import Blob, MemoryStore, Stat, Store, Version
-from queue_helpers import QueueRuntime
-from servers.process import Bucket
+from support.clock import QueueRuntime, Time
+from support.servers.process import Bucket
 
 
 @dataclass
@@ -251,8 +250,8 @@ def test_a_catalog_that_commits_and_collects_meanwhile_is_whole_in_the_copy() ->
     pytest.importorskip("pyiceberg")
     from datetime import timedelta
 
-    from iceberg_helpers import append, table
     from limpet.catalog.gc import delete_below, raise_floor
+    from support.catalog import append, table
 
     def begin(fleet: Fleet) -> None:
         with fleet.lead_catalog() as catalog:
@@ -356,7 +355,7 @@ class Busy:
             index.compile(full=True)
 
     def _commit(self, fleet: Fleet) -> None:
-        from iceberg_helpers import table
+        from support.catalog import table
 
         with fleet.lead_catalog() as catalog:
             catalog.create_namespace(["a"])

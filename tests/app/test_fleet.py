@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 import limpet
-from kernel_helpers import ManualRuntime
 from limpet import keys
 from limpet.app.formats import FleetRecord
 from limpet.cell import Cell, struct_codec
@@ -23,7 +22,8 @@ from limpet.errors import Conflict, Denied, Held, Invalid, LeaseLost, LimpetErro
 from limpet.lease import Lease, State
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
-from servers.process import Bucket
+from support.clock import ManualRuntime
+from support.servers.process import Bucket
 
 
 @pytest.fixture

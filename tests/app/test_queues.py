@@ -10,7 +10,7 @@ import pytest
 import limpet
 from limpet.app.queues import provider_of
 from limpet.errors import Invalid, Unsupported
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 
 @pytest.fixture

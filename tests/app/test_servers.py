@@ -9,7 +9,7 @@ import pytest
 
 import limpet
 from limpet.store.examine import examine
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 FULL = [pytest.mark.full, pytest.mark.timeout(600)]
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import Time, steady
 from limpet import records
 from limpet.catalog import Published
 from limpet.catalog import anti_entropy as module
@@ -22,8 +21,8 @@ from limpet.errors import Unavailable
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key
 from limpet.store import MemoryStore, MeteredStore, ScopedStore
-from queue_helpers import QueueRuntime
-from tier2_helpers import Leading
+from support.catalog import Leading
+from support.clock import QueueRuntime, Time, steady
 
 KEYS = CatalogKeys.of("executions")
 LATER_S = 100.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from iceberg_helpers import append, table
 from limpet.catalog import Compactor, Grant, Leader, Published
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import LIVE, Entry
@@ -31,6 +30,7 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import system
 from limpet.store import MemoryStore
 from limpet.store.api import Always, Blob, Version, When
+from support.catalog import append, table
 
 KINDS = {
     "warehouse": "metadata",

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import limpet
-from kernel_helpers import Time, lost_reply, lost_request, unavailable
 from limpet.app.events import events_of, is_wanted
 from limpet.catalog import sink as module
 from limpet.catalog.executions import Executions
@@ -29,7 +28,9 @@ from limpet.queue import BucketQueue
 from limpet.queue.work import Job, Tally, Worker
 from limpet.runtime import system
 from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
-from queue_helpers import Network, QueueRuntime, raises
+from support.clock import QueueRuntime, Time
+from support.queue import Network, raises
+from support.stores import lost_reply, lost_request, unavailable
 
 KEYS = CatalogKeys.of("executions")
 

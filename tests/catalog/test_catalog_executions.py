@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import Fault, Time, lost_reply, lost_request, unavailable
 from limpet import records
 from limpet.catalog import executions as module
 from limpet.catalog.executions import EventHead, Executions, StateFile, is_late, read_batch, to_merge
@@ -20,7 +19,9 @@ from limpet.events import Event
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import ulid
 from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
-from queue_helpers import Crash, Network, QueueRuntime, crash
+from support.clock import QueueRuntime, Time
+from support.queue import Crash, Network, crash
+from support.stores import Fault, lost_reply, lost_request, unavailable
 
 KEYS = CatalogKeys.of("executions")
 AT = "2026-03-01T00:20:00.000+00:00"

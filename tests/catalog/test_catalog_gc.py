@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_helpers import Time, steady
 from limpet import records
 from limpet.catalog import Compactor, View
 from limpet.catalog import compactor as compactor_module
@@ -23,8 +22,9 @@ from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key
 from limpet.store import MemoryStore, MeteredStore, ScopedStore
-from queue_helpers import Crash, Network, QueueRuntime, crash
-from tier2_helpers import Leading
+from support.catalog import Leading
+from support.clock import QueueRuntime, Time, steady
+from support.queue import Crash, Network, crash
 
 DAY = timedelta(days=1)
 DAY_S = 86400.0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from iceberg_helpers import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
 from limpet import records
 from limpet.catalog import Compactor, Published, leader, tables
 from limpet.catalog.anti_entropy import Fate, hand_over, judged
@@ -30,6 +29,7 @@ from limpet.events import Event as Fact
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
+from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
 
 __all__ = ["catalog"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from iceberg_helpers import catalog, catalog_on, table, view
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.leader import NotLeader
 from limpet.catalog.loaded import Page
@@ -13,6 +12,7 @@ from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.store import MemoryStore
 from limpet.store.metered import MeteredStore
+from support.catalog import catalog, catalog_on, table, view
 
 __all__ = ["catalog"]
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet.catalog.parquet import ParquetSnapshots, arrow, write_table
 from limpet.catalog.records import Told
 from limpet.catalog.state import State, time_text
 from limpet.errors import Corrupt
+from support.clock import steady
 
 CODEC = ParquetSnapshots()
 pa = arrow()

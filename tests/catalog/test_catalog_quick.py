@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from iceberg_helpers import table
 from limpet import records
 from limpet.catalog import iceberg
 from limpet.catalog.refusals import CommitFailed
@@ -16,6 +15,7 @@ from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.store import MemoryStore
+from support.catalog import table
 
 IDS = st.integers(1, 5)
 REFS = st.sampled_from(["main", "wip", "v1"])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from iceberg_helpers import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, version, view
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.refusals import AlreadyExists, CommitFailed, NamespaceNotEmpty, NoSuchTable, NoSuchView
 from limpet.errors import Invalid
 from limpet.store import DirectoryStore
+from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, version, view
 
 __all__ = ["catalog"]
 

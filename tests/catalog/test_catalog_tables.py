@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
-from iceberg_helpers import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, view
 from limpet import records
 from limpet.catalog import compactor, history
 from limpet.catalog.catalog import Catalog
@@ -27,6 +26,7 @@ from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import MemoryStore
 from limpet.store.metered import MeteredStore
+from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, view
 
 __all__ = ["catalog"]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from iceberg_helpers import append, catalog, metadata, table
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.loaded import LoadedTable
 from limpet.catalog.refusals import CommitFailed, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid
 from limpet.runtime import system
+from support.catalog import append, catalog, metadata, table
 
 __all__ = ["catalog"]
 

@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from iceberg_helpers import SCHEMA, catalog, metadata, table, version, view
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.refusals import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid, NotModified
 from limpet.runtime import system
+from support.catalog import SCHEMA, catalog, metadata, table, version, view
 
 __all__ = ["catalog"]
 

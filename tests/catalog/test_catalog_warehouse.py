@@ -12,7 +12,6 @@ from uuid import UUID
 
 import pytest
 
-from iceberg_helpers import append, catalog, catalog_on, metadata, snapshot, table, view
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import free_in
 from limpet.catalog.state import State
@@ -21,6 +20,7 @@ from limpet.errors import Corrupt, Denied, Invalid
 from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
+from support.catalog import append, catalog, catalog_on, metadata, snapshot, table, view
 
 __all__ = ["catalog"]
 

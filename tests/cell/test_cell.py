@@ -8,11 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel_helpers import (
+from limpet import records
+from limpet.cell import PLAIN, Cell, Fence, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.cell.cell import TRIES_MAX
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LeaseLost, OutcomeUnknown, Unavailable, Unsupported
+from limpet.keys import cell_key
+from limpet.store import MemoryStore, Store
+from support.clock import ManualRuntime, Time
+from support.stores import (
     Fault,
-    ManualRuntime,
     ScriptedStore,
-    Time,
     fails,
     late,
     lost_reply,
@@ -22,12 +27,6 @@ from kernel_helpers import (
     then,
     unavailable,
 )
-from limpet import records
-from limpet.cell import PLAIN, Cell, Fence, Lost, Replaced, Unclear, Won, struct_codec
-from limpet.cell.cell import TRIES_MAX
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LeaseLost, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import cell_key
-from limpet.store import MemoryStore, Store
 
 K = cell_key("x")
 T1, T2, T3 = (Fence("locks/user/a.lock", token) for token in (1, 2, 3))

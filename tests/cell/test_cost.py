@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from kernel_helpers import ManualRuntime
 from limpet.cell import PLAIN, Cell, Fence
 from limpet.errors import Conflict
 from limpet.keys import cell_key
 from limpet.store import MemoryStore, MeteredStore
+from support.clock import ManualRuntime
 
 K = cell_key("x")
 FENCE = Fence("locks/user/a.lock", 1)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet.cell.decide import MARKS_MAX, RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, mark, next_header
 from limpet.errors import Invalid, LeaseLost
 from limpet.runtime import ulid
 from limpet.store import Version
 from limpet.store.outcome import Verdict
+from support.clock import steady
 
 V1, V2 = Version("v1"), Version("v2")
 A1, A2, A3, B1 = Fence("a", 1), Fence("a", 2), Fence("a", 3), Fence("b", 1)

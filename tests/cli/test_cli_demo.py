@@ -28,7 +28,7 @@ from limpet.cli.demo_index import by_worker, find_records, read_records
 from limpet.cli.demo_report import Ended, find, read_back, runs_in
 from limpet.cli.demo_screen import Board, Screen
 from limpet.cli.demo_tasks import INDEX, KEY, Result, expected, payload, square
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 REPORT = (
     r"^ +\d+\.\d s  \w+  killed \(pid \d+\), holding batch \d+ with token 1$",

@@ -12,7 +12,7 @@ import pytest
 from cli.harness import Here
 from limpet.store.checks import CHECKS
 from limpet.store.cloud import CloudStore
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 
 def _log_in(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> None:

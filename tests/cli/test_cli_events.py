@@ -15,7 +15,7 @@ from limpet.app.catalogs import executions_of
 from limpet.app.events import recent
 from limpet.keys import CatalogKeys
 from limpet.runtime import system
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 
 def _work(url: str, count: int) -> limpet.Fleet:

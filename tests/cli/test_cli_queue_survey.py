@@ -14,7 +14,7 @@ from limpet.cli.queue_survey import ALL, FOLDERS, Survey, find, survey
 from limpet.keys import Key
 from limpet.queue import Queue
 from limpet.runtime import SystemRuntime, system
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 NAMES = ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "paused")
 

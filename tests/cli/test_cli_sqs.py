@@ -11,8 +11,8 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from servers.moto import REGION, Moto
-from servers.process import NotInstalled
+from support.servers.moto import REGION, Moto
+from support.servers.process import NotInstalled
 
 
 @pytest.fixture(scope="module")

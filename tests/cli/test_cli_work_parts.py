@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import limpet
-from kernel_helpers import ManualRuntime
 from limpet.cli.work_crew import _error_of
 from limpet.cli.work_load import jobs_of
 from limpet.cli.work_log import Log, json_line, left_of, progress_line, text_line
 from limpet.cli.work_wire import Backlog, Ended, Lines, Order, Refused, decode_message, encode_line
 from limpet.errors import Invalid, Missing
 from limpet.queue.work import Event, Tally
+from support.clock import ManualRuntime
 
 MODULES = {
     "good": """

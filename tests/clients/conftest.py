@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
 from clients.serving import Place, place_in, whole
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 __all__ = ["Served", "catalog", "namespace", "served"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 __all__ = ["Place", "Service", "api", "compactor", "place_in", "poll", "whole"]
 

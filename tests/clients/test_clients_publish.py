@@ -24,7 +24,7 @@ from clients.ducks import attached, connect
 from limpet.app import Fleet
 from limpet.cli import main
 from limpet.cli.index_publish import ServiceWriter
-from publish_helpers import PACKAGE, Rec, by_sql, plain_rows, some
+from support.publish import PACKAGE, Rec, by_sql, plain_rows, some
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from pyiceberg.exceptions import ServiceUnavailableError
 import limpet
 from clients.serving import Place, Service, api, compactor, place_in
 from limpet.keys import CatalogKeys
-from servers.process import Bucket
-from wire_roles import key_for
+from support.roles import key_for
+from support.servers.process import Bucket
 
 KEYS = CatalogKeys.of("catalog")
 LARGE = ["x" * 20_000] * 16

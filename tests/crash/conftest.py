@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 __all__ = ["Start", "place", "poll", "start"]
 

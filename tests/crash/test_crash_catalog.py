@@ -21,7 +21,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from clients.serving import Place, Service, api, compactor, place_in, poll, whole
 from crash.catalog_clients import NAMESPACE, SCHEMA, SHARED, Books, Client
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 pytestmark = pytest.mark.timeout(300)
 

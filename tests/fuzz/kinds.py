@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from fuzz.world import Bench, Built, FuzzStore, build, tolerated
-from index_helpers import keys_in
 from limpet import testing
 from limpet.app import Fleet
 from limpet.catalog.sink import LedgerSink
@@ -22,9 +21,10 @@ from limpet.keys import Key, QueueKeys
 from limpet.queue import BucketQueue
 from limpet.queue.records import SweepRecord
 from limpet.store import Store
-from queue_helpers import Network
-from sync_helpers import Fleet as Nodes
-from sync_helpers import Node
+from support.index import keys_in
+from support.queue import Network
+from support.sync import Fleet as Nodes
+from support.sync import Node
 
 __all__ = ["KINDS", "Consumer", "Kind", "Resign"]
 
@@ -408,10 +408,10 @@ def import_index(bench: Bench) -> None:
 
 
 def _catalog_fleet(bench: Bench) -> None:
-    from iceberg_helpers import append, table, view
     from limpet.app.catalogs import executions_of
     from limpet.catalog import compactor
     from limpet.catalog.anti_entropy import hand_over
+    from support.catalog import append, table, view
 
     fleet = bench.open(events=True)
     before, compactor.SNAPSHOT_EVERY = compactor.SNAPSHOT_EVERY, 6
@@ -475,7 +475,7 @@ def read_catalog(bench: Bench) -> None:
 
 def _appending(catalog: Any, name: str, id_: int) -> dict[str, Any]:
     """A client's commit to a table. A client that cannot read the metadata sends something else."""
-    from iceberg_helpers import append
+    from support.catalog import append
 
     loaded = catalog.load_table(["a"], name)
     try:
@@ -486,7 +486,7 @@ def _appending(catalog: Any, name: str, id_: int) -> dict[str, Any]:
 
 def commit_catalog(bench: Bench) -> None:
     """Lead, create, change, drop, undrop."""
-    from iceberg_helpers import table
+    from support.catalog import table
 
     fleet = bench.open()
 

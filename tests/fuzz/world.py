@@ -24,13 +24,12 @@ from typing import Any
 import typer
 
 import limpet
-from kernel_helpers import Time
 from limpet import cli, runtime
 from limpet.app import Fleet, urls
 from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key
 from limpet.store import Blob, MemoryStore, Stat, Store
-from queue_helpers import QueueRuntime
+from support.clock import QueueRuntime, Time
 
 __all__ = ["Bench", "Built", "Exceeded", "FuzzRuntime", "FuzzStore", "Stopped", "Unfit", "guarded", "tolerated"]
 

@@ -10,7 +10,7 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 __all__ = ["fleet", "pytest_collection_modifyitems", "url"]
 

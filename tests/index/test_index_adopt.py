@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 import limpet
-from index_whole import Killed, Meddled, whole_of
-from kernel_helpers import ManualRuntime
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
@@ -25,6 +23,9 @@ from limpet.index.sources import FolderSource, Source, StoreSource
 from limpet.index.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.store import MemoryStore
+from support.clock import ManualRuntime
+from support.index import Killed, whole_of
+from support.stores import Meddled
 
 KEYS = IndexKeys.of("domains")
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -15,9 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from index_helpers import NAME, Rec, at, objects, requests
-from index_strategies import VALUES, hard_texts
-from kernel_helpers import EPOCH, ManualRuntime, steady
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, bulk
 from limpet.index.bulk import Batch, Bulk
@@ -26,6 +23,10 @@ from limpet.index.stamps import AHEAD_MAX, Floor, Stamps, Times
 from limpet.index.typed import Typed, typed
 from limpet.index.values import KINDS, stamp_text
 from limpet.store import MemoryStore
+from support.clock import EPOCH, ManualRuntime, steady
+from support.costs import requests
+from support.index import NAME, Rec, at, objects
+from support.values import VALUES, hard_texts
 
 SCOPE = "indexes/recs"
 HOUR = timedelta(hours=1)

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from index_helpers import NAME, Rec, at, keys_in, line_count, objects
-from kernel_helpers import ManualRuntime, Time
 from limpet.errors import Conflict, Corrupt, Denied, LimpetError, OutcomeUnknown, Unavailable
 from limpet.index import Index, decide
 from limpet.index.compiler import LOCK_TTL_S, CompileReport
@@ -18,6 +16,8 @@ from limpet.keys import IndexKeys, Key
 from limpet.lease import Sightings
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Version, When
+from support.clock import ManualRuntime, Time
+from support.index import NAME, Rec, at, keys_in, line_count, objects
 
 T = TypeVar("T")
 

@@ -10,8 +10,6 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from index_helpers import NAME, Rec, keys_in, line_sizes, objects, plus, requests, times
-from kernel_helpers import ManualRuntime, ScriptedStore
 from limpet.app import Fleet
 from limpet.index import Index, decide, shard_id
 from limpet.index.compiler import LOCK_TTL_S
@@ -19,6 +17,10 @@ from limpet.keys import IndexKeys
 from limpet.lease import Lock, Sightings
 from limpet.runtime import system
 from limpet.store import MemoryStore, Version
+from support.clock import ManualRuntime
+from support.costs import plus, requests, times
+from support.index import NAME, Rec, keys_in, line_sizes, objects
+from support.stores import ScriptedStore
 
 SHARDS = 256
 MANIFEST = {"get": 1}

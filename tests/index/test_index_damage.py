@@ -15,9 +15,6 @@ import msgspec
 import pytest
 
 import limpet
-from index_helpers import NAME, Rec, keys_in, objects, requests
-from index_whole import Process
-from kernel_helpers import Time
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
@@ -31,6 +28,9 @@ from limpet.keys import IndexKeys, Key
 from limpet.keys.index import single_stamp
 from limpet.store import MemoryStore
 from limpet.store.api import Version
+from support.clock import Time
+from support.costs import requests
+from support.index import NAME, Process, Rec, keys_in, objects
 
 KEYS = IndexKeys.of(NAME)
 SHARD = "3a"
@@ -474,7 +474,7 @@ KILLED = """
 import os, sys
 import limpet
 from limpet.store.directory import DirectoryStore
-from index_helpers import NAME, Rec
+from support.index import NAME, Rec
 at = int(sys.argv[2])
 calls = 0
 def dying(verb):

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_helpers import keys_in
-from kernel_helpers import steady
 from limpet.errors import Corrupt
 from limpet.index import shard_id
 from limpet.index.decide import (
@@ -41,6 +39,8 @@ from limpet.index.decide import (
     split,
     winners,
 )
+from support.clock import steady
+from support.index import keys_in
 
 SHAPE = Shape(key_at=0, stamp_at=2, gone_at=3, width=4)
 WIDE = Shape(key_at=0, stamp_at=2, gone_at=3, width=6)

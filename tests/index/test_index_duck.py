@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index_strategies import VALUES, hard_texts
 from limpet.index import duck
 from limpet.index.schema import Field, Schema, extended, with_own
 from limpet.index.values import KINDS
+from support.values import VALUES, hard_texts
 
 duckdb = pytest.importorskip("duckdb")
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import limpet
-from kernel_helpers import steady
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied
 from limpet.index import Index
@@ -26,6 +25,7 @@ from limpet.index.importing import Import
 from limpet.index.schema import Field, Schema, with_own
 from limpet.index.values import KINDS
 from limpet.runtime import system
+from support.clock import steady
 
 parquet: Any = import_module("pyarrow.parquet")
 

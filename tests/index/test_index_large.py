@@ -16,10 +16,10 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from index_helpers import NAME, Rec, keys_in, line_sizes, objects
 from limpet.app import Fleet
 from limpet.index import Index, decide, reader
 from limpet.keys import IndexKeys
+from support.index import NAME, Rec, keys_in, line_sizes, objects
 
 SHARDS = 256
 TEXT = "x" * 40

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import limpet
-from index_helpers import NAME, Rec, at, keys_in, line_count, objects
 from limpet.index import Index, decide
 from limpet.runtime import SystemRuntime
+from support.index import NAME, Rec, at, keys_in, line_count, objects
 
 KEYS = [*keys_in("3a", 5), *keys_in("77", 1)]
 """Most of them meet in one shard."""

@@ -20,7 +20,6 @@ from pyiceberg.table import StaticTable
 from rich.console import Console
 
 import limpet
-from index_helpers import keys_in
 from limpet.app import Fleet
 from limpet.app.publish import NAMESPACE, Led, Published, Publisher, TableWriter
 from limpet.catalog import NotLeader
@@ -32,7 +31,8 @@ from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.index.compiled import parts_of
 from limpet.keys import IndexKeys, Key
 from limpet.store.api import Stat, Version
-from publish_helpers import NAME, PACKAGE, Rec, Watched, by_sql, fleet_on, plain_rows, some
+from support.index import keys_in
+from support.publish import NAME, PACKAGE, Rec, Watched, by_sql, fleet_on, plain_rows, some
 
 TABLE = (NAMESPACE, NAME)
 EXISTING, ADDED, DELETED = 0, 1, 2

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from index_helpers import NAME, Rec, keys_in
-from index_whole import KEYS, Killed, Process, contents, lines_of, records_of, until_done, whole_of
-from kernel_helpers import ManualRuntime, Time
 from limpet import records
 from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid
@@ -20,6 +17,20 @@ from limpet.index.purge import purge
 from limpet.index.verify import verify
 from limpet.lease import Lock
 from limpet.store import MemoryStore
+from support.clock import ManualRuntime, Time
+from support.index import (
+    KEYS,
+    NAME,
+    Killed,
+    Process,
+    Rec,
+    contents,
+    keys_in,
+    lines_of,
+    records_of,
+    until_done,
+    whole_of,
+)
 
 KEPT = {"k3": "3", "k4": "4", "waits": "w"}
 

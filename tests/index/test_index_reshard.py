@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from index_helpers import NAME, Rec, keys_in
-from index_whole import KEYS, Killed, Process, contents, lines_of, records_of, texts_of, until_done, whole_of
-from kernel_helpers import ManualRuntime, Time
 from limpet import records
 from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
@@ -22,6 +19,21 @@ from limpet.index.strays import MOVED
 from limpet.index.verify import verify
 from limpet.lease import Lock
 from limpet.store import MemoryStore
+from support.clock import ManualRuntime, Time
+from support.index import (
+    KEYS,
+    NAME,
+    Killed,
+    Process,
+    Rec,
+    contents,
+    keys_in,
+    lines_of,
+    records_of,
+    texts_of,
+    until_done,
+    whole_of,
+)
 
 OLD = "2020-01-01T00:00:00.000000Z"
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from index_helpers import NAME, Rec, keys_in, objects
-from kernel_helpers import ManualRuntime, Time
 from limpet.errors import Denied
 from limpet.index import Index, decide
 from limpet.index.stamps import stamps_of
@@ -15,6 +13,8 @@ from limpet.index.typed import typed
 from limpet.keys import IndexKeys
 from limpet.lease import Sightings
 from limpet.store import MemoryStore, ScopedStore
+from support.clock import ManualRuntime, Time
+from support.index import NAME, Rec, keys_in, objects
 
 KEYS = keys_in("3a", 6)
 

@@ -10,8 +10,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from index_strategies import VALUES, hard_texts
-from kernel_helpers import steady
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints
 from limpet.index.decide import key_of
@@ -28,6 +26,8 @@ from limpet.index.schema import (
 )
 from limpet.index.text import SEPARATOR
 from limpet.index.values import KINDS, Kind
+from support.clock import steady
+from support.values import VALUES, hard_texts
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 STAMP = "2026-03-01T00:00:00.000000Z"

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_helpers import keys_in, line_sizes
-from kernel_helpers import ManualRuntime, ScriptedStore, fails, steady
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index.decide import Shape, digest
 from limpet.index.manifest import fresh
@@ -26,6 +24,9 @@ from limpet.index.storage import Storage
 from limpet.keys import IndexKeys, Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Blob, MemoryStore
+from support.clock import ManualRuntime, steady
+from support.index import keys_in, line_sizes
+from support.stores import ScriptedStore, fails
 
 SHAPE = Shape(key_at=0, stamp_at=1, gone_at=2, width=3)
 KINDS = ["constant", "large", "mixed", "exponential"]

@@ -19,7 +19,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import limpet
-from index_helpers import NAME, Rec, at, keys_in, objects, requests
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
@@ -31,6 +30,8 @@ from limpet.index.tables import SMALL_BYTES, table_of
 from limpet.keys import IndexKeys, Key
 from limpet.runtime import system
 from limpet.store import Blob, ScopedStore, Store
+from support.costs import requests
+from support.index import NAME, Rec, at, keys_in, objects
 
 NASTY = 'quote " slash \\ null \\N line \n return \r unit \x1f record \x1e nul \x00 del \x7f sep \u2028 crab \U0001f980'
 KEYS = IndexKeys.of(NAME)

@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from index_helpers import NAME, PAST, Rec
-from kernel_helpers import EPOCH, ManualRuntime, Time
 from limpet.errors import Invalid
 from limpet.index import Index
 from limpet.runtime import SystemRuntime
+from support.clock import EPOCH, ManualRuntime, Time
+from support.index import NAME, PAST, Rec
 
 HOUR = timedelta(hours=1)
 

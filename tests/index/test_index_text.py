@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet.errors import Corrupt, Invalid
 from limpet.index.text import END, NULL, SEPARATOR, escape, lines_of, unescape, unsafe
+from support.clock import steady
 
 HARD = [
     "",

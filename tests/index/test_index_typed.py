@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index_strategies import hard_texts
-from kernel_helpers import steady
 from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.index.constraints import Constraints
 from limpet.index.schema import Field, with_own
 from limpet.index.typed import Typed, typed
+from support.clock import steady
+from support.values import hard_texts
 
 STAMP = "2026-03-01T00:00:00.000000Z"
 T = TypeVar("T")

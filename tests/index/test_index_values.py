@@ -16,10 +16,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from index_strategies import VALUES, plain_json, times
-from kernel_helpers import steady
 from limpet.errors import Invalid
 from limpet.index.values import INTEGER_END, KINDS, PATTERNS, Kind, reader, shown, stamp_text, stamp_time, writer
+from support.clock import steady
+from support.values import VALUES, plain_json, times
 
 
 def _fields(kind: Kind, value: Any) -> tuple[bytes, Any]:

@@ -11,20 +11,6 @@ import msgspec
 import pytest
 
 import limpet
-from index_helpers import NAME, Rec, keys_in
-from index_whole import (
-    KEYS,
-    Process,
-    contents,
-    lines_of,
-    pack_of,
-    records_of,
-    shard_key,
-    texts_of,
-    until_done,
-    whole_of,
-)
-from kernel_helpers import ManualRuntime, Time
 from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
 from limpet.index import Index
@@ -36,6 +22,22 @@ from limpet.index.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock
 from limpet.store import MemoryStore, Store
+from support.clock import ManualRuntime, Time
+from support.index import (
+    KEYS,
+    NAME,
+    Process,
+    Rec,
+    contents,
+    keys_in,
+    lines_of,
+    pack_of,
+    records_of,
+    shard_key,
+    texts_of,
+    until_done,
+    whole_of,
+)
 
 OLD = "2020-01-01T00:00:00.000000Z"
 NOW = "2026-01-01T00:00:00.000000Z"

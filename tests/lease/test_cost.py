@@ -15,7 +15,7 @@ from limpet.lease import Lock, Sightings
 from limpet.lease.decide import look_interval_s
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore, MeteredStore
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 
 @pytest.fixture(params=["memory", "directory", "seaweedfs"])

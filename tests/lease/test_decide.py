@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import steady
 from limpet.errors import Invalid
 from limpet.lease.decide import (
     Create,
@@ -24,6 +23,7 @@ from limpet.lease.decide import (
     renewed,
     taken,
 )
+from support.clock import steady
 
 T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TTL_S = 30.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import Fault, lost_request, unavailable
 from lease.world import TTL_S, World, won
 from limpet.errors import Denied
 from limpet.lease import State
 from limpet.lease.heartbeat import Heartbeat
+from support.stores import Fault, lost_request, unavailable
 
 EVERY_S = TTL_S / 3
 RETRY_S = TTL_S / 12

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import lost_request, unavailable
 from lease.world import TTL_S, World, won
 from limpet.errors import Held, LeaseLost
 from limpet.keys import lock_key
 from limpet.lease import Lock, Sightings, State
 from limpet.runtime import system
 from limpet.store import MemoryStore
+from support.stores import lost_request, unavailable
 
 
 class Boom(Exception):

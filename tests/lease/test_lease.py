@@ -7,20 +7,10 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import (
-    Fault,
-    fails,
-    late,
-    lost_reply,
-    lost_request,
-    own_conflict,
-    refused_409,
-    then,
-    unavailable,
-)
 from lease.world import TTL_S, Process, World, won
 from limpet.errors import Conflict, LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import Lease, State
+from support.stores import Fault, fails, late, lost_reply, lost_request, own_conflict, refused_409, then, unavailable
 
 
 class Holder:

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel_helpers import Fault, ManualRuntime, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 from lease.world import TTL_S, Process, World, won
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
@@ -19,6 +18,8 @@ from limpet.keys import lock_key
 from limpet.lease import LeaseRecord, Lock, Sightings, State
 from limpet.lease.decide import look_interval_s
 from limpet.store import MemoryStore
+from support.clock import ManualRuntime
+from support.stores import Fault, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 
 LOOK_S = look_interval_s(TTL_S)
 ENDS_S = TTL_S + 1

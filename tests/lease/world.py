@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kernel_helpers import ManualRuntime, ScriptedStore, Time
 from limpet.keys import lock_key
 from limpet.lease import Lease, LeaseRecord, Lock, Sightings, State
 from limpet.store import MemoryStore
+from support.clock import ManualRuntime, Time
+from support.stores import ScriptedStore
 
 __all__ = ["TTL_S", "Process", "World", "won"]
 

@@ -11,8 +11,10 @@ from planted.sync_bugs import SYNC_BUGS
 __all__ = ["BUGS", "Bug"]
 
 
-def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "kernel") -> Bug:
-    return Bug(name, row, seed, tuple(Change(f"limpet.{module}", old, new) for module, old, new in changes), scenario)
+def _bug(
+    name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "kernel", imports: str = ""
+) -> Bug:
+    return Bug(name, row, seed, tuple(Change(*change) for change in changes), scenario, imports)
 
 
 _ALL = [
@@ -21,9 +23,9 @@ _ALL = [
         "F1, counterexample 2",
         4,
         (
-            "store.outcome",
-            "        verdict = judge(found)\n",
-            "        verdict = Verdict.LOST if found and isinstance(unclear, Conflict) else judge(found)\n",
+            "store.put_settled",
+            "verdict = judge(found)",
+            "verdict = Verdict.LOST if found and isinstance(unclear, Conflict) else judge(found)",
         ),
     ),
     _bug(
@@ -31,27 +33,27 @@ _ALL = [
         "counterexample 1",
         71,
         (
-            "store.outcome",
-            "        verdict = judge(found)\n",
-            "        resent = sent > 1 and isinstance(unclear, Conflict)\n"
-            "        verdict = Verdict.LOST if found and resent else judge(found)\n",
+            "store.put_settled",
+            "verdict = judge(found)",
+            "resent = sent > 1 and isinstance(unclear, Conflict)\n"
+            "verdict = Verdict.LOST if found and resent else judge(found)",
         ),
     ),
     _bug(
         "a bucket's refusal is taken for final",
         "F1, counterexample 2",
         252,
-        ("store.base", "    conflict_is_final = False\n", "    conflict_is_final = True\n"),
-        ("cell.decide", "        return Verdict.REPLACED\n", "        return Verdict.UNKNOWN\n"),
+        ("store.BaseStore.conflict_is_final", "conflict_is_final = False", "conflict_is_final = True"),
+        ("cell.judge", "return Verdict.REPLACED", "return Verdict.UNKNOWN"),
     ),
     _bug(
         "the next seq is taken for ours",
         "F2",
         1,
         (
-            "cell.decide",
-            "    if found.write_id == write.write_id:\n",
-            "    if found.seq == (write.base.seq if write.base else 0) + 1:\n",
+            "cell.judge",
+            "if found.write_id == write.write_id:",
+            "if found.seq == (write.base.seq if write.base else 0) + 1:",
         ),
     ),
     _bug(
@@ -59,9 +61,9 @@ _ALL = [
         "F3",
         0,
         (
-            "store.outcome",
-            "        if verdict is Verdict.BASE:\n",
-            "        if verdict is Verdict.BASE:\n            raise Conflict(f'{key} was not written')\n",
+            "store.put_settled",
+            "if verdict is Verdict.BASE:",
+            "if verdict is Verdict.BASE:\n    raise Conflict(f'{key} was not written')",
         ),
     ),
     _bug(
@@ -69,184 +71,172 @@ _ALL = [
         "F5",
         145,
         (
-            "cell.cell",
-            "            match self.attempt(seen, value, fence, lost=tries > 1):\n",
-            "            try:\n"
-            "                outcome = self.attempt(seen, value, fence, lost=tries > 1)\n"
-            "            except OutcomeUnknown:\n"
-            "                seen = self.read()\n"
-            "                continue\n"
-            "            match outcome:\n",
+            "cell._contend",
+            "match self.attempt(seen, value, fence, lost=tries > 1):",
+            "try:\n"
+            "    outcome = self.attempt(seen, value, fence, lost=tries > 1)\n"
+            "except OutcomeUnknown:\n"
+            "    seen = self.read()\n"
+            "    continue\n"
+            "match outcome:",
         ),
     ),
     _bug(
         "a swap is a plain put",
         "F8",
         0,
-        ("cell.cell", "Match(seen.version) if seen else Absent()", "Always() if seen else Absent()"),
-        ("cell.cell", "import Absent, Blob,", "import Absent, Always, Blob,"),
+        ("Cell._attempt", "Match(seen.version) if seen else Absent()", "Always() if seen else Absent()"),
+        imports="from limpet.store import Always",
     ),
     _bug(
         "release deletes the lock",
         "F9",
         0,
         (
-            "lease.lease",
-            "now = self._swap(change)\n            freed",
-            "now = self._cell._store.delete(self._cell.key)\n            freed",
+            "lease.free",
+            "now = self._swap(change)\nfreed_before",
+            "now = self._cell._store.delete(self._cell.key)\nfreed_before",
         ),
     ),
     _bug(
         "a freed lock starts its tokens again",
         "F10",
         0,
-        ("lease.decide", "replace(record, state=State.FREE)", "replace(record, state=State.FREE, token=0)"),
+        ("lease.freed", "replace(record, state=State.FREE)", "replace(record, state=State.FREE, token=0)"),
     ),
     _bug(
         "a lower token is let in",
         "F12",
         30,
-        ("cell.decide", "    if offered.token < kept.token:\n", "    if offered.token < 0:\n"),
+        ("cell.admit", "if offered.token < kept.token:", "if offered.token < 0:"),
     ),
     _bug(
         "the token is compared with an older look",
         "F12",
         30,
-        ("cell.cell", "self.attempt(seen, value, fence,", "self.attempt(self.read() if fence else seen, value, fence,"),
+        (
+            "cell._contend",
+            "self.attempt(seen, value, fence",
+            "self.attempt(self.read() if fence else seen, value, fence",
+        ),
     ),
     _bug(
         "expiry is read from wall clocks",
         "F13",
         12,
         (
-            "lease.decide",
-            "    expired = until <= now or unchanged_s >= lasts_s\n",
-            "    expired = until <= now or unchanged_s >= lasts_s or wall > record.expires_at\n",
+            "lease.next_step",
+            "expired = until <= now or unchanged_s >= lasts_s",
+            "expired = until <= now or unchanged_s >= lasts_s or wall > record.expires_at",
         ),
     ),
     _bug(
         "LastModified is taken for exact",
         "F14",
         390,
-        ("lease.decide", "RESOLUTION_S = 1.0", "RESOLUTION_S = 0.0"),
+        ("lease.RESOLUTION_S", "RESOLUTION_S = 1.0", "RESOLUTION_S = 0.0"),
     ),
     _bug(
         "one look is enough for a takeover",
         "F13, DESIGN section 4",
         25,
-        ("lease.decide", "    watched = unchanged_s >= look_interval_s(record.ttl_s)\n", "    watched = True\n"),
+        ("lease.next_step", "watched = unchanged_s >= look_interval_s(record.ttl_s)", "watched = True"),
     ),
     _bug(
         "two swaps within a tick have one version",
         "F15",
         8311,
-        ("store.directory.writer", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
-        ("store.directory.writer", "if new.st_mtime_ns > above_ns:", "if True:"),
-        ("store.directory.writer", "if temp.stat.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
+        ("store._stamp", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
+        ("store._stamp", "if new.st_mtime_ns > above_ns:", "if True:"),
+        ("store._replace", "if temp.stat.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
         scenario="directory",
     ),
     _bug(
         "a lease that ran out passes check()",
         "F16",
         175,
-        (
-            "lease.lease",
-            "        why = self._why_lost()\n        if why is not None:\n",
-            "        why = self._ended\n        if why is not None:\n",
-        ),
+        ("lease.check", "why = self._why_lost()\nif why is not None:", "why = self._ended\nif why is not None:"),
     ),
     _bug(
         "a lease lasts from the answer on, not from the question",
         "F16",
         4272,
         (
-            "lease.lease",
-            "        self._valid_until_s = sent_at_s + self.ttl_s\n",
-            "        self._valid_until_s = self._runtime.elapsed_s() + self.ttl_s\n",
+            "lease._rewrite",
+            "self._valid_until_s = sent_at_s + self.ttl_s",
+            "self._valid_until_s = self._runtime.elapsed_s() + self.ttl_s",
         ),
     ),
     _bug(
         "the heartbeat lives while the worker hangs",
         "F16",
         13,
-        ("lease.heartbeat", "if self._lease.stalled_for_s() >= self._stall_s:", "if False:"),
+        ("lease._beat", "if self._lease.stalled_for_s() >= self._stall_s:", "if False:"),
     ),
     _bug(
         "a lock with our owner id is ours",
         "F17",
         0,
-        (
-            "lease.lock",
-            "seen.header.write_id in self._unsure:",
-            "seen.value.worker_id == self._runtime.owner:",
-        ),
+        ("lease._try", "seen.header.write_id in self._unsure:", "seen.value.worker_id == self._runtime.owner:"),
     ),
     _bug(
         "a name that may be deleted is created again",
         "counterexample 3",
         2,
-        ("cell.decide", "if write.base is None and not write.deletable else", "if write.base is None else"),
+        ("cell.judge", "if write.base is None and not write.deletable else", "if write.base is None else"),
     ),
     _bug(
         "won by the ring only is still a lease",
         "counterexample 5",
         3593,
-        ("lease.lock", "            case Won(mine):\n", "            case Won(mine) | Replaced(mine, _):\n"),
+        ("lease.Lock._swap", "case Won(mine):", "case Won(mine) | Replaced(mine, _):"),
     ),
     _bug(
         "a write without a lease drops the fence",
         "counterexample 6",
         0,
-        ("cell.decide", "        return offered or kept\n", "        return offered\n"),
-        ("cell.cell", "fence or _kept(seen)", "fence"),
+        ("cell.admit", "return offered or kept", "return offered"),
+        ("Cell._attempt", "fence or _kept(seen)", "fence"),
     ),
     _bug(
         "tokens of different locks are compared",
         "counterexample 7",
         0,
-        ("cell.decide", "    if kept.lock != offered.lock:\n", "    if False:\n"),
+        ("cell.admit", "if kept.lock != offered.lock:", "if False:"),
     ),
     _bug(
         "a folder is not synced",
         "F25",
         5,
-        ("store.directory.folders", "        self._files.fsync(folder.fd)\n        if folder", "        if folder"),
+        ("store.sync", "self._files.fsync(folder.fd)\nif folder", "if folder"),
         scenario="directory",
     ),
     _bug(
         "a new folder's parent is not synced",
         "F25",
         5,
-        ("store.directory.folders", "        if above is not None:\n            self.sync(above)\n", ""),
+        ("store.sync", "if above is not None:\n    self.sync(above)", ""),
         scenario="directory",
     ),
     _bug(
         "a folder is known by its name alone",
         "D1",
         0,
-        ("store.directory.folders", "if met.st_ino == known.inode and met.st_dev == known.device:", "if True:"),
+        ("store.enter", "if met.st_ino == known.inode and met.st_dev == known.device:", "if True:"),
         scenario="store/test_directory_others.py::test_no_link_below_the_root_is_followed",
     ),
     _bug(
         "a file is not synced",
         "F25",
         5,
-        (
-            "store.directory.writer",
-            "(fd, above_ns, born_ns)\n                if self._durable:\n                    files.fsync(fd)\n",
-            "(fd, above_ns, born_ns)\n",
-        ),
+        ("store._fill", "if self._durable:\n    files.fsync(fd)", ""),
         scenario="directory",
     ),
     _bug(
         "a read-back confirms a write that was not synced",
         "F25, found by the simulation",
         873,
-        (
-            "store.directory.writer",
-            "                self.doubtful.add(folder.path)\n                raise unsettled(str(what)",
-            "                raise unsettled(str(what)",
-        ),
+        ("store._settle", "self.doubtful.add(folder.path)\nraise unsettled(str(what)", "raise unsettled(str(what)"),
         scenario="directory",
     ),
     _bug(
@@ -254,11 +244,9 @@ _ALL = [
         "found by the simulation",
         17,
         (
-            "lease.lock",
-            "            case Replaced(_, now) | Lost(now) | Unclear(now):",
-            "            case Unclear():\n"
-            "                raise OutcomeUnknown('the ring is too short')\n"
-            "            case Replaced(_, now) | Lost(now):",
+            "lease.Lock._swap",
+            "case Replaced(_, now) | Lost(now) | Unclear(now):",
+            "case Unclear():\n    raise OutcomeUnknown('the ring is too short')\ncase Replaced(_, now) | Lost(now):",
         ),
     ),
 ]
@@ -272,9 +260,9 @@ _STORES = [
         "planted from outside",
         0,
         (
-            "store.directory.writer",
-            "        held = self._lock(key)\n        try:\n            with suppress(FileNotFoundError):\n",
-            "        held = -1\n        try:\n            with suppress(FileNotFoundError):\n",
+            "store.remove",
+            "held = self._lock(key)\ntry:\n    with suppress(FileNotFoundError):",
+            "held = -1\ntry:\n    with suppress(FileNotFoundError):",
         ),
         scenario=_TROUBLE + "test_a_delete_waits_for_the_lock_of_its_key",
     ),
@@ -283,13 +271,9 @@ _STORES = [
         "planted from outside",
         0,
         (
-            "store.directory.writer",
-            "            with suppress(FileNotFoundError):\n"
-            "                self._files.unlink(place.folder.fd, place.name)\n",
-            "            try:\n"
-            "                self._files.unlink(place.folder.fd, place.name)\n"
-            "            except FileNotFoundError:\n"
-            "                return\n",
+            "store.remove",
+            "with suppress(FileNotFoundError):\n    self._files.unlink(place.folder.fd, place.name)",
+            "try:\n    self._files.unlink(place.folder.fd, place.name)\nexcept FileNotFoundError:\n    return",
         ),
         scenario=_TROUBLE + "test_a_delete_of_what_is_gone_is_synced_too",
     ),
@@ -297,25 +281,21 @@ _STORES = [
         "a rename that failed did not land",
         "planted from outside",
         0,
-        (
-            "store.directory.writer",
-            "                if self._landed(place, temp.stat):\n",
-            "                if False:\n",
-        ),
+        ("store._publish", "if self._landed(place, temp.stat):", "if False:"),
         scenario=_TROUBLE + "test_a_move_that_failed_and_was_made_is_unknown",
     ),
     _bug(
         "the age of temp files is in microseconds",
         "planted from outside",
         0,
-        ("store.directory.writer", "24 * 60 * 60 * 1_000_000_000", "24 * 60 * 60 * 1_000_000"),
+        ("store.TEMP_AGE_NS_MAX", "24 * 60 * 60 * 1_000_000_000", "24 * 60 * 60 * 1_000_000"),
         scenario=_TROUBLE + "test_temps_live_for_a_day",
     ),
     _bug(
         "an mtime moves the clock, whatever it says",
         "D2",
         0,
-        ("store.clock", "            mtime_ns = self._credible(mtime_ns, probe)\n", ""),
+        ("store.FileClock.modified", "mtime_ns = self._credible(mtime_ns, probe)", ""),
         scenario="store/test_directory_others.py::test_a_future_mtime_moves_no_clock",
     ),
     _bug(
@@ -323,10 +303,9 @@ _STORES = [
         "D2",
         0,
         (
-            "store.directory.writer",
-            "                new = self._stamp(fd, above_ns, born_ns)\n",
-            "                new = self._stamp(fd, above_ns, born_ns)\n"
-            "                self._clock.witness(new.st_mtime_ns)\n",
+            "store._fill",
+            "new = self._stamp(fd, above_ns, born_ns)",
+            "new = self._stamp(fd, above_ns, born_ns)\nself._clock.witness(new.st_mtime_ns)",
         ),
         scenario="store/test_directory_others.py::test_a_future_mtime_moves_no_clock",
     ),
@@ -334,25 +313,21 @@ _STORES = [
         "a 404 to a swap is a missing bucket",
         "planted from outside",
         0,
-        ("store.cloud", "if (lost or gone) and not answer.no_bucket:", "if lost and answer.status != 404:"),
+        ("store._put_failed", "if (lost or gone) and not answer.no_bucket:", "if lost and answer.status != 404:"),
         scenario=_WIRE + "test_a_404_to_a_conditional_put_is_no_missing_bucket",
     ),
     _bug(
         "a time-out was not sent",
         "planted from outside",
         0,
-        (
-            "store.answers",
-            '    unreachable = bool(kind and kind[1] == "Connect")\n',
-            "    unreachable = bool(kind)\n",
-        ),
+        ("store.read_answer", 'unreachable = bool(kind and kind[1] == "Connect")', "unreachable = bool(kind)"),
         scenario=_WIRE + "test_only_a_connection_that_never_came_about_was_not_sent",
     ),
     _bug(
         "a short body is all that there is",
         "planted from outside",
         0,
-        ("store.cloud", "        if len(data) != stop - start:  # F23\n", "        if len(data) > stop - start:\n"),
+        ("CloudStore._fetch", "if len(data) != stop - start:", "if len(data) > stop - start:"),
         scenario=_WIRE + "test_a_range_that_says_more_than_it_holds_is_never_accepted",
     ),
     _bug(
@@ -360,7 +335,7 @@ _STORES = [
         "F1",
         0,
         (
-            "store.cloud",
+            "store.CloudStore.__init__",
             "_client(self._place, _SMALL_PUT, max_retries=0)",
             "_client(self._place, _SMALL_PUT, max_retries=3)",
         ),
@@ -370,7 +345,7 @@ _STORES = [
         "what a listing shows is not compared with what was asked for",
         "planted from outside",
         0,
-        ("store.cloud", '                _check_below(meta["path"], folder)\n', "                pass\n"),
+        ("store._pages", '_check_below(meta["path"], folder)', "pass"),
         scenario=_WIRE + "test_foreign_keys_in_a_listing_are_not_taken_for_ours",
     ),
     _bug(
@@ -378,9 +353,9 @@ _STORES = [
         "planted from outside",
         0,
         (
-            "store.outcome",
-            "        if found is not None and found.data == data:\n",
-            "        if found is not None and len(found.data) == len(data):\n",
+            "store.put_bytes",
+            "if found is not None and found.data == data:",
+            "if found is not None and len(found.data) == len(data):",
         ),
         scenario="store/test_outcome.py::test_other_bytes_of_the_same_length_are_other_bytes",
     ),

@@ -8,89 +8,84 @@ __all__ = ["INDEX_BUGS"]
 
 
 def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "index") -> Bug:
-    return Bug(
-        name, row, seed, tuple(Change(f"limpet.index.{module}", old, new) for module, old, new in changes), scenario
-    )
+    return Bug(name, row, seed, tuple(Change(f"index.{where}", old, new) for where, old, new in changes), scenario)
 
-
-_FIND = "        shard = shard_of(place, self._manifest.depth)\n"
 
 INDEX_BUGS = [
     _bug(
         "a lookup lists packs before singles",
         "index 9",
         16,
-        ("reader", _FIND, _FIND + "        packs = self._storage.packs(shard)\n"),
-        ("reader", "self._storage.packs(shard):\n            lines += ", "packs:\n            lines += "),
+        (
+            "find",
+            "shard = shard_of(place, self._manifest.depth)",
+            "shard = shard_of(place, self._manifest.depth)\npacks = self._storage.packs(shard)",
+        ),
+        ("find", "in self._storage.packs(shard)", "in packs"),
     ),
     _bug(
         "a lookup reads the shard before it lists what waits",
         "index 9",
         29,
-        ("reader", _FIND, _FIND + "        early = self._in_shard(key, shard)\n"),
-        ("reader", "        lines += self._in_shard(key, shard)\n", "        lines += early\n"),
+        (
+            "find",
+            "shard = shard_of(place, self._manifest.depth)",
+            "shard = shard_of(place, self._manifest.depth)\nearly = self._in_shard(key, shard)",
+        ),
+        ("find", "lines += self._in_shard(key, shard)", "lines += early"),
     ),
     _bug(
         "get_many lists packs before singles",
         "index 9",
         27,
         (
-            "reader",
-            "        lines: list[bytes] = []\n        if shard in work.singles:\n",
-            "        lines: list[bytes] = []\n        packs = self._storage.packs(shard)\n"
-            "        if shard in work.singles:\n",
+            "_some",
+            "lines: list[bytes] = []\nif shard in work.singles:",
+            "lines: list[bytes] = []\npacks = self._storage.packs(shard)\nif shard in work.singles:",
         ),
-        (
-            "reader",
-            "self._storage.packs(shard):\n                lines += ",
-            "packs:\n                lines += ",
-        ),
+        ("_some", "in self._storage.packs(shard)", "in packs"),
     ),
     _bug(
         "the folders of packs are listed before those of singles",
         "index 9",
         1310,
         (
-            "storage",
-            "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
-            "        return Work(singles, frozenset(self.store.list_dirs(self.keys.packs)))\n",
-            "        packs = frozenset(self.store.list_dirs(self.keys.packs))\n"
-            "        singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
-            "        return Work(singles, packs)\n",
+            "work",
+            "singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
+            "return Work(singles, frozenset(self.store.list_dirs(self.keys.packs)))",
+            "packs = frozenset(self.store.list_dirs(self.keys.packs))\n"
+            "singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
+            "return Work(singles, packs)",
         ),
     ),
     _bug(
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
         330,
-        ("storage", " or shard in work.shards:\n", " or shard in work.packs:\n"),
+        ("Storage.waiting", "or shard in work.shards:", "or shard in work.packs:"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
         "index 9, singles that became a pack since",
         1056,
-        ("reader", "        if shard in work.shards:\n", "        if shard in work.packs:\n"),
+        ("_some", "if shard in work.shards:", "if shard in work.packs:"),
     ),
     _bug(
         "packs are gathered into a pack",
         "index 11",
         2,
-        (
-            "compiler",
-            "            case Step.PACK:\n",
-            "            case Step.PACK:\n                singles += packs\n",
-        ),
+        ("Compiler.compile", "case Step.PACK:", "case Step.PACK:\n    singles += packs"),
     ),
     _bug(
         "a compiler drops tombstones",
         "index 12, index 13, index 14, index 15, index 16",
         0,
         (
-            "compiler",
-            "        merged = merge(base, incoming, shape, what=what)\n",
-            "        merged = merge(base, incoming, shape, what=what)\n"
-            "        live = [line for line in merged.data.splitlines() if not self._schema.is_gone(line)]\n"
-            "        merged = merge(live, {}, shape, what=what)\n",
+            "_merge",
+            "merged = merge(base, incoming, shape, what=what)",
+            "merged = merge(base, incoming, shape, what=what)\n"
+            "live = [line for line in merged.data.splitlines() if not self._schema.is_gone(line)]\n"
+            "merged = merge(live, {}, shape, what=what)",
         ),
     ),
     _bug(
@@ -98,9 +93,9 @@ INDEX_BUGS = [
         "index 18",
         0,
         (
-            "writer",
-            "            shards[(place[0] << 8 | place[1]) >> above][place] = line\n",
-            "            shards[(place[0] << 8 | place[1]) >> above].setdefault(place, line)\n",
+            "_gather",
+            "shards[(place[0] << 8 | place[1]) >> above][place] = line",
+            "shards[(place[0] << 8 | place[1]) >> above].setdefault(place, line)",
         ),
     ),
     _bug(
@@ -108,29 +103,29 @@ INDEX_BUGS = [
         "F18",
         0,
         (
-            "compiler",
-            "        report.merged[shard] = read\n",
-            "        below = [*self._storage.singles(shard), *self._storage.packs(shard)]\n"
-            "        report.merged[shard] = [stat.key for stat in below]\n",
+            "_merge",
+            "report.merged[shard] = read",
+            "below = [*self._storage.singles(shard), *self._storage.packs(shard)]\n"
+            "report.merged[shard] = [stat.key for stat in below]",
         ),
     ),
     _bug(
         "the lock alone keeps compilers apart",
         "F12, F8",
         17,
-        ("compiler", "put(what, merged.data, when=Match(blob.version))", "put(what, merged.data)"),
+        ("_merge", "put(what, merged.data, when=Match(blob.version))", "put(what, merged.data)"),
     ),
     _bug(
         "a refused shard is put again, with a fresh version and the old merge",
         "F22",
         17,
         (
-            "compiler",
-            "        except (Conflict, OutcomeUnknown):\n",
-            "        except Conflict:\n"
-            "            now = Match(self._storage.shard(shard).version)\n"
-            "            version = self._storage.store.put(what, merged.data, when=now)\n"
-            "        except OutcomeUnknown:\n",
+            "_merge",
+            "except (Conflict, OutcomeUnknown):",
+            "except Conflict:\n"
+            "    now = Match(self._storage.shard(shard).version)\n"
+            "    version = self._storage.store.put(what, merged.data, when=now)\n"
+            "except OutcomeUnknown:",
         ),
     ),
     _bug(
@@ -138,20 +133,20 @@ INDEX_BUGS = [
         "F15",
         173,
         (
-            "compiler",
-            "        blob = self._storage.shard(shard)\n",
-            "        early = self._storage.shard(shard).data\n        blob = self._storage.shard(shard)\n",
+            "_merge",
+            "blob = self._storage.shard(shard)",
+            "early = self._storage.shard(shard).data\nblob = self._storage.shard(shard)",
         ),
-        ("compiler", "(blob.data, what=what)\n", "(early, what=what)\n"),
+        ("_merge", "(blob.data, what=what)", "(early, what=what)"),
     ),
     _bug(
         "objects go before the shard is there",
         "F18",
         0,
         (
-            "compiler",
-            "        merged = merge(base, incoming, shape, what=what)\n",
-            "        merged = merge(base, incoming, shape, what=what)\n        self._storage.remove(read)\n",
+            "_merge",
+            "merged = merge(base, incoming, shape, what=what)",
+            "merged = merge(base, incoming, shape, what=what)\nself._storage.remove(read)",
         ),
     ),
     _bug(
@@ -159,9 +154,9 @@ INDEX_BUGS = [
         "F3, F4",
         0,
         (
-            "compiler",
-            "        except (Conflict, OutcomeUnknown):\n",
-            "        except OutcomeUnknown:\n            version = blob.version\n        except Conflict:\n",
+            "_merge",
+            "except (Conflict, OutcomeUnknown):",
+            "except OutcomeUnknown:\n    version = blob.version\nexcept Conflict:",
         ),
     ),
     _bug(
@@ -169,38 +164,37 @@ INDEX_BUGS = [
         "F3, F4",
         17,
         (
-            "compiler",
-            "        except OutcomeUnknown:\n            report.conflicts = 1\n            return report\n",
-            "        except OutcomeUnknown:\n            pass\n",
+            "Compiler._pack",
+            "except OutcomeUnknown:\n    report.conflicts = 1\n    return report",
+            "except OutcomeUnknown:\n    pass",
         ),
-        ("compiler", "self._storage.add(self._storage.keys.pack(", "self._storage.store.put(self._storage.keys.pack("),
+        (
+            "Compiler._pack",
+            "self._storage.add(self._storage.keys.pack(",
+            "self._storage.store.put(self._storage.keys.pack(",
+        ),
     ),
     _bug(
         "an object that is gone is an error",
         "index, a 404 is skipped",
         6,
-        (
-            "storage",
-            "            if isinstance(outcome, Missing):\n                continue\n",
-            "",
-        ),
+        ("Storage.read", "if isinstance(outcome, Missing):\n    continue", ""),
     ),
     _bug(
         "an object that is gone means that there is no record",
         "index, a 404 is skipped",
         6,
         (
-            "reader",
-            "self._storage.singles_of(shard, key))\n",
-            "(listed := self._storage.singles_of(shard, key)))\n"
-            "        if listed and not lines:\n            return None\n",
+            "find",
+            "self._storage.singles_of(shard, key))",
+            "(listed := self._storage.singles_of(shard, key)))\nif listed and not lines:\n    return None",
         ),
     ),
     _bug(
         "the oldest single is read",
         "index, the newest single",
         1,
-        ("reader", "        newest_stamp = max(", "        newest_stamp = min("),
+        ("_newest_of", "newest_stamp = max(", "newest_stamp = min("),
     ),
     Bug(
         "only the newest single of a key is read",
@@ -208,9 +202,9 @@ INDEX_BUGS = [
         0,
         (
             Change(
-                "limpet.index.reader",
-                "        if len(found) < len(wanted) < len(listed):\n",
-                "        if len(found) < len(wanted) < 0:\n",
+                "Reader._newest_of",
+                "if len(found) < len(wanted) < len(listed):",
+                "if len(found) < len(wanted) < 0:",
             ),
         ),
         "index/test_index_damage.py::"
@@ -220,101 +214,88 @@ INDEX_BUGS = [
         "one of two singles with the same time is read",
         "index, ties",
         79,
-        (
-            "reader",
-            "if single_stamp(stat.key) == newest_stamp]\n",
-            "if single_stamp(stat.key) == newest_stamp][-1:]\n",
-        ),
+        ("_newest_of", "if single_stamp(stat.key) == newest_stamp]", "if single_stamp(stat.key) == newest_stamp][-1:]"),
     ),
     _bug(
         "of equal times the one that came first wins",
         "index, ties",
         6,
-        ("decide", "    return stamp, gone, line\n", '    return stamp, gone, b""\n'),
+        ("rank", "return stamp, gone, line", 'return stamp, gone, b""'),
     ),
     _bug(
         "of equal times a record beats its tombstone",
         "index, ties",
         5,
-        ("decide", "    return stamp, gone, line\n", '    return stamp, b"", line\n'),
+        ("rank", "return stamp, gone, line", 'return stamp, b"", line'),
     ),
     _bug(
         "a missing shard reads as an empty one",
         "F23",
         5,
         (
-            "storage",
-            "(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n",
-            "(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)\n        except Missing:\n"
-            '            return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)\n',
+            "Storage.shard",
+            "except Missing:",
+            'except Missing:\n    return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)',
         ),
     ),
     _bug(
         "a shard that lost records is built upon",
         "F23",
         5,
-        ("compiler", "        if known is not None and len(base) < known.records:\n", "        if known is None:\n"),
-        ("compiler", "        if not is_recorded and is_unexplained(", "        if known is None and is_unexplained("),
+        ("_merge", "if known is not None and len(base) < known.records:", "if known is None:"),
+        ("_merge", "if not is_recorded and is_unexplained(", "if known is None and is_unexplained("),
     ),
     _bug(
         "a later range may be of another version",
         "index, a read across two versions",
         155,
-        ("reader", "range=(start, stop), if_match=version)", "range=(start, stop))"),
+        ("_seek_once", "range=(start, stop), if_match=version)", "range=(start, stop))"),
     ),
     _bug(
         "a process stamps the same time twice",
         "index, stamps rise",
         391,
-        ("stamps", "floor.at + TICK\n", "floor.at\n"),
+        ("Stamps.common", "self._floor.at + TICK", "self._floor.at"),
     ),
     _bug(
         "a put after a get may be older than what was seen",
         "index 17",
         10,
-        (
-            "stamps",
-            "            if seen is None or stamp_text(seen) < stamp:\n",
-            "            if True:\n",
-        ),
+        ("after", "if seen is None or stamp_text(seen) < stamp:", "if True:"),
     ),
     _bug(
         "a put does not heed what was seen",
         "index 17, found by the simulation",
         12,
-        (
-            "bulk",
-            "if at else self._stamps.after(self._scope, key, times.common)\n",
-            "if at else times.common\n",
-        ),
+        ("Bulk._stamp", "if at else self._stamps.after(self._scope, key, times.common)", "if at else times.common"),
     ),
     _bug(
         "a bad object is deleted before it is kept",
         "F4",
         13,
         (
-            "quarantine",
-            "    for key, (data, reason) in bad.items():\n",
-            "    for key, (data, reason) in bad.items():\n        storage.remove([key])\n",
+            "quarantine.quarantine",
+            "for key, (data, reason) in bad.items():",
+            "for key, (data, reason) in bad.items():\n    storage.remove([key])",
         ),
     ),
     _bug(
         "a fold is recorded although another one followed",
         "index, counts",
         19,
-        ("manifest", " or is_current(shard, fold.version):\n", " or True:\n"),
+        ("noted", "or is_current(shard, fold.version):", "or True:"),
     ),
     _bug(
         "a shard is counted that could not be put",
         "index, counts",
         0,
         (
-            "compiler",
-            "        except (Conflict, OutcomeUnknown):\n",
-            "        except (Conflict, OutcomeUnknown):\n"
-            "            count = Count(merged.records, len(merged.data), sum_of(merged.data))\n"
-            "            report.folds[shard] = Fold(count, blob.version, base_sum)\n"
-            "            report.merged[shard] = []\n",
+            "_merge",
+            "except (Conflict, OutcomeUnknown):",
+            "except (Conflict, OutcomeUnknown):\n"
+            "    count = Count(merged.records, len(merged.data), sum_of(merged.data))\n"
+            "    report.folds[shard] = Fold(count, blob.version, base_sum)\n"
+            "    report.merged[shard] = []",
         ),
     ),
     _bug(
@@ -322,10 +303,9 @@ INDEX_BUGS = [
         "F25",
         69,
         (
-            "compiler",
-            "            version = self._storage.store.put(what, merged.data, when=",
-            "            version = blob.version if merged.data == blob.data else "
-            "self._storage.store.put(what, merged.data, when=",
+            "_merge",
+            "version = self._storage.store.put(what, merged.data, when=",
+            "version = blob.version if merged.data == blob.data else self._storage.store.put(what, merged.data, when=",
         ),
         scenario="index_disk",
     ),
@@ -334,53 +314,48 @@ INDEX_BUGS = [
         "mixed versions",
         79,
         (
-            "decide",
-            "    missing = width - 1 - line.count(SEPARATOR)\n",
-            "    missing = width - 1 - line.count(SEPARATOR)\n"
-            "    line = SEPARATOR.join(line.split(SEPARATOR)[:width])\n",
+            "_wide",
+            "missing = width - 1 - line.count(SEPARATOR)",
+            "missing = width - 1 - line.count(SEPARATOR)\nline = SEPARATOR.join(line.split(SEPARATOR)[:width])",
         ),
     ),
     _bug(
         "new lines are put behind the others",
         "index, the order of a shard",
         0,
-        ("decide", "at = bisect_left(places, place, taken)\n", "at = len(places)\n"),
+        ("merge", "at = bisect_left(places, place, taken)", "at = len(places)"),
     ),
     _bug(
         "an older description overwrites a newer one",
         "found by the simulation",
         18,
-        ("described", " or _version_of(blob.data) > version):\n", "):\n"),
+        ("described._write", "or _version_of(blob.data) > version):", "):"),
     ),
     _bug(
         "what waits is shown unchecked",
         "F23, found by the simulation",
         463,
         (
-            "reader",
-            "            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)\n",
-            "            for line in data.splitlines()\n",
+            "Reader.waiting",
+            "for line in checked(self._schema, self._manifest.depth, shard, data, what=at)",
+            "for line in data.splitlines()",
         ),
     ),
     _bug(
         "a short shard is scanned as if it were whole",
         "F23, B5",
         5,
-        (
-            "reader",
-            "        if known is not None and number < known.records:\n            what",
-            "        if False:\n            what",
-        ),
+        ("demand_records", "if known is not None and number < known.records:\n    what", "if False:\n    what"),
     ),
     _bug(
         "a lookup takes a shard of any size",
         "F23, B5",
         5,
-        ("reader", "            if version is None and shard is not None:\n", '            if shard == "":\n'),
+        ("_seek_once", "if version is None and shard is not None:", 'if shard == "":'),
         (
-            "reader",
-            "        if size == 0:\n            self.demand_whole(shard, size)\n            return []\n        at =",
-            "        if size == 0:\n            return []\n        at =",
+            "_in_shard",
+            "if size == 0:\n    self.demand_whole(shard, size)\n    return []\nat =",
+            "if size == 0:\n    return []\nat =",
         ),
     ),
     _bug(
@@ -388,60 +363,57 @@ INDEX_BUGS = [
         "F23, B5",
         0,
         (
-            "index",
-            "        self._cell.update(change)\n        self._storage.remove([key for shard in sorted(recorded) for",
-            "        self._storage.remove([key for keys in report.merged.values() for key in keys])\n"
-            "        self._cell.update(change)\n        self._storage.remove([key for shard in sorted(recorded) for",
+            "_record_folds",
+            "self._cell.update(change)\nself._storage.remove([key for shard in sorted(recorded) for",
+            "self._storage.remove([key for keys in report.merged.values() for key in keys])\n"
+            "self._cell.update(change)\n"
+            "self._storage.remove([key for shard in sorted(recorded) for",
         ),
     ),
     _bug(
         "objects go although their fold was not recorded",
         "F23, B5",
         717,
-        ("index", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
+        ("_record_folds", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
     ),
     _bug(
         "a digest is compared with another version's",
         "F23, B5",
         119,
-        (
-            "compiler",
-            " or not is_current(storage, shard, blob.version):\n",
-            ":\n",
-        ),
+        ("is_unexplained", "or not is_current(storage, shard, blob.version):", ":"),
     ),
     _bug(
         "a fold that is not recorded yet counts as damage",
         "F23, B5",
         0,
         (
-            "compiler",
-            "        for key, data in storage.waiting(shard).items():\n",
-            "        for key, data in dict[Key, bytes]().items():\n",
+            "is_unexplained",
+            "for key, data in storage.waiting(shard).items():",
+            "for key, data in dict[Key, bytes]().items():",
         ),
     ),
     _bug(
         "what is recorded is not looked at again",
         "F23, B5",
         356,
-        ("compiler", " and after.value.count(shard) == known:\n", ":\n"),
+        ("is_unexplained", "and after.value.count(shard) == known:", ":"),
     ),
     _bug(
         "changed bytes of a shard are not compared",
         "F23, B5",
         5,
-        ("verify", 'known.sum not in ("", count.sum) and', "known.sum is None and"),
+        ("_Verifier._shard", 'known.sum not in ("", count.sum) and', "known.sum is None and"),
     ),
     _bug(
         "a line that was replaced in its pack explains nothing",
         "F23, B5",
         113,
-        ("decide", "(is_pack or rank(other, shape) == rank(line, shape))", "rank(other, shape) == rank(line, shape)"),
+        ("explains", "(is_pack or rank(other, shape) == rank(line, shape))", "rank(other, shape) == rank(line, shape)"),
     ),
     _bug(
         "a conflict is taken for a shard that is there",
         "F15, found by the simulation",
         668,
-        ("layout", "                    if not self._storage.exists(key):\n", "                    if not key:\n"),
+        ("Layout.put_shards", "if not self._storage.exists(key):", "if not key:"),
     ),
 ]

@@ -1,7 +1,8 @@
 """Run the simulation with a bug planted in the source of the kernel.
 
 `python tests/planted/plant.py NAME` replays the bug's recorded seed; `--hunt N` looks for the first seed that catches
-it. The bug is a change of text in a module, made while the module is imported: nothing on disk is touched.
+it; without NAME it tells which bugs cannot be planted, because the code that they change is no longer found. The bug
+is a change of text in a module, made while the module is imported: nothing on disk is touched.
 """
 
 from __future__ import annotations
@@ -11,54 +12,67 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from planted.bugs import BUGS, Bug
+from planted.bug import AnchorError, planted
+from planted.bugs import BUGS
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Loads the modules that the bug changes from changed source."""
 
-    def __init__(self, bug: Bug) -> None:
-        self._bug = bug
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not any(change.module == fullname for change in self._bug.changes):
+        if fullname not in self._sources:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         assert spec is not None
         assert spec.origin is not None
-        return importlib.util.spec_from_file_location(fullname, spec.origin, loader=self)
+        return importlib.util.spec_from_file_location(
+            fullname, spec.origin, loader=self, submodule_search_locations=spec.submodule_search_locations
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__file__ is not None
-        source = Path(module.__file__).read_text()
-        for change in self._bug.changes:
-            if change.module == module.__name__:
-                if source.count(change.old) != 1:
-                    sys.exit(
-                        f"the text of {self._bug.name!r} stands {source.count(change.old)} times in {change.module}"
-                    )
-                source = source.replace(change.old, change.new)
-        exec(compile(source, module.__file__, "exec"), module.__dict__)
+        exec(compile(self._sources[module.__name__], module.__file__, "exec"), module.__dict__)
+
+
+def lost() -> list[str]:
+    """Why bugs cannot be planted: a line or more for each that cannot."""
+    why = []
+    for bug in BUGS.values():
+        try:
+            planted(bug)
+        except AnchorError as error:
+            why.append(str(error))
+    return why
 
 
 def main() -> int:
-    """Exit code 0: the planted bug was caught."""
+    """Exit code 0: the planted bug was caught; without NAME: all of them can be planted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(BUGS))
+    parser.add_argument("name", nargs="?", choices=sorted(BUGS))
     parser.add_argument("--hunt", type=int, default=0, help="try so many seeds")
     parser.add_argument("--first", type=int, default=0, help="where --hunt begins")
     parser.add_argument("--story", action="store_true", help="tell what happened")
     arguments = parser.parse_args()
+    if arguments.name is None:
+        why = lost()
+        print(*why, f"{len(BUGS)} bugs, {len(why)} cannot be planted", sep="\n\n")
+        return 1 if why else 0
     bug = BUGS[arguments.name]
-    sys.meta_path.insert(0, _Finder(bug))
+    try:
+        sys.meta_path.insert(0, _Finder(planted(bug)))
+    except AnchorError as error:
+        sys.exit(str(error))
 
     if "::" in bug.scenario:
         import pytest

@@ -9,7 +9,7 @@ __all__ = ["SYNC_BUGS"]
 
 def _bug(name: str, row: str, seen_by: int | str, *changes: tuple[str, str, str]) -> Bug:
     """A bug that a seed of the simulation sees, or a test of tests/."""
-    made = tuple(Change(f"limpet.queue.{module}", old, new) for module, old, new in changes)
+    made = tuple(Change(f"queue.{where}", old, new) for where, old, new in changes)
     if isinstance(seen_by, str):
         return Bug(name, row, 0, made, seen_by)
     return Bug(name, row, seen_by, made, "supervisor")
@@ -21,26 +21,24 @@ SYNC_BUGS = [
         "H8",
         543,
         (
-            "push",
-            "        self._storage.journal.pushed(key, data)\n"
-            "        if not self._settle(key, data, write_id=task.write_id):\n"
-            "            return False\n",
-            "        if not self._settle(key, data, write_id=task.write_id):\n"
-            "            return False\n"
-            "        self._storage.journal.pushed(key, data)\n",
+            "place",
+            "self._storage.journal.pushed(key, data)\n"
+            "if not self._settle(key, data, write_id=task.write_id):\n"
+            "    return False",
+            "if not self._settle(key, data, write_id=task.write_id):\n"
+            "    return False\n"
+            "self._storage.journal.pushed(key, data)",
         ),
     ),
     _bug(
         "an end is journaled after its effect",
         "H8",
         5,
-        ("storage", "        self.journal.ended(entry, batch, key, receipt)\n        try:\n", "        try:\n"),
+        ("write_receipt", "self.journal.ended(entry, batch, key, receipt)\ntry:", "try:"),
         (
-            "storage",
-            "            case Won(seen):\n                return seen.value\n",
-            "            case Won(seen):\n"
-            "                self.journal.ended(entry, batch, key, receipt)\n"
-            "                return seen.value\n",
+            "write_receipt",
+            "case Won(seen):\n    return seen.value",
+            "case Won(seen):\n    self.journal.ended(entry, batch, key, receipt)\n    return seen.value",
         ),
     ),
     _bug(
@@ -48,11 +46,11 @@ SYNC_BUGS = [
         "H8",
         2,
         (
-            "sync.up",
-            "        assert line.receipt is not None\n",
-            "        assert line.receipt is not None\n"
-            "        if not self._here.exists(Key(line.key)):\n"
-            "            return _Sent(key, None, None, None)\n",
+            "Up._end",
+            "assert line.receipt is not None",
+            "assert line.receipt is not None\n"
+            "if not self._here.exists(Key(line.key)):\n"
+            "    return _Sent(key, None, None, None)",
         ),
     ),
     _bug(
@@ -60,13 +58,13 @@ SYNC_BUGS = [
         "H8, local minus remote",
         182,
         (
-            "sync.up",
-            '        cycle = Cycle("up")\n',
-            '        cycle = Cycle("up")\n'
-            "        for stat in self._local.list(keys.QUEUES):\n"
-            '            data = self._here._read(stat.key) if stat.key.endswith("task.json") else None\n'
-            "            if data is not None and not self._there.exists(stat.key):\n"
-            "                self._remote.put(stat.key, data)\n",
+            "Up.run",
+            'cycle = Cycle("up")',
+            'cycle = Cycle("up")\n'
+            "for stat in self._local.list(keys.QUEUES):\n"
+            '    data = self._here._read(stat.key) if stat.key.endswith("task.json") else None\n'
+            "    if data is not None and not self._there.exists(stat.key):\n"
+            "        self._remote.put(stat.key, data)",
         ),
     ),
     _bug(
@@ -74,11 +72,11 @@ SYNC_BUGS = [
         "H8",
         6,
         (
-            "sync.up",
-            "        cycle.logs += self._log.write([one.line for one in sent if one.line is not None])\n"
-            "        self._trim([one.key for one in sent if one.error is None], lines, cycle)\n",
-            "        self._trim([one.key for one in sent if one.error is None], lines, cycle)\n"
-            "        cycle.logs += self._log.write([one.line for one in sent if one.line is not None])\n",
+            "_send",
+            "cycle.logs += self._log.write([one.line for one in sent if one.line is not None])\n"
+            "self._trim([one.key for one in sent if one.error is None], lines, cycle)",
+            "self._trim([one.key for one in sent if one.error is None], lines, cycle)\n"
+            "cycle.logs += self._log.write([one.line for one in sent if one.line is not None])",
         ),
     ),
     _bug(
@@ -86,26 +84,26 @@ SYNC_BUGS = [
         "DESIGN section 5",
         1,
         (
-            "sync.down",
-            "        for some in self._reader.packs(node, seqs):\n",
-            "        for some in self._reader.packs(node, seqs):\n            self._state.read_up_to(node, some[-1])\n",
+            "Down._read",
+            "for some in self._reader.packs(node, seqs):",
+            "for some in self._reader.packs(node, seqs):\n    self._state.read_up_to(node, some[-1])",
         ),
     ),
     _bug(
         "a pulled push is not looked up among the receipts",
         "H5, DESIGN section 5",
         0,
-        ("sync.apply", '== "scheduled") and storage.ended(place.name):', '== "scheduled") and False:'),
-        ("sync.apply", "        if storage.ended(place.name):\n", "        if False:\n"),
+        ("Applier.push", '== "scheduled") and storage.ended(place.name):', '== "scheduled") and False:'),
+        ("Applier.push", "if storage.ended(place.name):", "if False:"),
     ),
     _bug(
         "a pulled receipt is written over ours",
         "DESIGN section 5",
         2,
         (
-            "sync.decide",
-            "    if stands is None:\n        return ours\n",
-            "    if stands is None or stands.worker_id != ours.worker_id:\n        return ours\n",
+            "merged",
+            "if stands is None:\n    return ours",
+            "if stands is None or stands.worker_id != ours.worker_id:\n    return ours",
         ),
     ),
     _bug(
@@ -113,105 +111,92 @@ SYNC_BUGS = [
         "DESIGN section 5",
         0,
         (
-            "sync.lease_down",
-            "        cell = self._cell(QueueKeys(line.root).remote(line.entry))\n",
-            "        from limpet.queue.decide import claimed\n"
-            "        from limpet.queue.storage import Policy, Storage\n"
-            "        wall = self._runtime.wall()\n"
-            "        record = claimed(\n"
-            "            None, entry=line.entry, worker_id=line.worker_id, label='', policy=Policy(), wall=wall\n"
-            "        )\n"
-            "        lease = Storage(self._store, QueueKeys(line.root), self._runtime).lease(line.entry)\n"
-            "        lease.attempt(lease.read(), record)\n"
-            "        cell = self._cell(QueueKeys(line.root).remote(line.entry))\n",
-        ),
-        (
-            "storage",
-            "from limpet.runtime import Runtime\n",
-            "from limpet.queue.api import Policy\nfrom limpet.runtime import Runtime\n",
+            "RemoteLeases.note",
+            "cell = self._cell(QueueKeys(line.root).remote(line.entry))",
+            "from limpet.queue.decide import claimed\n"
+            "from limpet.queue.api import Policy\n"
+            "from limpet.queue.storage import Storage\n"
+            "wall = self._runtime.wall()\n"
+            "record = claimed(\n"
+            "    None, entry=line.entry, worker_id=line.worker_id, label='', policy=Policy(), wall=wall\n"
+            ")\n"
+            "lease = Storage(self._store, QueueKeys(line.root), self._runtime).lease(line.entry)\n"
+            "lease.attempt(lease.read(), record)\n"
+            "cell = self._cell(QueueKeys(line.root).remote(line.entry))",
         ),
     ),
     _bug(
         "a log that is read again prolongs a foreign lease",
         "DESIGN section 5",
         2,
-        ("sync.decide", "stands.log >= seq:", "stands.log > seq:"),
+        ("noted", "stands.log >= seq:", "stands.log > seq:"),
     ),
     _bug(
         "the last writer of a lease wins",
         "seed 002, DESIGN section 5",
         181,
-        ("sync.decide", "        if not isinstance(step, Take):\n            return None\n", ""),
+        ("published", "if not isinstance(step, Take):\n    return None", ""),
     ),
     _bug(
         "logs go before everybody could read them",
         "DESIGN section 5",
         28,
-        ("sync.log", "stats[:-1] if stat.modified < before]", "stats]"),
-        ("sync.down", "if fresh or news.gap or absent(", "if fresh or absent("),
+        ("trim", "stats[:-1] if stat.modified < before]", "stats]"),
+        ("Down.run", "if fresh or news.gap or absent(", "if fresh or absent("),
     ),
     _bug(
         "what a client logged and never did is left undone in the bucket",
         "found by the simulation",
         1,
-        (
-            "sync.down",
-            "            if client:\n                self._there.end(line",
-            "            if False:\n                self._there.end(line",
-        ),
+        ("_put", "if client:\n    self._there.end(line", "if False:\n    self._there.end(line"),
     ),
     _bug(
         "a fresh pull skips the logs of clients",
         "found by the simulation",
         52,
-        ("sync.down", "self._reader.packs(node, numbers if is_client(node) else ())", "self._reader.packs(node, ())"),
+        ("_afresh", "self._reader.packs(node, numbers if is_client(node) else ())", "self._reader.packs(node, ())"),
     ),
     _bug(
         "a fresh pull lists the outbox before what waits",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_a_push_during_a_fresh_pull_stays",
         (
-            "sync.fresh",
-            "        wanted = self._queues(queues, cycle)\n",
-            "        wanted = self._queues(queues, cycle)\n"
-            "        self._early = [stat.key for stat in self._local.list(keys.OUTBOX)]\n",
+            "Fresh.run",
+            "wanted = self._queues(queues, cycle)",
+            "wanted = self._queues(queues, cycle)\nself._early = [stat.key for stat in self._local.list(keys.OUTBOX)]",
         ),
-        (
-            "sync.fresh",
-            "        notes = (stat.key for stat in self._local.list(keys.OUTBOX))\n",
-            "        notes = self._early\n",
-        ),
+        ("_keep_unsent", "notes = (stat.key for stat in self._local.list(keys.OUTBOX))", "notes = self._early"),
     ),
     _bug(
         "a fresh pull lists the bucket before the outbox",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_an_entry_that_goes_to_the_bucket_during_a_fresh_pull_stays",
         (
-            "sync.fresh",
-            "        self._keep_unsent(cycle)\n        for queue in wanted:\n            self._pull(queue, cycle)\n",
-            "        for queue in wanted:\n            self._pull(queue, cycle)\n        self._keep_unsent(cycle)\n",
+            "Fresh.run",
+            "self._keep_unsent(cycle)\nfor queue in wanted:\n    self._pull(queue, cycle)",
+            "for queue in wanted:\n    self._pull(queue, cycle)\nself._keep_unsent(cycle)",
         ),
     ),
     _bug(
         "a fresh pull drops what a client has logged",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_what_a_client_has_logged_is_kept_by_a_fresh_pull",
-        ("sync.down", "                fresh.keep(found[1])\n", ""),
+        ("_read_again", "fresh.keep(found[1])", ""),
     ),
     _bug(
         "a fresh pull drops what a damaged note may have been about",
         "A2",
         "queue/sync/test_sync_damage.py::test_a_damaged_note_is_put_aside_and_the_rest_is_sent",
-        ("sync.fresh", "        if self._unsure:\n            return\n", ""),
+        ("drop", "if self._unsure:\n    return", ""),
     ),
     _bug(
         "the line at which a log is split is dropped",
         "logs",
         "queue/sync/test_sync_order.py::test_every_line_of_every_log_reaches_the_others",
         (
-            "sync.log",
-            "            pack, size = [], 0\n        pack.append(line)\n",
-            "            pack, size = [], 0\n            continue\n        pack.append(line)\n",
+            "log._packed",
+            "    pack, size = [], 0\npack.append(line)",
+            "    pack, size = [], 0\n    continue\npack.append(line)",
         ),
     ),
     _bug(
@@ -219,7 +204,7 @@ SYNC_BUGS = [
         "logs",
         0,
         (
-            "sync.records",
+            "read_log",
             'enumerate(data.split(b"\\n")[1:] if header.count',
             'enumerate(data.split(b"\\n")[1:-1] if header.count',
         ),
@@ -228,41 +213,35 @@ SYNC_BUGS = [
         "parts come after their receipt",
         "logs",
         0,
-        ("sync.apply", "            self._copy_parts(place, receipt, parts_from)\n", ""),
+        ("_put_receipt", "self._copy_parts(place, receipt, parts_from)", ""),
         (
-            "sync.apply",
-            "                case Won() | Replaced():\n                    return None\n",
-            "                case Won() | Replaced():\n"
-            "                    self._copy_parts(place, receipt, parts_from)\n"
-            "                    return None\n",
+            "_put_receipt",
+            "case Won() | Replaced():\n    return None",
+            "case Won() | Replaced():\n    self._copy_parts(place, receipt, parts_from)\n    return None",
         ),
     ),
     _bug(
         "a part that was refused counts as written",
         "F6, found by the simulation",
         289,
-        (
-            "sync.apply",
-            "                if self.exists(key):\n                    return\n",
-            "                return\n",
-        ),
+        ("_put_part", "if self.exists(key):\n    return", "return"),
     ),
     _bug(
         "the receipt of a batch travels before those that count before it",
         "F",
         "queue/sync/test_sync_order.py::test_a_receipt_that_counts_before_that_of_its_batch_travels_before_it",
-        ("sync.apply", "            self._copy_own(place, line.entry, receipt, parts_from)\n", ""),
+        ("_put_receipt", "self._copy_own(place, line.entry, receipt, parts_from)", ""),
     ),
     _bug(
         "a late finisher of a batch that is not here yet counts",
         "F",
         "queue/sync/test_sync_order.py::test_a_late_finisher_of_a_batch_that_is_not_here_yet_does_not_count_yet",
-        ("look", "                gone = not self._storage.journal.travels\n", "                gone = True\n"),
+        ("Look.result", "gone = not self._storage.journal.travels", "gone = True"),
     ),
     _bug(
         "a delayed push that was done stays scheduled in the bucket",
         "F",
         "queue/sync/test_sync_order.py::test_a_delayed_push_that_a_node_has_done_is_not_scheduled_in_the_bucket",
-        ("sync.up", "        self._unschedule(line for _, line in todo)\n", ""),
+        ("_send", "self._unschedule(line for _, line in todo)", ""),
     ),
 ]

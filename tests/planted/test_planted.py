@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from limpet.sim.scenarios import SCENARIOS
-from planted.bugs import BUGS, Bug
-from sim_seeds import SEEDS
+from planted.bug import AnchorError, Bug, Change, planted
+from planted.bugs import BUGS
+from planted.plant import lost
+from support.seeds import SEEDS
 
 HERE = Path(__file__).parent
 
@@ -26,6 +28,45 @@ def test_there_are_enough_of_them() -> None:
     assert indexes <= rows, "8 and 10 are about a layout that Limpet does not have"
     catalogs = {f"catalog {n}" for n in (*range(1, 12), "12a", "12b", "12c", "12d")}
     assert catalogs <= rows
+
+
+def test_every_bug_can_be_planted() -> None:
+    why = lost()
+    assert not why, "\n\n".join(why)
+
+
+def _one(where: str, old: str, new: str) -> Bug:
+    return Bug("a bug", "F1", 0, (Change(where, old, new),))
+
+
+def test_code_is_found_by_function_whatever_its_file_and_its_line_breaks() -> None:
+    spread = "if (  # what is offered\n  offered.token<kept.token ) :"
+    for where in ("admit", "cell.admit", "decide.admit", "cell.decide.admit"):
+        with pytest.raises(AnchorError, match="does not hold the code"):
+            planted(_one(where, spread, "if False:"))
+        [(module, source)] = planted(_one(where, "if offered.token<kept\n  .token :", "if False:")).items()
+        assert module == "limpet.cell.decide"
+        assert source.count("    if False:\n") == 1
+
+
+def test_lines_that_are_added_are_indented_like_the_code_that_is_there() -> None:
+    added = "if offered.token < kept.token:\n    print()\n    if kept:\n        print()"
+    [source] = planted(_one("admit", "if offered.token < kept.token:", added)).values()
+    assert "\n        print()\n        if kept:\n            print()\n" in source
+
+
+@pytest.mark.parametrize(
+    ("where", "old", "why"),
+    [
+        ("cell.no_such_function", "x", "nothing in src/limpet is called cell.no_such_function"),
+        ("queue.admit", "return", "nothing in src/limpet is called queue.admit"),
+        ("cell.admit", "no_such_code", "cell.admit does not hold the code below; looked in cell.decide.admit"),
+        ("cell.admit", "offered", "cell.admit holds this code [0-9]+ times: cell.decide.admit"),
+    ],
+)
+def test_an_anchor_that_fits_no_place_or_several_is_refused(where: str, old: str, why: str) -> None:
+    with pytest.raises(AnchorError, match=why):
+        planted(_one(where, old, ""))
 
 
 def _replay(bug: Bug) -> subprocess.CompletedProcess[str]:

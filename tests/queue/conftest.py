@@ -10,8 +10,8 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from queue_helpers import World
-from servers.process import Bucket
+from support.queue import World
+from support.servers.process import Bucket
 
 __all__ = ["fleet", "url", "world"]
 

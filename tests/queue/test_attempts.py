@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from kernel_helpers import lost_reply, lost_request
 from limpet.errors import LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.queue.claim import EntryTask
-from queue_helpers import TTL_S, Process, World, raises, rounds
+from support.queue import TTL_S, Process, World, raises, rounds
+from support.stores import lost_reply, lost_request
 
 MAXIMA = [1, 2, 3]
 

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import limpet
-from kernel_helpers import EPOCH
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unsupported
 from limpet.lease import State
 from limpet.queue import Policy
 from limpet.queue.records import PAYLOAD_BYTES_MAX, batch_bytes
-from queue_helpers import LATER_S, TTL_S, World, rounds
+from support.clock import EPOCH
+from support.queue import LATER_S, TTL_S, World, rounds
 
 ROTTEN = [
     b"",

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import EPOCH, lost_reply, lost_request, unavailable
 from limpet.cell import PLAIN, Cell
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import cell_key
 from limpet.lease import State
 from limpet.queue import Fail, Retry
-from queue_helpers import LATER_S, TTL_S, Crash, World, crash, held, raises
+from support.clock import EPOCH
+from support.queue import LATER_S, TTL_S, Crash, World, crash, held, raises
+from support.stores import lost_reply, lost_request, unavailable
 
 
 @dataclass

@@ -13,8 +13,9 @@ from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryTask
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore, MeteredStore
-from queue_helpers import NAME, TTL_S, World, held, plus, rounds
-from servers.process import Bucket
+from support.costs import plus
+from support.queue import NAME, TTL_S, World, held, rounds
+from support.servers.process import Bucket
 
 CLAIM = {"put": 1, "get": 1}
 NAMED = {"head": 2}

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import EPOCH, steady
 from limpet.lease import State
 from limpet.lease.decide import look_interval_s
 from limpet.queue import Policy
@@ -38,6 +37,7 @@ from limpet.queue.decide import (
     waits_left,
 )
 from limpet.queue.records import DELAY_MAX_S, AttemptRecord, EntryLease
+from support.clock import EPOCH, steady
 
 TTL_S = 60.0
 LOOK_S = look_interval_s(TTL_S)

@@ -10,7 +10,7 @@ from limpet.keys import Key
 from limpet.queue.pages import AGE_MAX_S, PAGE, YOUNG_READS_MAX
 from limpet.store import MemoryStore
 from limpet.store.api import Stat
-from queue_helpers import ROOT, TTL_S, Process, World, held, rounds
+from support.queue import ROOT, TTL_S, Process, World, held, rounds
 
 
 def fill(world: World, number: int, *, start: int = 0) -> None:

@@ -6,14 +6,15 @@ import threading
 
 import pytest
 
-from kernel_helpers import ManualRuntime, lost_request, unavailable
 from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.heart import TICK_PART, Heart
 from limpet.runtime import SystemRuntime
 from limpet.store import MemoryStore
-from queue_helpers import LATER_S, TTL_S, World, held, rounds
+from support.clock import ManualRuntime
+from support.queue import LATER_S, TTL_S, World, held, rounds
+from support.stores import lost_request, unavailable
 
 
 class Beater:

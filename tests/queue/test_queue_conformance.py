@@ -16,7 +16,7 @@ from limpet.errors import Invalid, Missing
 from limpet.keys import is_minted
 from limpet.queue import BucketQueue, Pushed, Queue, Result, Stats
 from limpet.queue.api import FEATURES, Claim
-from queue_helpers import held, rounds
+from support.queue import held, rounds
 
 WAIT_S = 60.0
 NASTY: dict[str, Any] = {

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_helpers import EPOCH, steady
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.lease import State
@@ -28,6 +27,7 @@ from limpet.queue.records import (
     read_task,
     result_bytes,
 )
+from support.clock import EPOCH, steady
 
 MINTED = "01kjkc27j001r32bhe5rq00001"
 few = settings(steady, max_examples=50)

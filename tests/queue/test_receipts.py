@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import EPOCH, late, lost_reply, own_conflict
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import State
 from limpet.queue import AttemptError, Result
-from queue_helpers import TTL_S, World, raises, rounds
+from support.clock import EPOCH
+from support.queue import TTL_S, World, raises, rounds
+from support.stores import late, lost_reply, own_conflict
 
 
 def test_what_a_completed_receipt_tells(world: World) -> None:

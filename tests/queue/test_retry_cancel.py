@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from kernel_helpers import lost_reply
 from limpet.errors import Conflict, Invalid, LeaseLost, Missing, OutcomeUnknown
 from limpet.lease import State
 from limpet.queue import Stats
 from limpet.queue.queue import CONTROL_EVERY_S
-from queue_helpers import TTL_S, Crash, World, crash, raises, rounds
+from support.queue import TTL_S, Crash, World, crash, raises, rounds
+from support.stores import lost_reply
 
 
 def entry_of(ids: list[str]) -> str:

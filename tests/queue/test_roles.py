@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_helpers import Time
 from limpet.errors import Denied
 from limpet.queue import BucketQueue, Policy
 from limpet.store import MemoryStore, ScopedStore
-from queue_helpers import QueueRuntime
+from support.clock import QueueRuntime, Time
 
 
 def test_the_worker_role_is_enough_to_work() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from limpet.errors import Unavailable
 from limpet.queue.claim import EntryClaim
-from queue_helpers import LATER_S, TTL_S, Process, World, held, raises, rounds
+from support.queue import LATER_S, TTL_S, Process, World, held, raises, rounds
 
 
 def fill(world: World, number: int) -> None:

@@ -39,8 +39,8 @@ from limpet.queue.sqs_claim import SqsClaim, SqsTask
 from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Wire, pack
 from limpet.queue.verdicts import Fail, Retry
 from limpet.runtime import SystemRuntime, Worker, system
-from servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
-from servers.process import NotInstalled
+from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
+from support.servers.process import NotInstalled
 
 KIB = 1024
 QUICK = Policy(max_attempts=3, ttl_s=2.0, backoff_s=0.0)

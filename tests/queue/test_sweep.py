@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import late
 from limpet.errors import Unavailable
 from limpet.lease import State
 from limpet.queue.sweep import CHUNK, GRACE_S, RETAIN_EVERY_S, SWEEP_EVERY_S
-from queue_helpers import ROOT, TTL_S, Crash, World, crash, raises, rounds
+from support.queue import ROOT, TTL_S, Crash, World, crash, raises, rounds
+from support.stores import late
 
 DAY_S = 86400.0
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import limpet
-from kernel_helpers import EPOCH, ManualRuntime, Time
 from limpet import Fleet
 from limpet.errors import Invalid, Unavailable
 from limpet.queue import BucketQueue
 from limpet.queue.work import Cron, Event, Job, Worker, current_task
 from limpet.runtime import ulid
+from support.clock import EPOCH, ManualRuntime, Time
 
 Handler = Callable[[dict[str, Any]], Any]
 

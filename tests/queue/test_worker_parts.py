@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import ManualRuntime
 from limpet.errors import Invalid, LeaseLost
 from limpet.queue.verdicts import Fail, Retry
 from limpet.queue.work.cron import Cron
@@ -16,6 +15,7 @@ from limpet.queue.work.judge import Again, Caught, Dropped, Failed, Halt, judge,
 from limpet.queue.work.looks import BUSY_S, FIRST_S, IDLE_S, Looks
 from limpet.queue.work.rate import Rate
 from limpet.queue.work.runner import Permits
+from support.clock import ManualRuntime
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers_catalog import CatalogServer, catalog_server
+from support.servers.catalog import CatalogServer, catalog_server
 
 __all__ = ["served"]
 

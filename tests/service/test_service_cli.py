@@ -19,7 +19,7 @@ from limpet.cli import main
 from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.store.api import Absent
-from servers_catalog import CatalogServer
+from support.servers.catalog import CatalogServer
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
 

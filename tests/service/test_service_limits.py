@@ -20,7 +20,7 @@ from limpet.service.limits import Gate, LimitedProtocol
 from limpet.service.metrics import Requests
 from limpet.service.routes import Route, Routes
 from limpet.service.wire import Request, Response
-from servers_catalog import until
+from support.servers.catalog import until
 
 TOKEN = b"a-token-of-the-tests"
 BEARER = b"authorization: Bearer " + TOKEN + b"\r\n"

@@ -24,7 +24,7 @@ from limpet.service.health import health_routes
 from limpet.service.log import RARE_PER_S, ServiceLog, printable, redacted
 from limpet.service.rpc import RpcPublisher
 from limpet.service.wire import Request, Response
-from servers_catalog import CatalogServer, ask, catalog_server, start_server, until
+from support.servers.catalog import CatalogServer, ask, catalog_server, start_server, until
 
 SECRET = "the-secret-of-the-two-services"
 TOKEN = "the-token-of-the-callers"

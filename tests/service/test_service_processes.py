@@ -23,8 +23,8 @@ from limpet.catalog.records import Batch, Change, Row
 from limpet.catalog.storage import Storage
 from limpet.cli import main
 from limpet.runtime import system
-from servers.process import Bucket, free_ports
-from servers_catalog import Answer, CatalogServer, ask, catalog_server, start_server, until
+from support.servers.catalog import Answer, CatalogServer, ask, catalog_server, start_server, until
+from support.servers.process import Bucket, free_ports
 
 SECRET = "a secret of the tests".replace(" ", "-")
 TOKEN = "a token of the tests".replace(" ", "-")

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from limpet.service.process import BODY_BYTES_MAX
-from servers_catalog import CatalogServer
+from support.servers.catalog import CatalogServer
 
 NAMESPACES = "/v1/namespaces"
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from servers_catalog import Answer, CatalogServer
+from support.servers.catalog import Answer, CatalogServer
 
 SCHEMA = {
     "type": "struct",

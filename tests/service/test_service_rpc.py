@@ -15,7 +15,7 @@ from limpet.catalog.compactor import Unreachable
 from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.runtime import system
 from limpet.service.rpc import RpcPublisher
-from servers.process import free_ports
+from support.servers.process import free_ports
 
 PATHS = ["ledger/catalog/" + "0" * 26 + ".json"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from servers_catalog import CatalogServer, catalog_server
 from service.strangers import PLAYS
+from support.servers.catalog import CatalogServer, catalog_server
 
 TOKEN = "an-honest-token-of-the-tests"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

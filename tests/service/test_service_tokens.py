@@ -16,7 +16,7 @@ from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.service.auth import Tokens, WatchedFile, named_tokens
 from limpet.service.wire import Caller, Rejected
-from servers_catalog import Answer, CatalogServer, catalog_server, start_server, until
+from support.servers.catalog import Answer, CatalogServer, catalog_server, start_server, until
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
 VERSION = {

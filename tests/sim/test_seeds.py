@@ -18,7 +18,7 @@ from limpet.sim.scenarios.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.scenarios.index import STEPS as INDEX_STEPS
 from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
 from limpet.sim.scenarios.supervisor import STEPS as SUPERVISOR_STEPS
-from sim_seeds import SEEDS
+from support.seeds import SEEDS
 
 JOBS = 2
 

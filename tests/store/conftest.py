@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from limpet.store import Store
-from servers.maker import KINDS, Maker
-from servers.process import Bucket, temp_folder
+from support.servers.maker import KINDS, Maker
+from support.servers.process import Bucket, temp_folder
 
 __all__ = ["kind", "maker", "store"]
 

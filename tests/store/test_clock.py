@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_helpers import EPOCH, ManualRuntime, ScriptedStore, Time, steady
 from limpet.keys import Key, clock_key
 from limpet.store import MemoryStore, MeteredStore
 from limpet.store.clock import StoreClock
+from support.clock import EPOCH, ManualRuntime, Time, steady
+from support.stores import ScriptedStore
 
 T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -14,8 +14,8 @@ from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, Outco
 from limpet.keys import Key
 from limpet.store import Absent, Always, Match, Put, Version, When
 from limpet.store.cloud import CloudStore
-from servers.process import Bucket, free_ports
-from servers.relay import Relay
+from support.servers.process import Bucket, free_ports
+from support.servers.relay import Relay
 
 K = Key("room/thing.json")
 OLD = Version('"0123456789abcdef0123456789abcdef"')

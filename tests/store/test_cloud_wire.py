@@ -22,7 +22,7 @@ from limpet.keys import Key, cell_key
 from limpet.runtime import system
 from limpet.store import Absent, Always, Match, Version, When, cloud
 from limpet.store.cloud import CloudStore
-from servers.misbehaving import ACTS, Misbehaving, misbehaving
+from support.servers.misbehaving import ACTS, Misbehaving, misbehaving
 
 K = Key("room/thing.json")
 OLD = b"0123456789"

@@ -12,7 +12,7 @@ import pytest
 from limpet.errors import Conflict, OutcomeUnknown
 from limpet.keys import Key
 from limpet.store import Absent, Match, Store, Version
-from servers.maker import SHARED_KINDS, Maker
+from support.servers.maker import SHARED_KINDS, Maker
 
 CONTENDERS = 32
 K = Key("race/one.json")

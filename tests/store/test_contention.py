@@ -11,7 +11,7 @@ from limpet.cell import PLAIN, Cell
 from limpet.errors import LimpetError
 from limpet.keys import cell_key
 from limpet.runtime import SystemRuntime
-from servers.maker import Maker
+from support.servers.maker import Maker
 
 WRITERS = 16
 

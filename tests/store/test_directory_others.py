@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from kernel_helpers import ManualRuntime
 from limpet.errors import Denied, Missing
 from limpet.keys import Key, clock_key
 from limpet.store import Absent, MeteredStore, ScopedStore, Store
 from limpet.store.directory import DirectoryStore, Files, OsFiles, WalkFiles
 from store.disk import Tape, files_with, fork, join, temps
+from support.clock import ManualRuntime
 
 K = Key("queues/jobs/completed/k.json")
 DAY = timedelta(days=1)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kernel_helpers import ManualRuntime
 from limpet.keys import Key
 from limpet.store import MemoryStore
+from support.clock import ManualRuntime
 
 K = Key("a")
 

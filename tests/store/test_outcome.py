@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kernel_helpers import (
+from limpet.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import Key
+from limpet.store import Absent, Always, Blob, Match, Version, When
+from limpet.store.outcome import SENDS_MAX, Settled, Verdict, put_bytes, put_settled
+from support.clock import ManualRuntime
+from support.stores import (
     Fault,
-    ManualRuntime,
     ScriptedStore,
     fails,
     late,
@@ -19,10 +23,6 @@ from kernel_helpers import (
     then,
     unavailable,
 )
-from limpet.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.store import Absent, Always, Blob, Match, Version, When
-from limpet.store.outcome import SENDS_MAX, Settled, Verdict, put_bytes, put_settled
 
 K = Key("a")
 MINE, OTHER = b"mine", b"other"

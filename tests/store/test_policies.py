@@ -20,7 +20,7 @@ from limpet.runtime import system
 from limpet.store import Always, MemoryStore, ScopedStore, Version, When
 from limpet.store.policies import Scope, aws_policy, gcp_policy, notes, root_of, scope_of
 from limpet.store.roles import NARROWED, ROLES, TABLE, Role, Verb, allows, check_queues, patterns
-from wire_roles import OBJECT_VERBS, OTHERS, Shape, examples, folders_of, shapes
+from support.roles import OBJECT_VERBS, OTHERS, Shape, examples, folders_of, shapes
 
 SCOPES = [Scope("acme", "prod/t/w"), Scope("acme")]
 NARROW = check_queues("worker", ["x", "pending", "a b", "parts"])

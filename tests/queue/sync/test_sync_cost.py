@@ -11,8 +11,8 @@ from limpet.queue import BucketQueue
 from limpet.queue.sync import Cycle, Outbox, Supervisor
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MeteredStore
-from queue_helpers import Network
-from sync_helpers import Fleet, Node, at
+from support.queue import Network
+from support.sync import Fleet, Node, at
 
 OLD = 10_000
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_helpers import lost_reply, lost_request, refused_409
 from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.queue.claim import EntryTask
 from limpet.queue.sync import Collision
-from queue_helpers import Crash, crash, raises
-from sync_helpers import DOWN_S, Fleet, Node, at, ended, names, waiting
+from support.queue import Crash, crash, raises
+from support.stores import lost_reply, lost_request, refused_409
+from support.sync import DOWN_S, Fleet, Node, at, ended, names, waiting
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from limpet.queue.records import ENTRY_BYTES_MAX
 from limpet.queue.sync import Blocked, Cycle, Event
 from limpet.queue.sync.log import LINES_MAX
 from limpet.queue.sync.records import LINE_BYTES_MAX
-from sync_helpers import DOWN_S, UP_S, Fleet, Node, Stop, at, ended, waiting
+from support.sync import DOWN_S, UP_S, Fleet, Node, Stop, at, ended, waiting
 
 EVIL = log_key("evil", 1)
 DEEP = b"[" * 100_000

@@ -11,8 +11,8 @@ from limpet.keys import Key
 from limpet.queue.sync.log import PAGE
 from limpet.queue.sync.supervisor import RETENTION_S
 from limpet.store import Always
-from queue_helpers import Crash, crash
-from sync_helpers import Fleet, Node, at, ended, names, waiting
+from support.queue import Crash, crash
+from support.sync import Fleet, Node, at, ended, names, waiting
 
 DAY_S = 86_400.0
 

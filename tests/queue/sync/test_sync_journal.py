@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kernel_helpers import late, lost_reply, lost_request, refused_409, unavailable
 from limpet import keys
 from limpet.errors import Corrupt, OutcomeUnknown, Unavailable, Unsupported
 from limpet.keys import Key
@@ -27,7 +26,8 @@ from limpet.queue.sync.records import (
 )
 from limpet.queue.sync.up import INLINE_BYTES_MAX
 from limpet.store import Always
-from sync_helpers import Fleet, Node, at, ended, names, waiting
+from support.stores import late, lost_reply, lost_request, refused_409, unavailable
+from support.sync import Fleet, Node, at, ended, names, waiting
 
 RECEIPT = Receipt(state="completed", id="x", finished_at=datetime(2026, 1, 1, tzinfo=UTC))
 PUSH = PushLine(key="queues/q/pending/x/task.json", data='{"a": "\u2603"}')

@@ -15,8 +15,8 @@ from limpet.queue.records import EntryLease
 from limpet.queue.sync import Collision, Outbox
 from limpet.queue.sync.records import RemoteLease
 from limpet.store import MemoryStore
-from queue_helpers import TTL_S, Crash, crash
-from sync_helpers import DOWN_S, UP_S, Fleet, Node, at, names, waiting
+from support.queue import TTL_S, Crash, crash
+from support.sync import DOWN_S, UP_S, Fleet, Node, at, names, waiting
 
 BEATS_S = TTL_S
 

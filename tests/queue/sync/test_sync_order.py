@@ -15,8 +15,8 @@ from limpet.queue.records import Receipt
 from limpet.queue.storage import Storage
 from limpet.queue.sync.log import LINES_MAX, LOG_BYTES_MAX, _packed
 from limpet.queue.sync.records import HeldLine, PushLine, log_bytes, read_log
-from queue_helpers import Crash, crash, raises
-from sync_helpers import Client, Fleet, Node, at, ended, names, waiting
+from support.queue import Crash, crash, raises
+from support.sync import Client, Fleet, Node, at, ended, names, waiting
 
 KEYS = QueueKeys.of("q")
 
@@ -161,7 +161,7 @@ def test_parts_come_before_their_receipt(fleet: Fleet) -> None:
 
 def test_a_part_that_was_refused_and_never_landed_is_sent_again(fleet: Fleet) -> None:
     """F6, found by the simulation: S3 may answer 409 to a racing write, and nothing stands there."""
-    from kernel_helpers import refused_409
+    from support.stores import refused_409
 
     a, _, ids = _large(fleet)
     a.network.puts.append(refused_409)

@@ -13,7 +13,7 @@ import pytest
 import limpet
 from limpet.queue.sync import Supervisor
 from limpet.runtime import system
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 KILLS = 4
 NOTED_MIN = 3

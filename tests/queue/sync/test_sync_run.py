@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_helpers import ManualRuntime
 from limpet.errors import Held, LeaseLost, Unavailable
 from limpet.keys import SUPERVISOR
 from limpet.lease import Lock, Sightings
 from limpet.queue.sync import Away, Back, Cycle, Event, Supervisor
-from queue_helpers import Network, raises
-from sync_helpers import DOWN_S, UP_S, Fleet, Node, Stop, at, names, waiting
+from support.clock import ManualRuntime
+from support.queue import Network, raises
+from support.sync import DOWN_S, UP_S, Fleet, Node, Stop, at, names, waiting
 
 DAY_S = 86_400.0
 

@@ -1,13 +1,14 @@
-"""Whole indexes for the tests of verify, adopt, reshard and purge: handles, snapshots, crashes, and meddling."""
+"""Records, keys of one shard, and whole indexes: handles, snapshots, crashes."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from typing import Any
 
-from index_helpers import NAME, Rec
-from kernel_helpers import ManualRuntime, Time
 from limpet.index import Index
 from limpet.index.decide import digest, newest, packed, shard_of
 from limpet.index.offline import Whole
@@ -15,74 +16,96 @@ from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Sightings
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Store, Version, When
+from limpet.store import MemoryStore, Store
+from support.clock import ManualRuntime, Time
+from support.stores import Meddled
 
 __all__ = [
     "KEYS",
+    "NAME",
+    "PAST",
     "Killed",
-    "Meddled",
     "Process",
+    "Rec",
+    "at",
     "contents",
     "data_of",
+    "keys_in",
+    "line_count",
+    "line_sizes",
     "lines_of",
+    "objects",
     "pack_of",
     "records_of",
+    "shard_data",
     "shard_key",
     "texts_of",
     "until_done",
     "whole_of",
 ]
 
+NAME = "recs"
 KEYS = IndexKeys.of(NAME)
+PAST = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Rec:
+    """What most tests put."""
+
+    key: str
+    text: str | None = None
+
+
+def at(seconds: float) -> datetime:
+    """A moment of the past, for records that bring their own time."""
+    return PAST + timedelta(seconds=seconds)
+
+
+def keys_in(shard: str, number: int, *, prefix: str = "k") -> list[str]:
+    """So many keys that all belong to one shard."""
+
+    def all_() -> Iterator[str]:
+        wanted, half = bytes.fromhex(shard[: len(shard) // 2 * 2]), shard[len(shard) // 2 * 2 :]
+        for n in count():
+            digest = hashlib.sha256(f"{prefix}{n}".encode()).digest()
+            if digest.startswith(wanted) and digest.hex().startswith(shard if half else ""):
+                yield f"{prefix}{n}"
+
+    return [*islice(all_(), number)]
+
+
+def objects(store: Store, below: str, name: str = NAME) -> list[Key]:
+    """The objects of the index under `inbox`, `packs`, `shards` or `quarantine`."""
+    return [stat.key for stat in store.list(f"{IndexKeys.of(name).root}/{below}")]
+
+
+def shard_data(store: Store, shard: str, name: str = NAME) -> bytes:
+    """The bytes of a shard."""
+    return store.get(IndexKeys.of(name).shard(shard)).data
+
+
+def line_count(store: Store, name: str = NAME) -> int:
+    """How many records, tombstones included, all the shards have."""
+    return sum(store.get(key).data.count(b"\n") for key in objects(store, "shards", name) if key.endswith(".usv"))
+
+
+def line_sizes(kind: str, chance: Any) -> Iterator[int]:
+    """Endless sizes of lines: `constant`, `large`, `mixed` or `exponential`, none above 4 KiB."""
+    while True:
+        match kind:
+            case "constant":
+                yield 100
+            case "large":
+                yield 4096
+            case "mixed":
+                yield chance.choice((60, 4096))
+            case _:
+                yield min(4096, 60 + int(chance.expovariate(1 / 400)))
 
 
 class Killed(BaseException):
     """The process is gone: no handler of an error runs, and nothing it sends arrives."""
-
-
-class Meddled(MeteredStore):
-    """A store that calls `before` with the verb and the key of each request, and `after` when it was answered."""
-
-    def __init__(self, store: Store, runtime: ManualRuntime) -> None:
-        super().__init__(store, runtime=runtime)
-        self.before: Callable[[str, str], None] = lambda verb, key: None
-        self.after: Callable[[str, str], None] = lambda verb, key: None
-
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        """See `Store.get`."""
-        self.before("get", key)
-        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
-        self.after("get", key)
-        return blob
-
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
-        self.before("put", key)
-        version = super().put(key, data, when=when)
-        self.after("put", key)
-        return version
-
-    def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
-        self.before("delete", key)
-        super().delete(key)
-        self.after("delete", key)
-
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`, but all at once."""
-        self.before("list", prefix)
-        listed = [*super().list(prefix, after=after)]
-        self.after("list", prefix)
-        return iter(listed)
 
 
 @dataclass(slots=True)

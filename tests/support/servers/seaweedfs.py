@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from servers.process import Bucket, NotInstalled, Server, free_ports
-from servers.s3 import bucket_of, create_bucket, request
+from support.servers.process import Bucket, NotInstalled, Server, free_ports
+from support.servers.s3 import bucket_of, create_bucket, request
 
 __all__ = ["SeaweedFS"]
 

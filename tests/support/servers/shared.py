@@ -17,7 +17,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from servers.process import Bucket, NotInstalled, Server, temp_folder
+from support.servers.process import Bucket, NotInstalled, Server, temp_folder
 
 __all__ = ["shared"]
 
@@ -56,7 +56,7 @@ def _start_keeper(name: str, folder: Path) -> None:
     log = str(folder / LOG)
     keeper = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "servers.shared", name, str(folder)],
+        [sys.executable, "-m", "support.servers.shared", name, str(folder)],
         environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -74,7 +74,7 @@ def _start_keeper(name: str, folder: Path) -> None:
 
 
 def _keep(name: str, folder: Path) -> None:
-    server_class = getattr(import_module(f"servers.{name}"), SERVERS[name])
+    server_class = getattr(import_module(f"support.servers.{name}"), SERVERS[name])
     try:
         server: Server = server_class()
         with server:

@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
-import greenlet
-
-from kernel_helpers import ManualRuntime, ScriptedStore, Time
 from limpet.keys import Key
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.records import EntryLease, Receipt
 from limpet.records import RECORD_BYTES_MAX
-from limpet.runtime import ulid
 from limpet.store import Always, Blob, MemoryStore, Stat, Store, Version, When
+from support.clock import ManualRuntime, QueueRuntime, Time
+from support.stores import ScriptedStore
 
 __all__ = [
     "LATER_S",
@@ -26,11 +24,9 @@ __all__ = [
     "Crash",
     "Network",
     "Process",
-    "QueueRuntime",
     "World",
     "crash",
     "held",
-    "plus",
     "raises",
     "rounds",
 ]
@@ -43,27 +39,6 @@ TTL_S = 30.0
 AWAY_TIMES = 500
 LATER_S = 600.0
 """Long enough for every takeover on the hand-moved clock."""
-
-
-class QueueRuntime(ManualRuntime):
-    """A process whose ids have the form of real ones, and whose threads can be stopped without its knowing."""
-
-    def __init__(self, time: Time, owner: str) -> None:
-        super().__init__(time, owner)
-        self.frozen = False
-        self._numbers = count(1)
-
-    def new_id(self) -> str:
-        """A ULID that nobody else makes."""
-        name = int.from_bytes(self.owner.encode()[:6].ljust(6, b"."), "big")
-        return ulid(int(self.wall().timestamp() * 1000), name << 24 | next(self._numbers))
-
-    def sleep(self, seconds: float) -> None:
-        """Wait; in a thread of a frozen process, for ever."""
-        super().sleep(seconds)
-        me = greenlet.getcurrent()
-        while self.frozen and me.parent is not None:
-            me.parent.switch()
 
 
 class Crash(BaseException):
@@ -288,15 +263,6 @@ def held(claim: object) -> EntryClaim:
     """The claim that there must be."""
     assert isinstance(claim, EntryClaim), claim
     return claim
-
-
-def plus(*costs: dict[str, int]) -> dict[str, int]:
-    """The sum of some costs."""
-    total: dict[str, int] = {}
-    for cost in costs:
-        for verb, number in cost.items():
-            total[verb] = total.get(verb, 0) + number
-    return total
 
 
 def rounds(number: int) -> list[dict[str, int]]:

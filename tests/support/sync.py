@@ -9,13 +9,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from kernel_helpers import Time
 from limpet.keys import Key
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.sync import ClientLog, Collision, Cycle, Outbox, Supervisor
 from limpet.store import MemoryStore, ScopedStore
-from queue_helpers import NAME, ROOT, TTL_S, Network, QueueRuntime, held
+from support.clock import QueueRuntime, Time
+from support.queue import NAME, ROOT, TTL_S, Network, held
 
 __all__ = ["DOWN_S", "UP_S", "Client", "Fleet", "Node", "Stop", "at", "ended", "names", "waiting"]
 

@@ -12,13 +12,13 @@ from email.utils import format_datetime
 from http.client import HTTPConnection
 from pathlib import Path
 
-from servers.process import Bucket, NotInstalled, Server, free_ports
+from support.servers.process import Bucket, NotInstalled, Server, free_ports
 
 __all__ = ["Azurite"]
 
 VERSION = "3.37.0"
 INSTALL_S = 300
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "azurite"
+CACHE = Path(__file__).resolve().parents[3] / ".cache" / "azurite"
 ENTRY = CACHE / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 
 CONTAINER = "limpet"

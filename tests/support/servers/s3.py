@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from http.client import HTTPConnection
 from urllib.parse import quote, urlsplit
 
-from servers.process import Bucket
+from support.servers.process import Bucket
 
 __all__ = ["REGION", "bucket_of", "create_bucket", "request", "set_policy"]
 

@@ -27,8 +27,8 @@ from limpet.store import Store
 from limpet.store.cloud import CloudStore
 from limpet.store.policies import aws_policy, scope_of
 from limpet.store.roles import Role, Verb, allows, check_queues, check_role
-from servers.process import Bucket
-from servers.s3 import bucket_of
+from support.servers.process import Bucket
+from support.servers.s3 import bucket_of
 
 __all__ = [
     "OBJECT_VERBS",

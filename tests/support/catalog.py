@@ -1,4 +1,4 @@
-"""A catalog with a leader and a compactor of its own, and requests as Iceberg's clients send them."""
+"""Catalogs with a leader that runs or with the test as the leader, and requests as Iceberg's clients send them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from limpet.catalog import Compactor, Leader
+from limpet.catalog import Compactor, Leader, Published
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.records import Told
+from limpet.catalog.parquet import ParquetSnapshots
+from limpet.catalog.records import Batch, Change, Head, Row, Told
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
 from limpet.catalog.warehouse import Warehouse
-from limpet.keys import CatalogKeys
-from limpet.lease import Lock, Sightings
+from limpet.errors import Held
+from limpet.keys import CatalogKeys, Key
+from limpet.lease import Lease, Lock, Sightings
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
 from limpet.store.api import Store
+from support.clock import QueueRuntime
 
 __all__ = [
     "SCHEMA",
+    "Leading",
     "append",
     "catalog",
     "catalog_on",
@@ -142,3 +146,56 @@ def append(loaded: LoadedTable, id_: int, **fields: Any) -> dict[str, Any]:
             {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": id_},
         ],
     }
+
+
+class Leading:
+    """A catalog whose leader is the test: it publishes what it is told, batch by batch, on a hand-moved clock."""
+
+    def __init__(self, runtime: QueueRuntime, store: Store | None = None) -> None:
+        self.runtime = runtime
+        self.store = store or MemoryStore(runtime)
+        self.storage = self.elsewhere()
+        self.compactor = Compactor(self.storage)
+        self.lease = self._acquire(runtime)
+        self.epoch()
+
+    def elsewhere(self, store: Store | None = None, runtime: QueueRuntime | None = None) -> Storage:
+        """The storage of another process."""
+        return Storage(store or self.store, CatalogKeys.of("catalog"), runtime or self.runtime, ParquetSnapshots())
+
+    def _acquire(self, runtime: QueueRuntime) -> Lease:
+        lock = Lock(self.store, self.storage.keys.lock, "catalog", 10.0, runtime, Sightings(runtime))
+        lease = lock.try_acquire()
+        assert not isinstance(lease, Held)
+        return lease
+
+    def take_over(self) -> None:
+        """Another term begins."""
+        self.lease.release()
+        self.lease = self._acquire(self.runtime)
+        self.epoch()
+
+    def epoch(self) -> Published:
+        """Publish the epoch of this term."""
+        return self.publish(self.add(None))
+
+    def add(self, base: int | None, *names: str) -> Key:
+        """Write a batch, and do not publish it."""
+        rows = tuple(Row(self.runtime.new_id(), "create", (Change(name, {"of": name}),)) for name in names)
+        batch = Batch(domain="catalog", token=self.lease.token, base_version=base, rows=rows)
+        return self.storage.add_batch(self.runtime.new_id(), batch)
+
+    def publish(self, path: Key) -> Published:
+        """Have a batch published."""
+        return self.compactor.publish([path], self.lease.token)
+
+    def create(self, *names: str) -> Published:
+        """Publish a batch that creates entries."""
+        return self.publish(self.add(self.head.version, *names))
+
+    @property
+    def head(self) -> Head:
+        """What is published."""
+        seen = self.storage.head().read()
+        assert seen is not None
+        return seen.value

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import uuid
 
-from servers.process import Bucket, NotInstalled, NotStarted, Server, free_ports
-from servers.s3 import bucket_of, create_bucket, set_policy
+from support.servers.process import Bucket, NotInstalled, NotStarted, Server, free_ports
+from support.servers.s3 import bucket_of, create_bucket, set_policy
 
 __all__ = ["CephRGW"]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 __all__ = ["PAGES", "ROOT", "blocks", "plain", "printed", "program", "run_python", "run_shell", "said", "write_files"]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 PATIENCE_S = 100.0

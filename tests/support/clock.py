@@ -1,41 +1,21 @@
-"""A clock that moves by hand, and a store that answers as the test says. For the tests of cell, lease and outcome."""
+"""Processes on a clock that moves by hand."""
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from random import Random
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import greenlet
 from hypothesis import settings
 
-from limpet.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.records import RECORD_BYTES_MAX
-from limpet.runtime import Flag, Worker
-from limpet.store import Always, Blob, MemoryStore, MeteredStore, Store, Version, When
+from limpet.runtime import Flag, Worker, ulid
 
-__all__ = [
-    "EPOCH",
-    "Fault",
-    "ManualRuntime",
-    "ScriptedStore",
-    "Time",
-    "fails",
-    "late",
-    "lost_reply",
-    "lost_request",
-    "own_conflict",
-    "refused_409",
-    "steady",
-    "then",
-    "unavailable",
-]
+__all__ = ["EPOCH", "ManualRuntime", "QueueRuntime", "Time", "steady"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -178,105 +158,22 @@ class ManualRuntime:
         return [call(item) for item in items]
 
 
-Send = Callable[[], Version]
-Fault = Callable[[Send], Version]
-"""What becomes of a put: calls `send` to have it land, then answers or raises."""
+class QueueRuntime(ManualRuntime):
+    """A process whose ids have the form of real ones, and whose threads can be stopped without its knowing."""
 
+    def __init__(self, time: Time, owner: str) -> None:
+        super().__init__(time, owner)
+        self.frozen = False
+        self._numbers = count(1)
 
-def lost_reply(send: Send) -> Version:
-    """It lands; nobody says so (F1)."""
-    send()
-    raise OutcomeUnknown("no answer")
+    def new_id(self) -> str:
+        """A ULID that nobody else makes."""
+        name = int.from_bytes(self.owner.encode()[:6].ljust(6, b"."), "big")
+        return ulid(int(self.wall().timestamp() * 1000), name << 24 | next(self._numbers))
 
-
-def lost_request(send: Send) -> Version:
-    """It never arrives; nobody says so (F3)."""
-    raise OutcomeUnknown("no answer")
-
-
-def own_conflict(send: Send) -> Version:
-    """A proxy sends it twice, and the answer is that of the second copy (F1)."""
-    send()
-    send()
-    raise AssertionError("a conditional put cannot win twice")
-
-
-def refused_409(send: Send) -> Version:
-    """S3's answer to a racing write: nothing has landed (F6)."""
-    raise Conflict("conditional request conflict")
-
-
-def unavailable(send: Send) -> Version:
-    """The store is too busy, and says so."""
-    raise Unavailable("slow down")
-
-
-def late(pending: list[Send]) -> Fault:
-    """The client gives up; it lands when the test calls what is in `pending`."""
-
-    def fault(send: Send) -> NoReturn:
-        pending.append(send)
-        raise OutcomeUnknown("no answer")
-
-    return fault
-
-
-def then(fault: Fault, deed: Callable[[], object]) -> Fault:
-    """The fault, with somebody else's `deed` done before its answer is read."""
-
-    def both(send: Send) -> Version:
-        try:
-            return fault(send)
-        finally:
-            deed()
-
-    return both
-
-
-def fails(error: LimpetError) -> Callable[[], NoReturn]:
-    """For `ScriptedStore.gets`: a read that meets this error."""
-
-    def fail() -> NoReturn:
-        raise error
-
-    return fail
-
-
-class ScriptedStore(MeteredStore):
-    """A memory store behind a network that does to the next puts what `puts` says, and to the next gets `gets`.
-
-    When they are used up, all is well. `others` is the same bucket, reached by somebody whose network is fine.
-    """
-
-    def __init__(self, runtime: ManualRuntime, others: Store | None = None) -> None:
-        self.others: Store = others or MemoryStore(runtime)
-        super().__init__(self.others, runtime=runtime)
-        self.conflict_is_final = False
-        self.puts: deque[Fault | None] = deque()
-        self.gets: deque[Callable[[], object] | None] = deque()
-        self.sent: list[tuple[bytes, When]] = []
-
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
-        self.sent.append((data, when))
-        fault = self.puts.popleft() if self.puts else None
-
-        def send() -> Version:
-            return super(ScriptedStore, self).put(key, data, when=when)
-
-        return send() if fault is None else fault(send)
-
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        """See `Store.get`."""
-        fault = self.gets.popleft() if self.gets else None
-        if fault is not None:
-            fault()
-        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+    def sleep(self, seconds: float) -> None:
+        """Wait; in a thread of a frozen process, for ever."""
+        super().sleep(seconds)
+        me = greenlet.getcurrent()
+        while self.frozen and me.parent is not None:
+            me.parent.switch()

@@ -11,10 +11,8 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from limpet.app import Fleet
-from limpet.keys import Key
 from limpet.runtime import system
-from limpet.store import MeteredStore, Store
-from limpet.store.api import Always, Blob, Stat, Version, When
+from support.stores import Meddled
 
 __all__ = ["NAME", "PACKAGE", "Rec", "Watched", "by_sql", "fleet_on", "plain_rows", "some"]
 
@@ -86,24 +84,8 @@ class Watched:
         return sum(1 for asked, key in self.asked if asked == verb and part in key)
 
 
-class _WatchedStore(MeteredStore):
-    def __init__(self, store: Store, watched: Watched) -> None:
-        super().__init__(store)
-        self._watched = watched
-
-    def get(self, key: Key, **options: Any) -> Blob:
-        self._watched.note("get", key)
-        return super().get(key, **options)
-
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        self._watched.note("put", key)
-        return super().put(key, data, when=when)
-
-    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        self._watched.note("list", prefix)
-        return super().list(prefix, after=after)
-
-
 def fleet_on(fleet: Fleet, watched: Watched) -> Fleet:
     """The same fleet through a store that is watched."""
-    return Fleet(_WatchedStore(fleet.meter.inner, watched), fleet.url, fleet.record, system())
+    store = Meddled(fleet.meter.inner)
+    store.before = watched.note
+    return Fleet(store, fleet.url, fleet.record, system())

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from servers.process import Bucket, NotInstalled, Server, free_ports
+from support.servers.process import Bucket, NotInstalled, Server, free_ports
 
 __all__ = ["REGION", "Answer", "Body", "Meddler", "Moto", "failing", "refusing"]
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from servers.process import Bucket, NotInstalled, Server, free_ports
-from servers.s3 import bucket_of, create_bucket
+from support.servers.process import Bucket, NotInstalled, Server, free_ports
+from support.servers.s3 import bucket_of, create_bucket
 
 __all__ = ["RcloneS3"]
 
