@@ -17,7 +17,7 @@ from bench.rounds import Batch, Call, Case
 
 from limpet.cell import PLAIN, Cell
 from limpet.keys import Key, cell_key, lock_key
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.runtime import system
 from limpet.store import Absent, Match, Put, Version
 from limpet.store.cloud import _READ, _SMALL_PUT, CloudStore, _client
@@ -75,7 +75,7 @@ class _Ours:
         self._keys = _Keys(threads)
         self._versions = {key: store.put(key, BODY) for key in self._keys.own(threads)}
         store.put_many(Put(Key(f"listed/{i:04}.json"), BODY) for i in range(LISTED))
-        sightings, runtime = Sightings(system()), system()
+        sightings, runtime = VersionWatch(system()), system()
         self._cells = [Cell(store, cell_key(f"{i}"), PLAIN, runtime) for i in range(threads)]
         self._locks = [Lock(store, lock_key(f"{i}"), f"{i}", 60.0, runtime, sightings) for i in range(threads)]
 

@@ -23,7 +23,7 @@ from limpet.cell import PLAIN, Cell, struct_codec
 from limpet.index import Index
 from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim
 from limpet.runtime import SystemRuntime, Worker, ulid
@@ -188,7 +188,7 @@ class _Builder:
     def __init__(self, root: Path) -> None:
         self.runtime = _FixedRuntime()
         self.store = _FixedStore(root, durability="os", runtime=self.runtime)
-        self.sightings = Sightings(self.runtime)
+        self.sightings = VersionWatch(self.runtime)
 
     def fleet(self) -> None:
         self.runtime.act()

@@ -69,9 +69,9 @@ class SlowStore(BaseStore):
         time.sleep(self.delay_s)
         return self.inner.list_dirs(prefix)
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`."""
-        return self.inner.hint(prefix)
+    def change_token(self, prefix: str) -> str | None:
+        """See `Store.change_token`."""
+        return self.inner.change_token(prefix)
 
     def _seen(self, stat: Stat) -> Stat:
         self._clock.observe(stat.modified)

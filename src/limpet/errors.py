@@ -20,24 +20,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-__all__ = [
-    "Conflict",
-    "Corrupt",
-    "Denied",
-    "Held",
-    "Invalid",
-    "LeaseLost",
-    "LimpetError",
-    "Missing",
-    "NotModified",
-    "OutcomeUnknown",
-    "Unavailable",
-    "Unsupported",
-]
-
 
 class LimpetError(Exception):
-    """Base of the tree. `str(error)` is one line; `error.hint` says what to do about it, in tracebacks too."""
+    """Base of the tree. `str(error)` is one line; `error.change_token` says what to do about it, in tracebacks too."""
 
     default_hint = ""
 

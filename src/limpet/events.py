@@ -13,8 +13,6 @@ import msgspec
 from limpet.records import Name
 from limpet.runtime import Runtime
 
-__all__ = ["ERROR_CHARS_MAX", "EXECUTIONS", "Event", "EventSink", "compaction", "task_run"]
-
 EXECUTIONS = "executions"
 """The domain that events are kept under."""
 

@@ -21,25 +21,6 @@ import msgspec
 from limpet.errors import Corrupt, Invalid
 from limpet.runtime import ProcessMutex
 
-__all__ = [
-    "RECORD_BYTES_MAX",
-    "Count",
-    "Digest",
-    "Instant",
-    "Name",
-    "Positive",
-    "Seconds",
-    "Text",
-    "converted",
-    "decode",
-    "decoder",
-    "encode",
-    "parse_json",
-    "plain",
-    "plain_bytes",
-    "to_fields",
-]
-
 T = TypeVar("T")
 
 RECORD_BYTES_MAX = 1 << 20

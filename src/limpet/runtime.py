@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["Flag", "ProcessMutex", "Runtime", "SystemRuntime", "Worker", "system", "ulid", "ulid_ms"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -116,56 +114,45 @@ class SystemRuntime:
 
     @property
     def owner(self) -> str:
-        """See `Runtime.owner`."""
         return self._owner
 
     @property
     def label(self) -> str:
-        """See `Runtime.label`."""
         return self._label
 
     @property
     def rng(self) -> random.Random:
-        """See `Runtime.rng`."""
         return self._rng
 
     @property
     def shared(self) -> dict[Any, Any]:
-        """See `Runtime.shared`."""
         return self._shared
 
     def wall(self) -> datetime:
-        """See `Runtime.wall`."""
         return datetime.now(UTC)
 
     def elapsed_s(self) -> float:
-        """See `Runtime.elapsed_s`."""
         return time.clock_gettime(_BOOTTIME)
 
     def sleep(self, seconds: float) -> None:
-        """See `Runtime.sleep`."""
         time.sleep(max(0.0, seconds))
 
     def new_id(self) -> str:
-        """See `Runtime.new_id`."""
         return ulid(time.time_ns() // 1_000_000, self._rng.getrandbits(80))
 
     def flag(self) -> Flag:
-        """See `Runtime.flag`."""
         return threading.Event()
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """See `Runtime.mutex`."""
         return threading.Lock()
 
     def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
-        """See `Runtime.spawn`."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
 
     def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = FAN_OUT_MAX) -> list[B]:
-        """See `Runtime.fan_out`. A call made from inside a fan-out runs its items one after another."""
+        """A call made from inside a fan-out runs its items one after another."""
         todo = list(items)
         if len(todo) < 2 or at_once < 2 or getattr(self._in_pool, "yes", False):
             return [call(item) for item in todo]

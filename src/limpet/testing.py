@@ -31,8 +31,6 @@ from limpet.queue.work.judge import Caught, one_line, record_done, trace_of
 from limpet.queue.work.running import AsCurrent
 from limpet.runtime import system
 
-__all__ = ["drain", "eager", "fleet"]
-
 
 def fleet() -> Fleet:
     """A new, empty fleet in this process's memory."""

@@ -25,7 +25,7 @@ from limpet.catalog.storage import Storage
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import system
 from limpet.store import MemoryStore
@@ -140,7 +140,7 @@ def make_world() -> World:
         compactor.prepare()
         return published
 
-    lock = Lock(store, storage.keys.lock, "catalog", 60.0, system(), Sightings(system()))
+    lock = Lock(store, storage.keys.lock, "catalog", 60.0, system(), VersionWatch(system()))
     leader = Leader(storage, publish, lock)
     return World(store, Catalog(storage, Warehouse(store, URL, system()), leader), leader)
 

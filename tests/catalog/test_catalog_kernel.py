@@ -18,7 +18,7 @@ from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import CatalogKeys
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.runtime import system
 from limpet.store import MemoryStore
 
@@ -41,7 +41,7 @@ def storage() -> Storage:
 
 @contextmanager
 def leading(storage: Storage) -> Iterator[Leader]:
-    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system()))
+    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     leader = Leader(storage, Compactor(storage).publish, lock)
     thread = Thread(target=leader.run)
     thread.start()
@@ -101,7 +101,7 @@ def test_many_clients_share_publications(storage: Storage) -> None:
 
 
 def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused(storage: Storage) -> None:
-    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system()))
+    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     lease = lock.acquire()
     compactor = Compactor(storage)
     row = Row("1", "create", (Change("a", 1),))
@@ -191,7 +191,7 @@ def test_a_damaged_record_of_the_newest_commit_is_named(storage: Storage) -> Non
     key = storage.keys.commit(loaded.head.links[0].id)
     storage.store.put(key, b"{}")
     assert key in (verify(storage, loaded.head).broken or "")
-    lease = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system())).acquire()
+    lease = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system())).acquire()
     batch = Batch(domain="catalog", token=lease.token, base_version=None)
     with pytest.raises(Corrupt, match="not what the head names"):
         Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token)
@@ -208,7 +208,7 @@ def test_a_compactor_that_was_told_nothing_published_nothing(storage: Storage, m
             raise away[0]
         return compactor.publish(paths, token)
 
-    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system()))
+    lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     for error, told in ((Unreachable("nobody listens"), NotLeader), (OutcomeUnknown("no answer"), OutcomeUnknown)):
         leader = Leader(storage, publish, lock)
         leader.turn()

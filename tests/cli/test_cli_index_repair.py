@@ -14,7 +14,7 @@ import limpet
 from cli.harness import Here
 from limpet.index import Index, shard_id
 from limpet.keys import IndexKeys, Key
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.runtime import system
 
 KEYS = IndexKeys.of("domains")
@@ -215,7 +215,7 @@ def test_purge(here: Here, index: Index[Domain]) -> None:
 @pytest.mark.parametrize("arguments", [command for command in COMMANDS if command[-1] in ("--repair", "--quiesced")])
 def test_somebody_at_work(here: Here, index: Index[Domain], arguments: tuple[str, ...]) -> None:
     key = KEYS.lock("all")
-    lock = Lock(limpet.open().store, key, key, 60.0, system(), Sightings(system()))
+    lock = Lock(limpet.open().store, key, key, 60.0, system(), VersionWatch(system()))
     with lock.hold(wait_s=0):
         done = here("index", *arguments)
     assert done.code == 75

@@ -18,7 +18,7 @@ from limpet.cell import Cell, Fence, Lost, Replaced, Unclear, Won
 from limpet.cell.decide import admit
 from limpet.errors import Held, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key, lock_key
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.runtime import system
 from limpet.store import Absent, Always, DirectoryStore, Match, MemoryStore, Version, When
 
@@ -206,7 +206,7 @@ def fork_mid_renewal() -> None:
 
     def block() -> None:
         nonlocal child
-        with Lock(store, lock_key("job"), "job", 3.0, runtime, Sightings(runtime)).hold() as lease:
+        with Lock(store, lock_key("job"), "job", 3.0, runtime, VersionWatch(runtime)).hold() as lease:
             store.entered.wait(60)
             child = os.fork()
             if child:

@@ -384,10 +384,10 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
     store.before = lambda verb, key: before(verb)
     from limpet.index.stamps import stamps_of
     from limpet.index.typed import typed
-    from limpet.lease import Sightings
+    from limpet.lease import VersionWatch
 
     index: Index[Any] = Index(
-        store, "domains", runtime, typed(Domain, "domain"), stamps_of(store, runtime, "memory"), Sightings(runtime)
+        store, "domains", runtime, typed(Domain, "domain"), stamps_of(store, runtime, "memory"), VersionWatch(runtime)
     )
     assert not load or index.manifest.depth == 2
     return index

@@ -13,7 +13,7 @@ from limpet.index.compiler import LOCK_TTL_S, CompileReport
 from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys, Key
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Version, When
 from support.clock import ManualRuntime, Time
@@ -142,7 +142,7 @@ class Place:
         runtime = ManualRuntime(self.time, owner)
         network = Network(runtime, self.bucket)
         stamps = stamps_of(network, runtime, "here")
-        index: Index[Rec] = Index(network, NAME, runtime, typed(Rec, "key"), stamps, Sightings(runtime))
+        index: Index[Rec] = Index(network, NAME, runtime, typed(Rec, "key"), stamps, VersionWatch(runtime))
         assert index.manifest
         network.fine()
         return index, network

@@ -14,7 +14,7 @@ from limpet.app import Fleet
 from limpet.index import Index, decide, shard_id
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.keys import IndexKeys
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.runtime import system
 from limpet.store import MemoryStore, Version
 from support.clock import ManualRuntime
@@ -283,7 +283,7 @@ def test_a_shard_that_is_held_costs_one_look(fleet: Fleet, index: Index[Rec]) ->
     (shard,) = {shard_id(rec.key) for rec in spread(1)}
     key = IndexKeys.of(NAME).lock(shard)
     runtime = system()
-    Lock(fleet.store, key, key, LOCK_TTL_S, runtime, Sightings(runtime)).try_acquire()
+    Lock(fleet.store, key, key, LOCK_TTL_S, runtime, VersionWatch(runtime)).try_acquire()
     assert requests(fleet, index.compile) == plus(RUN, {"list": 1}, {"get": 1})
     forced = plus({"list": 1}, {"get": 1}, {"get": 1, "delete": 1}, SHARD)
     assert requests(fleet, lambda: index.compile(full=True)) == plus(RUN, forced, NOTED)
@@ -295,7 +295,7 @@ def test_a_lost_race_costs_the_swap_and_deletes_nothing() -> None:
     index = fleet.index(NAME, Rec, key="key")
     assert index.manifest
     network = ScriptedStore(runtime, _memory(fleet))
-    mine = Index(network, NAME, runtime, index._typed, index._stamps, Sightings(runtime))
+    mine = Index(network, NAME, runtime, index._typed, index._stamps, VersionWatch(runtime))
     mine.compile()
     index.put_many(spread(1))
     shard = IndexKeys.of(NAME).shard(shard_id(spread(1)[0].key))

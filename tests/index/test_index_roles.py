@@ -11,7 +11,7 @@ from limpet.index import Index, decide
 from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.store import MemoryStore, ScopedStore
 from support.clock import ManualRuntime, Time
 from support.index import NAME, Rec, keys_in, objects
@@ -33,7 +33,7 @@ class Place:
         runtime = ManualRuntime(self.time, role or "owner")
         store = ScopedStore(self.bucket, role=role, runtime=runtime)
         stamps = stamps_of(store, runtime, "here")
-        return Index(store, name, runtime, typed(Rec, "key"), stamps, Sightings(runtime))
+        return Index(store, name, runtime, typed(Rec, "key"), stamps, VersionWatch(runtime))
 
     def state(self) -> list[tuple[str, str]]:
         """All objects but the clock's, and their versions."""

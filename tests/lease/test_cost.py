@@ -11,7 +11,7 @@ import pytest
 from lease.world import TTL_S, Process, World, won
 from limpet.errors import Held
 from limpet.keys import lock_key
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.lease.decide import look_interval_s
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore, MeteredStore
@@ -20,7 +20,7 @@ from support.servers.process import Bucket
 
 @pytest.fixture(params=["memory", "directory", "seaweedfs"])
 def meter(request: pytest.FixtureRequest, tmp_path: Path) -> MeteredStore:
-    """A metered store that several `Sightings` may share as if they were processes."""
+    """A metered store that several `VersionWatch` may share as if they were processes."""
     if request.param == "memory":
         return MeteredStore(MemoryStore())
     if request.param == "directory":
@@ -31,7 +31,7 @@ def meter(request: pytest.FixtureRequest, tmp_path: Path) -> MeteredStore:
     return MeteredStore(CloudStore(bucket.at(f"lease-cost-{uuid4().hex}"), options=dict(bucket.options)))
 
 
-def lock_of(meter: MeteredStore, sightings: Sightings, *, look_first: bool = False) -> Lock:
+def lock_of(meter: MeteredStore, sightings: VersionWatch, *, look_first: bool = False) -> Lock:
     return Lock(meter, lock_key("x"), "x", 60.0, system(), sightings, look_first=look_first)
 
 
@@ -42,7 +42,7 @@ def requests(meter: MeteredStore, act: Callable[[], object]) -> dict[str, int]:
 
 
 def test_acquire_renew_release(meter: MeteredStore) -> None:
-    known = Sightings(system())
+    known = VersionWatch(system())
     lock = lock_of(meter, known)
     with meter.measure() as first:
         lease = won(lock.try_acquire())
@@ -55,19 +55,19 @@ def test_acquire_renew_release(meter: MeteredStore) -> None:
     assert again.requests == {"get": 1, "put": 1}, "free, and known to this process"
     lease.release()
     with meter.measure() as look_first:
-        lease = won(lock_of(meter, Sightings(system()), look_first=True).try_acquire())
+        lease = won(lock_of(meter, VersionWatch(system()), look_first=True).try_acquire())
     assert look_first.requests == {"get": 1, "put": 1}, "free, and looked at first"
     lease.release()
     with meter.measure() as unknown:
-        lease = won(lock_of(meter, Sightings(system())).try_acquire())
+        lease = won(lock_of(meter, VersionWatch(system())).try_acquire())
     assert unknown.requests == {"put": 2, "get": 1}, "free, but this process thought it new: one refused put more"
     assert unknown.refused == 1
     lease.release()
 
 
 def test_a_held_lock_is_one_look(meter: MeteredStore) -> None:
-    won(lock_of(meter, Sightings(system())).try_acquire())
-    contender = lock_of(meter, Sightings(system()), look_first=True)
+    won(lock_of(meter, VersionWatch(system())).try_acquire())
+    contender = lock_of(meter, VersionWatch(system()), look_first=True)
     for _ in range(3):
         with meter.measure() as cost:
             assert isinstance(contender.try_acquire(), Held)
@@ -76,14 +76,14 @@ def test_a_held_lock_is_one_look(meter: MeteredStore) -> None:
 
 def test_a_whole_hold(meter: MeteredStore) -> None:
     def hold() -> None:
-        with lock_of(meter, Sightings(system())).hold():
+        with lock_of(meter, VersionWatch(system())).hold():
             pass
 
     assert requests(meter, hold) == {"put": 2}
 
 
 def test_peek_and_break(meter: MeteredStore) -> None:
-    lock = lock_of(meter, Sightings(system()))
+    lock = lock_of(meter, VersionWatch(system()))
     won(lock.try_acquire())
     assert requests(meter, lock.peek) == {"get": 1}
     assert requests(meter, lock.break_) == {"get": 1, "put": 1}

@@ -12,7 +12,7 @@ import pytest
 from lease.world import TTL_S, World, won
 from limpet.errors import Held, LeaseLost
 from limpet.keys import lock_key
-from limpet.lease import Lock, Sightings, State
+from limpet.lease import Lock, State, VersionWatch
 from limpet.runtime import system
 from limpet.store import MemoryStore
 from support.stores import lost_request, unavailable
@@ -116,7 +116,7 @@ def test_a_block_may_give_its_lock_back_early(world: World) -> None:
 
 
 def real_lock(store: MemoryStore, ttl_s: float = 60.0) -> Lock:
-    return Lock(store, lock_key("real"), "real", ttl_s, system(), Sightings(system()))
+    return Lock(store, lock_key("real"), "real", ttl_s, system(), VersionWatch(system()))
 
 
 def test_the_thread_renews(poll: Callable[[Callable[[], bool]], None]) -> None:

@@ -15,7 +15,7 @@ from lease.world import TTL_S, Process, World, won
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import lock_key
-from limpet.lease import LeaseRecord, Lock, Sightings, State
+from limpet.lease import LeaseRecord, Lock, State, VersionWatch
 from limpet.lease.decide import look_interval_s
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime
@@ -451,7 +451,7 @@ def test_a_lock_that_nobody_can_take_is_one_error_with_a_way_out(spoil: Callable
     """A token of 2^53 - 1 was taken once, and what was written then could never be read again."""
     store, runtime = MemoryStore(ManualRuntime()), ManualRuntime(owner="a")
     key = lock_key("backup")
-    lock = Lock(store, key, "backup", 60.0, runtime, Sightings(runtime))
+    lock = Lock(store, key, "backup", 60.0, runtime, VersionWatch(runtime))
     won(lock.try_acquire()).release()
     damaged = json.dumps(spoil(json.loads(store.get(key).data))).encode()
     store.put(key, damaged)
@@ -474,7 +474,7 @@ def test_a_lock_that_nobody_can_take_is_one_error_with_a_way_out(spoil: Callable
 def test_an_attempt_at_its_limit_does_not_spoil_a_lock() -> None:
     store, runtime = MemoryStore(ManualRuntime()), ManualRuntime(owner="a")
     key = lock_key("backup")
-    lock = Lock(store, key, "backup", 60.0, runtime, Sightings(runtime))
+    lock = Lock(store, key, "backup", 60.0, runtime, VersionWatch(runtime))
     won(lock.try_acquire()).release()
     store.put(key, json.dumps(json.loads(store.get(key).data) | {"attempt": 1 << 50}).encode())
     won(lock.try_acquire()).release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from limpet.keys import lock_key
-from limpet.lease import Lease, LeaseRecord, Lock, Sightings, State
+from limpet.lease import Lease, LeaseRecord, Lock, State, VersionWatch
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime, Time
 from support.stores import ScriptedStore
@@ -19,7 +19,7 @@ class Process:
     def __init__(self, world: World, owner: str, *, wall_offset_s: float = 0.0) -> None:
         self.runtime = ManualRuntime(world.time, owner, wall_offset_s=wall_offset_s)
         self.store = ScriptedStore(self.runtime, world.memory)
-        self.sightings = Sightings(self.runtime)
+        self.sightings = VersionWatch(self.runtime)
 
     def lock(self, name: str = "backup", ttl_s: float = TTL_S, *, look_first: bool = False) -> Lock:
         """A new handle."""

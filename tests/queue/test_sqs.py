@@ -236,7 +236,7 @@ def finish(queue: SqsQueue) -> Any:
 def test_it_fits_the_protocol(world: World) -> None:
     queue: Queue = world.queue()
     assert (queue.name, queue.provider, queue.policy) == ("jobs", "sqs", STEADY)
-    assert queue.hint() is None
+    assert queue.change_token() is None
     queue.push({"n": 1})
     claim: Claim = queue.claim()
     tasks: list[Task] = [*claim]

@@ -40,7 +40,7 @@ Before = Callable[[str, tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True)
-class Seen:
+class Versioned:
     """A `FileStat` made by hand."""
 
     st_mode: int
@@ -155,10 +155,10 @@ def unstamped() -> Files:
     return files_with(write=files.write, stat=files.stat, utime=asked_ns.__setitem__, fstat=fstat, close=close)
 
 
-def _same_inode(real: FileStat, mtime_ns: int | None = None) -> Seen:
+def _same_inode(real: FileStat, mtime_ns: int | None = None) -> Versioned:
     """Folders keep their own: nobody's folders are all alike while they are open."""
     inode = real.st_ino if stat.S_ISDIR(real.st_mode) else 1
-    return Seen(real.st_mode, real.st_dev, inode, real.st_size, real.st_mtime_ns if mtime_ns is None else mtime_ns)
+    return Versioned(real.st_mode, real.st_dev, inode, real.st_size, real.st_mtime_ns if mtime_ns is None else mtime_ns)
 
 
 def fork(work: Callable[[], object]) -> int:

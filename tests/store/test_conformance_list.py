@@ -135,11 +135,11 @@ def test_a_sample_of_a_few_is_all_of_them(store: Store) -> None:
 
 
 def test_a_hint_changes_with_the_names_or_says_that_it_cannot_tell(store: Store) -> None:
-    before = store.hint("h")
+    before = store.change_token("h")
     store.put(Key("h/1/a.json"), b"{}")
-    after = store.hint("h")
+    after = store.change_token("h")
     assert (before is None) is (after is None)
     if before is not None:
         assert before != after
         store.delete(Key("h/1/a.json"))
-        assert store.hint("h") != after
+        assert store.change_token("h") != after

@@ -84,7 +84,7 @@ def test_no_link_below_the_root_is_followed(
         with pytest.raises(Denied, match=rf"{root}/{where} is a symbolic link") as refused:
             verb()
         assert "bind mount" in refused.value.hint
-    assert store.hint("queues/jobs/completed") is None
+    assert store.change_token("queues/jobs/completed") is None
     assert [stat.key for stat in store.list()] == ["other/k.json"], "a listing passes over the link"
     assert [stat.key for stat in store.sample("", 9)] == ["other/k.json"]
     assert (root / where).is_symlink()
@@ -241,12 +241,12 @@ def test_a_file_servers_clock_is_believed(tmp_path: Path) -> None:
 
 def _shifted(real: Callable[..., Any], runtime: ManualRuntime) -> Callable[..., Any]:
     """Files' times as if now were an hour after the machine's wall clock, on a clock that we move by hand."""
-    from store.disk import Seen
+    from store.disk import Versioned
 
     def call(*args: Any) -> Any:
         found = real(*args)
         wall_ns = int(runtime.wall().timestamp() * 1e9)
-        return Seen(found.st_mode, found.st_dev, found.st_ino, found.st_size, wall_ns + 3600 * 10**9)
+        return Versioned(found.st_mode, found.st_dev, found.st_ino, found.st_size, wall_ns + 3600 * 10**9)
 
     return call
 
@@ -266,11 +266,11 @@ def test_a_clock_that_was_set_back_rules(tmp_path: Path) -> None:
 
 
 def _at(at_ns: list[int]) -> Callable[[int], Any]:
-    from store.disk import Seen
+    from store.disk import Versioned
 
     def fstat(fd: int) -> Any:
         real = os.fstat(fd)
-        return Seen(real.st_mode, real.st_dev, real.st_ino, real.st_size, at_ns[0])
+        return Versioned(real.st_mode, real.st_dev, real.st_ino, real.st_size, at_ns[0])
 
     return fstat
 

@@ -21,7 +21,7 @@ from limpet.errors import Conflict, Corrupt, Denied, LimpetError, Missing, Outco
 from limpet.keys import Key
 from limpet.store import Absent, Always, Blob, Match, Put, Version, When
 from limpet.store.directory import DirectoryStore, OsFiles
-from store.disk import Fault, Seen, Tape, failing, files_with, fork, join, new_root, run_threads, temps
+from store.disk import Fault, Tape, Versioned, failing, files_with, fork, join, new_root, run_threads, temps
 
 DAY_NS = 24 * 60 * 60 * 10**9
 K = Key("a/k.json")
@@ -184,7 +184,7 @@ def test_a_failing_read_is_never_an_empty_result(tmp_path: Path) -> None:
 
 def test_a_file_that_was_cut_short_is_corrupt(tmp_path: Path) -> None:
     DirectoryStore(tmp_path).put(K, b"12345")
-    files = files_with(fstat=lambda fd: Seen(os.fstat(fd).st_mode, 1, 1, 9, 1))
+    files = files_with(fstat=lambda fd: Versioned(os.fstat(fd).st_mode, 1, 1, 9, 1))
     with pytest.raises(Corrupt):
         DirectoryStore(tmp_path, files=files).get(K)
 

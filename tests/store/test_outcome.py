@@ -9,7 +9,7 @@ import pytest
 from limpet.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.store import Absent, Always, Blob, Match, Version, When
-from limpet.store.outcome import SENDS_MAX, Settled, Verdict, put_bytes, put_settled
+from limpet.store.outcome import SENDS_MAX, Resolution, Verdict, put_bytes, put_resolved
 from support.clock import ManualRuntime
 from support.stores import (
     Fault,
@@ -40,8 +40,8 @@ def mine_or_base(found: Blob | None) -> Verdict:
     return Verdict.WON if found.data == MINE else Verdict.LOST
 
 
-def settle(store: ScriptedStore, judge: Judge = mine_or_base, when: When = Absent()) -> Settled:
-    return put_settled(store, store._runtime, K, MINE, when, judge)
+def settle(store: ScriptedStore, judge: Judge = mine_or_base, when: When = Absent()) -> Resolution:
+    return put_resolved(store, store._runtime, K, MINE, when, judge)
 
 
 def spent(store: ScriptedStore) -> dict[str, int]:
@@ -50,7 +50,7 @@ def spent(store: ScriptedStore) -> dict[str, int]:
 
 def test_a_clear_answer_is_believed(store: ScriptedStore) -> None:
     settled = settle(store)
-    assert settled == Settled(Verdict.WON, store.head(K).version, None)
+    assert settled == Resolution(Verdict.WON, store.head(K).version, None)
     assert spent(store) == {"put": 1, "head": 1}
 
 

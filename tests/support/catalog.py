@@ -22,7 +22,7 @@ from limpet.catalog.storage import Storage
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Held
 from limpet.keys import CatalogKeys, Key
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
 from limpet.store.api import Store
@@ -67,7 +67,7 @@ def catalog_on(store: Store | None = None, url: str = "memory://test") -> Iterat
     """A catalog whose leader runs in a thread."""
     store = store or MemoryStore(system())
     storage = Storage(store, CatalogKeys.of("catalog"), system(), Json())
-    lock = Lock(store, storage.keys.lock, "catalog", 10.0, system(), Sightings(system()))
+    lock = Lock(store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     leader = Leader(storage, Compactor(storage).publish, lock)
     thread = Thread(target=leader.run)
     thread.start()
@@ -164,7 +164,7 @@ class Leading:
         return Storage(store or self.store, CatalogKeys.of("catalog"), runtime or self.runtime, ParquetSnapshots())
 
     def _acquire(self, runtime: QueueRuntime) -> Lease:
-        lock = Lock(self.store, self.storage.keys.lock, "catalog", 10.0, runtime, Sightings(runtime))
+        lock = Lock(self.store, self.storage.keys.lock, "catalog", 10.0, runtime, VersionWatch(runtime))
         lease = lock.try_acquire()
         assert not isinstance(lease, Held)
         return lease

@@ -15,7 +15,7 @@ from limpet.index.offline import Whole
 from limpet.index.stamps import stamps_of
 from limpet.index.typed import typed
 from limpet.keys import IndexKeys, Key
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.store import MemoryStore, Store
 from support.clock import ManualRuntime, Time
 from support.stores import Meddled
@@ -131,7 +131,7 @@ class Process:
             runtime,
             typed(kind, "key"),
             stamps_of(store, runtime, "memory"),
-            Sightings(runtime),
+            VersionWatch(runtime),
             depth=depth,
         )
         return cls(bucket, store, runtime, index, whole_of(index))

@@ -92,9 +92,9 @@ class Network(ScriptedStore):
         self.log.clear()
         return found
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`."""
-        return super().hint(prefix) if self.hints else None
+    def change_token(self, prefix: str) -> str | None:
+        """See `Store.change_token`."""
+        return super().change_token(prefix) if self.hints else None
 
     def _note(self, verb: str, key: str) -> None:
         self.log.append(f"{verb} {key.removeprefix(f'{ROOT}/')}")

@@ -23,7 +23,7 @@ import msgspec
 from limpet import keys, records
 from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check
 from limpet.app.warehouse_files import WAREHOUSE, plain_warehouse
-from limpet.cell import Cell, Seen, struct_codec
+from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
 from limpet.index.manifest import Manifest
@@ -34,18 +34,6 @@ from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
 from limpet.store.metered import MeteredStore
 from limpet.store.probe import quick
-
-__all__ = [
-    "ORDER",
-    "BackupRecord",
-    "BackupReport",
-    "CheckReport",
-    "Progress",
-    "backup",
-    "check_backup",
-    "kind_of",
-    "restore",
-]
 
 T = TypeVar("T")
 
@@ -377,7 +365,7 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 
 def _begun(
     sides: _Sides, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
-) -> tuple[Cell[BackupRecord], Seen[BackupRecord], BackupRecord | None]:
+) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
     """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
 
     Only a place that is empty, or that a run of the same purpose and source has marked, is ever written to.
@@ -465,7 +453,7 @@ class _Run:
     def __init__(
         self,
         sides: _Sides,
-        begun: tuple[Cell[BackupRecord], Seen[BackupRecord], BackupRecord | None],
+        begun: tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None],
         tell: Tell,
     ) -> None:
         self.sides = sides

@@ -15,23 +15,11 @@ from limpet.catalog.storage import Own, Storage
 from limpet.catalog.warehouse import Warehouse
 from limpet.events import EXECUTIONS
 from limpet.keys import CatalogKeys
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.runtime import Runtime
 from limpet.store import Store
 from limpet.store.credentials import locate
 from limpet.store.policies import root_of
-
-__all__ = [
-    "DOMAIN",
-    "LEASE_S",
-    "client_config",
-    "executions_of",
-    "lead",
-    "leader_of",
-    "open_catalog",
-    "storage_of",
-    "workspace_url",
-]
 
 DOMAIN = "catalog"
 LEASE_S = 10.0
@@ -75,7 +63,7 @@ def executions_of(store: Store, runtime: Runtime) -> Executions:
 def leader_of(storage: Storage, publish: Publisher, *, lease_s: float = LEASE_S) -> Leader:
     """One that leads the catalog when it can; `publish` is a compactor's, here or elsewhere.   Cost: nothing yet."""
     runtime = storage.runtime
-    lock = Lock(storage.store, storage.keys.lock, DOMAIN, lease_s, runtime, Sightings(runtime), look_first=True)
+    lock = Lock(storage.store, storage.keys.lock, DOMAIN, lease_s, runtime, VersionWatch(runtime), look_first=True)
     return Leader(storage, publish, lock)
 
 

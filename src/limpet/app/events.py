@@ -14,8 +14,6 @@ from limpet.keys import CatalogKeys
 from limpet.runtime import Runtime
 from limpet.store import MeteredStore, Store
 
-__all__ = ["SWITCH", "Recent", "events_of", "is_wanted", "recent"]
-
 SWITCH = "LIMPET_EVENTS"
 
 

@@ -18,12 +18,12 @@ from limpet.app.indexes import open_index
 from limpet.app.queues import LaterJournal, NoStore, demand_queue, journal_of, open_queue, policy_of, queue_names
 from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
 from limpet.app.urls import Durability, absolute, store_for, url_or_default
-from limpet.cell import PLAIN, Cell, Seen, struct_codec
+from limpet.cell import PLAIN, Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.events import EventSink
 from limpet.index import Index
 from limpet.index.stamps import stamps_of
-from limpet.lease import LeaseRecord, Lock, Sightings, lease_cell
+from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
 from limpet.queue import Queue
 from limpet.runtime import Runtime, system
 from limpet.store import MeteredStore, ScopedStore, Store
@@ -32,8 +32,6 @@ from limpet.store.probe import Findings, quick, use_etag_style
 if TYPE_CHECKING:
     from limpet.app.publish import Published, TableWriter
     from limpet.catalog.catalog import Catalog
-
-__all__ = ["Fleet", "open"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -180,7 +178,7 @@ class Fleet:
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._record = record
         self._runtime = runtime
-        self._sightings = Sightings(runtime)
+        self._sightings = VersionWatch(runtime)
         self._stamps = stamps_of(self.store, runtime, absolute(url))
         self._journal = LaterJournal(lambda: journal_of(self.record, self.store, runtime))
         self.tasks = Tasks(self.queue, events, self.check)
@@ -214,7 +212,9 @@ class Fleet:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
         return Lock(self.store, keys.lock_key(name), name, ttl_s, self._runtime, self._sightings, look_first=look_first)
 
-    def locks(self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None) -> Iterator[Seen[LeaseRecord]]:
+    def locks(
+        self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None
+    ) -> Iterator[Versioned[LeaseRecord]]:
         """Every lock that was ever used, in the order of their keys, as it is now; `modified` is the store's stamp.
 
         A lock that cannot be read is left out, and `on_error` is told its key and why; the others are not affected.
@@ -233,7 +233,7 @@ class Fleet:
                     continue
                 yield seen
 
-    def lock_seen(self, name: str) -> Seen[LeaseRecord] | None:
+    def lock_seen(self, name: str) -> Versioned[LeaseRecord] | None:
         """The lock `name` as it is now, like `locks`; None if it was never used.   Cost: 1 GET."""
         return self._lease_cell(keys.lock_key(name)).read()
 

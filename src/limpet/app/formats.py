@@ -11,21 +11,6 @@ from limpet.errors import Invalid, Unsupported
 from limpet.records import Count, Name
 from limpet.store.probe import Findings
 
-__all__ = [
-    "BACKUP",
-    "CURRENT",
-    "LEVEL",
-    "NODE",
-    "RESTORING",
-    "SUPERVISED",
-    "FleetRecord",
-    "check",
-    "enabled",
-    "fresh",
-    "may_write",
-    "upgraded",
-]
-
 LEVEL = 1
 """What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""
 

@@ -12,15 +12,13 @@ from limpet.events import EventSink
 from limpet.index import CompileReport, Index
 from limpet.index.stamps import Stamps
 from limpet.index.typed import typed
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
 from limpet.store import Store
 
 if TYPE_CHECKING:
     from limpet.index.formats import Chunk
     from limpet.index.importing import Order, Taken
-
-__all__ = ["CompileJob", "ImportJob", "open_index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def open_index(
     name: str,
     runtime: Runtime,
     stamps: Stamps,
-    sightings: Sightings,
+    sightings: VersionWatch,
     opener: Callable[[str], Any],
     *,
     kind: Any,

@@ -45,8 +45,6 @@ from limpet.keys import Key, join
 from limpet.store.api import Absent
 from limpet.store.outcome import put_bytes
 
-__all__ = ["NAMESPACE", "Led", "Published", "Publisher", "TableWriter", "columns_of"]
-
 NAMESPACE = ("indexes",)
 """Where tables of indexes are, unless somebody says otherwise."""
 
@@ -87,11 +85,9 @@ class Led:
         self._catalog = catalog
 
     def create_namespace(self, namespace: Sequence[str]) -> None:
-        """See `TableWriter.create_namespace`."""
         self._catalog.create_namespace(namespace)
 
     def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
-        """See `TableWriter.commit_table`."""
         return self._catalog.commit_table(namespace, name, request).metadata_location or ""
 
 

@@ -12,27 +12,13 @@ from urllib.parse import urlsplit
 from limpet.app.formats import NODE, SUPERVISED, FleetRecord
 from limpet.errors import Denied, Invalid, Missing, Unsupported
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.queue import BucketQueue, Policy, Queue
 from limpet.queue.storage import Journal, NoJournal
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
-
-__all__ = [
-    "SQS",
-    "LaterJournal",
-    "NoStore",
-    "demand_queue",
-    "has_store",
-    "is_used",
-    "journal_of",
-    "open_queue",
-    "policy_of",
-    "provider_of",
-    "queue_names",
-]
 
 SQS = "sqs"
 PROVIDERS = ("filesystem", "bucket", SQS)
@@ -98,7 +84,7 @@ def open_queue(
     url: str,
     name: str,
     runtime: Runtime,
-    sightings: Sightings,
+    sightings: VersionWatch,
     *,
     policy: Policy,
     payload_type: Any,

@@ -26,8 +26,6 @@ from limpet.queue.verdicts import Fail
 from limpet.queue.work import Cron, Job, current_task
 from limpet.queue.work.judge import Caught
 
-__all__ = ["Arguments", "Hook", "Hooks", "OpenQueue", "PolicyFields", "TaskFunction", "TaskRun", "Tasks"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 HookKind = typing.Literal["start", "done", "retry", "fail"]
@@ -284,18 +282,15 @@ class _HookedSink:
     inner: EventSink | None
 
     def emit(self, event: Event) -> None:
-        """See `EventSink.emit`."""
         if self.inner is not None:
             self.inner.emit(event)
         self.hooks.ended(event)
 
     def flush(self) -> None:
-        """See `EventSink.flush`."""
         if self.inner is not None:
             self.inner.flush()
 
     def close(self) -> None:
-        """See `EventSink.close`."""
         if self.inner is not None:
             self.inner.close()
 

@@ -12,8 +12,6 @@ from limpet.errors import Denied, Invalid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MemoryStore, Store
 
-__all__ = ["Durability", "absolute", "store_for", "url_or_default"]
-
 Durability = Literal["fsync", "os"]
 
 SCHEMES = "use ./dir, file://, memory://, s3://, gs:// or az://"

@@ -18,8 +18,6 @@ from limpet.store.base import BaseStore
 from limpet.store.directory.failure import failure
 from limpet.store.directory.plain import PlainFiles
 
-__all__ = ["WAREHOUSE", "PlainWarehouse", "plain_warehouse"]
-
 WAREHOUSE = "warehouse"
 
 
@@ -52,7 +50,6 @@ class PlainWarehouse(BaseStore):
         if_none_match: Version | None = None,
         size_max: int | None = records.RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`."""
         if not key.startswith(f"{WAREHOUSE}/"):
             return self._store.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
         with _explained(key), open(self._files.read(key), "rb") as file:
@@ -61,7 +58,6 @@ class PlainWarehouse(BaseStore):
             return Blob(file.read(), stat.version, stat.modified, stat.size)
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
         if not key.startswith(f"{WAREHOUSE}/"):
             return self._store.head(key)
         with _explained(key), open(self._files.read(key), "rb") as file:
@@ -84,7 +80,6 @@ class PlainWarehouse(BaseStore):
             return stat.version
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
         if not key.startswith(f"{WAREHOUSE}/"):
             self._store.delete(key)
             return
@@ -92,7 +87,7 @@ class PlainWarehouse(BaseStore):
             self._files.delete(keys.check(key))
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`. Below `warehouse/` in the order of the file system."""
+        """Below `warehouse/` in the order of the file system."""
         if not prefix or prefix.split("/")[0] != WAREHOUSE:
             others = self._store.list(prefix, after=after)
             yield from (stat for stat in others if not stat.key.startswith(f"{WAREHOUSE}/"))
@@ -110,11 +105,9 @@ class PlainWarehouse(BaseStore):
                     yield _stat_of(Key(path), found)
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`."""
         return self._store.sample(prefix, n)
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
         return self._store.list_dirs(prefix)
 
 

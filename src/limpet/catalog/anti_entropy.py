@@ -21,8 +21,6 @@ from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.keys import CatalogKeys
 from limpet.store.api import Stat, Store
 
-__all__ = ["Fate", "Handed", "Judged", "hand_over", "judged", "store_time", "was_met", "will_never_be"]
-
 PATHS_MAX = 64
 BYTES_MAX = 16 << 20
 MOST = 10_000

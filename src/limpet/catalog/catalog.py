@@ -32,8 +32,6 @@ from limpet.catalog.view import View, newest_head
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
-__all__ = ["Catalog", "Verified"]
-
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 
 TRIES_MAX = 10

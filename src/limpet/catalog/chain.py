@@ -16,8 +16,6 @@ from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
 from limpet.errors import Corrupt, Missing
 
-__all__ = ["Checked", "find", "log", "state_of", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class Checked:

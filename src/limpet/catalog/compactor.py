@@ -34,11 +34,9 @@ from limpet.catalog.records import Batch, Commit, Head, Row, SnapshotRef
 from limpet.catalog.state import State, time_text
 from limpet.catalog.storage import Storage, above
 from limpet.catalog.view import Loaded, load
-from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
+from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import LeaseRecord
-
-__all__ = ["Compactor", "Published", "Publisher", "Refusal", "Unreachable"]
 
 TRIES_MAX = 10
 SNAPSHOT_EVERY = 200
@@ -87,7 +85,7 @@ class Compactor:
         self._storage = storage
         self._head = storage.head()
         self._lock = Cell(storage.store, storage.keys.lock, struct_codec(LeaseRecord), storage.runtime)
-        self._seen: Seen[Head] | None = None
+        self._seen: Versioned[Head] | None = None
         self._settling = storage.runtime.mutex()
         self._settled = ""
         self._base: Loaded | None = None
@@ -148,7 +146,7 @@ class Compactor:
             return None
         return ready
 
-    def _forgetful(self, seen: Seen[Head]) -> Loaded:
+    def _forgetful(self, seen: Versioned[Head]) -> Loaded:
         """The state of a head, without answers that are too old.   Raises: Missing; Corrupt."""
         state = load(self._storage, seen, self._base).state.copy()
         state.forget(seen.value.at)
@@ -168,7 +166,7 @@ class Compactor:
             if self._storage.keys.batch_id(path) is None:
                 raise Invalid(f"{path!r} is not a batch of this catalog")
 
-    def _attempt(self, seen: Seen[Head] | None, paths: Sequence[str], token: int) -> Published | None:
+    def _attempt(self, seen: Versioned[Head] | None, paths: Sequence[str], token: int) -> Published | None:
         """One try on one head; None: the head moved, look again."""
         head = seen.value if seen else None
         done = applied_in(head, paths)
@@ -206,13 +204,13 @@ class Compactor:
             case _:
                 return None
 
-    def _demand_moved(self, seen: Seen[Head] | None, wrong: str) -> None:
+    def _demand_moved(self, seen: Versioned[Head] | None, wrong: str) -> None:
         """What is wrong with a head is no wonder if it is not the newest.   Raises: Corrupt if it is."""
         now = self._head.read()
         if (now.version if now else None) == (seen.version if seen else None):
             raise Corrupt(wrong, hint="restore it from a backup")
 
-    def _held(self, new: Head, after: Seen[Head], state: State | None) -> Loaded | None:
+    def _held(self, new: Head, after: Versioned[Head], state: State | None) -> Loaded | None:
         """The newest state in memory that a later head's tail reaches back to."""
         if state is not None:
             return Loaded(after, state)
@@ -263,7 +261,7 @@ class Compactor:
         return batches
 
     def _build(
-        self, seen: Seen[Head] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int
+        self, seen: Versioned[Head] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int
     ) -> tuple[Head, State | None]:
         """The next head; if it comes with a snapshot of itself, that state. New objects have names above all it knows.
 

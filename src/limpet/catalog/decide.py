@@ -13,22 +13,6 @@ from limpet.catalog.names import check_name, key_of, parsed
 from limpet.catalog.records import Applied, Batch, Change, Commit, Head, Link, Row, SnapshotRef, Tail
 from limpet.errors import Invalid
 
-__all__ = [
-    "APPLIED_MAX",
-    "Done",
-    "Go",
-    "NoHead",
-    "Partly",
-    "Publish",
-    "Refused",
-    "applied_in",
-    "commit_of",
-    "judge",
-    "links_after",
-    "next_head",
-    "unusable",
-]
-
 APPLIED_MAX = 16
 TAIL_BYTES_MAX = 256 << 10
 PATH_CHARACTERS_MAX = 4096

@@ -20,23 +20,6 @@ from limpet.catalog.refusals import AlreadyExists, NoSuchNamespace, NoSuchTable,
 from limpet.catalog.state import State
 from limpet.errors import Corrupt, Invalid
 
-__all__ = [
-    "LIVE",
-    "PURGED",
-    "Content",
-    "Entry",
-    "check_alike",
-    "check_free",
-    "check_namespace_exists",
-    "entry_in",
-    "find",
-    "free_in",
-    "is_empty",
-    "location_of",
-    "overlapping",
-    "reserve",
-]
-
 LIVE, PURGED = "l", "p"
 
 Content = Literal["t", "v"]

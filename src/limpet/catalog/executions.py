@@ -22,7 +22,7 @@ from limpet.catalog.quarantine import isolate
 from limpet.catalog.records import Applied, Moment, MomentOrNone, moment
 from limpet.catalog.sink import SCHEMA, EventBatch
 from limpet.catalog.storage import OBJECT_BYTES_MAX, above
-from limpet.cell import Cell, Replaced, Seen, Won, struct_codec
+from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key, is_ulid
@@ -30,8 +30,6 @@ from limpet.records import Count, Digest, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Store
 from limpet.store.outcome import put_bytes
-
-__all__ = ["EventHead", "Executions", "Gone", "StateFile", "is_late", "read_batch", "to_merge"]
 
 TRIES_MAX = 10
 PATHS_MAX = 256
@@ -228,7 +226,7 @@ class Executions:
                 continue
             yield file.last, [] if table is None else [event for event, _ in self._codec.events(table)]
 
-    def _begin(self, cell: Cell[EventHead]) -> Seen[EventHead]:
+    def _begin(self, cell: Cell[EventHead]) -> Versioned[EventHead]:
         """An empty head, before any file: so a head that is lost is never taken for one that never was."""
         if next(iter(self.store.list(self.keys.states)), None) is not None:
             seen = cell.read()
@@ -272,7 +270,7 @@ class Executions:
         said = newest.isoformat(timespec="microseconds") if newest else ""
         return _Read(tuple(blobs), events, count - len(events), bad, said)
 
-    def _attempt(self, cell: Cell[EventHead], seen: Seen[EventHead], read: _Read) -> EventHead | None:
+    def _attempt(self, cell: Cell[EventHead], seen: Versioned[EventHead], read: _Read) -> EventHead | None:
         """One try on one head; None: the head moved, look again. Nothing of a lost try is used by the next one."""
         for path, (blob, reason) in read.bad.items():
             isolate(self.store, self.keys, str(self.keys.batch_id(path)), blob, reason)

@@ -24,18 +24,6 @@ from limpet.errors import Corrupt, Invalid, Missing
 from limpet.keys import Key
 from limpet.store.api import Stat
 
-__all__ = [
-    "Collected",
-    "Ledger",
-    "collect",
-    "collect_events",
-    "collect_ledger",
-    "delete_below",
-    "floor_at",
-    "garbage",
-    "raise_floor",
-]
-
 TRIES_MAX = 3
 GRACE_S = 3600.0
 

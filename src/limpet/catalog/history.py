@@ -19,8 +19,6 @@ from limpet.catalog.views import DROP as DROP_VIEW
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid, Missing
 
-__all__ = ["Past", "at", "last_dropped"]
-
 COMMITS_MAX = 10_000
 LOOK = "`limpet catalog log` shows the versions that are kept"
 

@@ -24,8 +24,6 @@ from limpet.lease import Heartbeat, Lease, Lock
 from limpet.runtime import Flag
 from limpet.store.api import Put
 
-__all__ = ["Decide", "Grant", "Leader", "NotLeader"]
-
 GROUP_MAX = 256
 PATIENCE_S = 30.0
 EPOCH_PATIENCE_S = 5.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import LimpetError
 
-__all__ = ["Ahead", "LoadedTable", "Page"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:

@@ -16,21 +16,6 @@ from typing import Literal
 
 from limpet.errors import Invalid
 
-__all__ = [
-    "Kind",
-    "Namespace",
-    "alike",
-    "check_name",
-    "check_namespace",
-    "children",
-    "key_of",
-    "name_in",
-    "neighbours",
-    "parsed",
-    "shown",
-    "slug",
-]
-
 Kind = Literal["n", "t", "v"]
 Namespace = tuple[str, ...]
 

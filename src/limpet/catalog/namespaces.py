@@ -15,8 +15,6 @@ from limpet.catalog.state import State
 from limpet.catalog.warehouse import Warehouse, property_text
 from limpet.errors import Invalid
 
-__all__ = ["check_properties", "create", "drop", "key", "properties_of", "update"]
-
 PROPERTIES_BYTES_MAX = 64 << 10
 
 

@@ -15,8 +15,6 @@ from limpet.catalog.state import State
 from limpet.errors import Corrupt, Unsupported
 from limpet.events import Event
 
-__all__ = ["ParquetEvents", "ParquetSnapshots", "arrow", "read_table", "write_table"]
-
 ENTRY, ANSWERS = "entry", "answers"
 TABLE_BYTES_MAX = 4 << 30
 ROWS_ALWAYS = 1000
@@ -73,7 +71,7 @@ class ParquetSnapshots:
     """The `SnapshotCodec` of the catalog: a row for each entry in the order of keys, then one row with all answers."""
 
     def to_bytes(self, state: State) -> bytes:
-        """See `SnapshotCodec.to_bytes`. Equal states give equal bytes.   Raises: Unsupported without pyarrow."""
+        """Equal states give equal bytes.   Raises: Unsupported without pyarrow."""
         entries = sorted(state.entries().items())
         columns = {
             "kind": [ENTRY] * len(entries) + [ANSWERS],
@@ -84,7 +82,7 @@ class ParquetSnapshots:
         return write_table(table, use_dictionary=["kind"], write_statistics=False)
 
     def from_bytes(self, data: bytes, *, what: str) -> State:
-        """See `SnapshotCodec.from_bytes`.   Raises: Corrupt, with the reason; Unsupported without pyarrow."""
+        """Raises: Corrupt, with the reason; Unsupported without pyarrow."""
         columns = [column.to_pylist() for column in read_table(data, _schema(), what=what).columns]
         kinds, keys, values = columns
         if kinds != [ENTRY] * (len(kinds) - 1) + [ANSWERS]:

@@ -13,8 +13,6 @@ from limpet.keys import CatalogKeys, Key
 from limpet.records import Count, Digest, Name
 from limpet.store.api import Blob, Store
 
-__all__ = ["Reason", "forget", "isolate", "quarantined", "reason_of", "retry"]
-
 REASON_CHARS_MAX = 500
 
 

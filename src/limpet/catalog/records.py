@@ -13,26 +13,6 @@ import msgspec
 from limpet.errors import Corrupt
 from limpet.records import Count, Digest, Name, Positive
 
-__all__ = [
-    "ACTOR",
-    "SCHEMA",
-    "SNAPSHOT_BYTES_MAX",
-    "Applied",
-    "Batch",
-    "Change",
-    "Commit",
-    "Head",
-    "Link",
-    "Moment",
-    "MomentOrNone",
-    "Row",
-    "SnapshotRef",
-    "StateKey",
-    "Tail",
-    "Told",
-    "moment",
-]
-
 SCHEMA = 1
 ROWS_MAX = 65_536
 CHANGES_MAX = 65_536

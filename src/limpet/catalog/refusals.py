@@ -7,16 +7,6 @@ from typing import Any
 
 from limpet.errors import Conflict, LimpetError, Missing
 
-__all__ = [
-    "AlreadyExists",
-    "CommitFailed",
-    "NamespaceNotEmpty",
-    "NeedsMetadata",
-    "NoSuchNamespace",
-    "NoSuchTable",
-    "NoSuchView",
-]
-
 
 class NoSuchNamespace(Missing):
     """There is no namespace of that name."""

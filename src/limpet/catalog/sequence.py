@@ -12,8 +12,6 @@ from limpet.keys import CatalogKeys
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["BLOCK", "Sequence", "SequenceRecord"]
-
 BLOCK = 100_000
 NEXT_MAX = 1 << 62
 

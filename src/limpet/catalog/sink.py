@@ -20,8 +20,6 @@ from limpet.store.api import Absent, Store
 from limpet.store.metered import MeteredStore
 from limpet.store.outcome import put_bytes
 
-__all__ = ["SCHEMA", "EventBatch", "Held", "LedgerSink", "is_due"]
-
 SCHEMA = 1
 EVENTS_MAX = 100_000
 POSITION_MAX = (1 << 62) - 1
@@ -108,7 +106,7 @@ class LedgerSink:
         self._said = False
 
     def emit(self, event: Event) -> None:
-        """See `EventSink.emit`.   Cost: nothing now; later a share of a PUT."""
+        """Cost: nothing now; later a share of a PUT."""
         with self._mutex:
             taken = not self._closed.is_set() and len(self._events) < KEPT_MAX
             if taken:
@@ -124,13 +122,13 @@ class LedgerSink:
             self._runtime.spawn(self._run, name="limpet-events")
 
     def flush(self) -> None:
-        """See `EventSink.flush`.   Cost: 1 PUT for each 10,000 events; 1 GET + 1 PUT for each block of positions."""
+        """Cost: 1 PUT for each 10,000 events; 1 GET + 1 PUT for each block of positions."""
         with self._writing:
             while self._held().count and self._write():
                 pass
 
     def close(self) -> None:
-        """See `EventSink.close`. What the store does not take now is lost, and counted."""
+        """What the store does not take now is lost, and counted."""
         self._closed.set()
         self._wake.set()
         for _ in range(CLOSE_TRIES_MAX):

@@ -9,8 +9,6 @@ from typing import Any
 
 from limpet.catalog.records import ACTOR, Row, Told, moment
 
-__all__ = ["ID_LIFETIME", "MINTED", "MINTED_LIFETIME", "State", "is_live", "scoped", "time_text"]
-
 ID_LIFETIME = timedelta(minutes=30)
 """For how long a client's id is remembered; announced to clients."""
 MINTED = "~"

@@ -19,8 +19,6 @@ from limpet.runtime import Runtime, ulid
 from limpet.store.api import Absent, Put, Store
 from limpet.store.outcome import put_bytes
 
-__all__ = ["Own", "SnapshotCodec", "Storage", "above", "delete_all"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 OBJECT_BYTES_MAX = 64 << 20

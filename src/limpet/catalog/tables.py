@@ -34,29 +34,6 @@ from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Invalid, LimpetError, Missing
 from limpet.store.api import Put
 
-__all__ = [
-    "DROP",
-    "PURGE",
-    "Applied",
-    "Draft",
-    "Prepared",
-    "applied",
-    "commit",
-    "create",
-    "draft",
-    "drop",
-    "metadata_folder",
-    "needs_of",
-    "new_root",
-    "outside",
-    "prepare",
-    "purged",
-    "register",
-    "registered",
-    "rename",
-    "undrop",
-]
-
 METADATA_PATH = "write.metadata.path"
 CREATE, COMMIT, DROP, PURGE = "create table", "commit", "drop table", "purge table"
 

@@ -16,8 +16,6 @@ from limpet.catalog.tables import Applied, Prepared, applied, prepare
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid
 
-__all__ = ["commit", "prepare_all"]
-
 TABLES_MAX = 1000
 UPDATES_MAX = 10_000
 

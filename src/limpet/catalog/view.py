@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from limpet.catalog.records import Head
 from limpet.catalog.state import State
 from limpet.catalog.storage import Storage
-from limpet.cell import Seen
+from limpet.cell import Versioned
 from limpet.errors import Corrupt, Missing, NotModified, Unavailable
 from limpet.store.api import Version
-
-__all__ = ["Loaded", "View", "first_head", "load", "newest_head"]
 
 TRIES_MAX = 5
 
@@ -20,7 +18,7 @@ TRIES_MAX = 5
 class Loaded:
     """The state that a head stands for. Nobody changes it."""
 
-    seen: Seen[Head]
+    seen: Versioned[Head]
     state: State
 
     @property
@@ -60,7 +58,7 @@ class View:
                 incomplete = seen.version
         raise Unavailable("new snapshots came faster than they could be read")
 
-    def take(self, seen: Seen[Head]) -> Loaded:
+    def take(self, seen: Versioned[Head]) -> Loaded:
         """Go on to a head that was read elsewhere.   Raises: Missing if it is so old that its snapshot is gone."""
         loaded = load(self._storage, seen, self._loaded)
         with self._mutex:
@@ -68,7 +66,7 @@ class View:
                 self._loaded = loaded
         return loaded
 
-    def _look(self, known: Version | None) -> Seen[Head] | None:
+    def _look(self, known: Version | None) -> Versioned[Head] | None:
         """The head, if it is not the known one. None also if there is no head at all."""
         try:
             return self._cell.decode(self._storage.store.get(self._cell.key, if_none_match=known))
@@ -80,7 +78,7 @@ class View:
             return None
 
 
-def newest_head(storage: Storage) -> Seen[Head] | None:
+def newest_head(storage: Storage) -> Versioned[Head] | None:
     """The head as it is now; None if nothing was ever published.   Raises: Corrupt, also if it is lost.
 
     Cost: 1 GET; without a catalog 2 LISTs more.
@@ -88,7 +86,7 @@ def newest_head(storage: Storage) -> Seen[Head] | None:
     return storage.head().read() or first_head(storage)
 
 
-def first_head(storage: Storage) -> Seen[Head] | None:
+def first_head(storage: Storage) -> Versioned[Head] | None:
     """There was no head: because nothing was ever published, or is it lost?   Raises: Corrupt.   Cost: 2 LISTs."""
     if storage.is_empty():
         return None
@@ -99,7 +97,7 @@ def first_head(storage: Storage) -> Seen[Head] | None:
     return seen
 
 
-def load(storage: Storage, seen: Seen[Head], before: Loaded | None) -> Loaded:
+def load(storage: Storage, seen: Versioned[Head], before: Loaded | None) -> Loaded:
     """The state of a head; from an earlier one, if the head's tail reaches back to it.
 
     Raises: Missing; Corrupt.   Cost: 0, or 1 GET of the snapshot.

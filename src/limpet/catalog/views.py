@@ -19,8 +19,6 @@ from limpet.catalog.tables import METADATA_PATH, Draft, metadata_folder, new_roo
 from limpet.catalog.warehouse import Document, Warehouse, property_text
 from limpet.errors import Corrupt, Invalid
 
-__all__ = ["DROP", "Changes", "create", "draft", "drop", "needs_of", "prepare", "replace"]
-
 DROP = "drop view"
 HISTORY = "version.history.num-entries"
 HISTORY_MAX = 10

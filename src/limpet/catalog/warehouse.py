@@ -30,8 +30,6 @@ from limpet.store.api import Absent, Put, Store
 from limpet.store.directory.failure import failure
 from limpet.store.directory.plain import PlainFiles
 
-__all__ = ["WAREHOUSE", "Document", "Warehouse", "property_text"]
-
 WAREHOUSE = "warehouse"
 METADATA_BYTES_MAX = 64 << 20
 CACHE_BYTES_MAX = 64 << 20

@@ -3,7 +3,7 @@
 Read `decide` for the rules and `cell` for the I/O around them.
 """
 
-from limpet.cell.cell import PLAIN, Cell, Codec, Fenced, Lost, Outcome, Replaced, Seen, Unclear, Won, struct_codec
+from limpet.cell.cell import PLAIN, Cell, Codec, Fenced, Lost, Outcome, Replaced, Unclear, Versioned, Won, struct_codec
 from limpet.cell.decide import Fence, Header
 
 __all__ = [

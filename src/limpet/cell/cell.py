@@ -16,9 +16,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, U
 from limpet.keys import Key
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Match, Store, Version
-from limpet.store.outcome import Verdict, put_settled
-
-__all__ = ["PLAIN", "Cell", "Codec", "Fenced", "Lost", "Outcome", "Replaced", "Seen", "Unclear", "Won", "struct_codec"]
+from limpet.store.outcome import Verdict, put_resolved
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -69,7 +67,7 @@ PLAIN: Codec[Any] = Codec(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Generic[T]):
+class Versioned(Generic[T]):
     """One look at a cell: its value, and the version to swap on. `modified` is None for a write of our own."""
 
     value: T
@@ -82,29 +80,29 @@ class Seen(Generic[T]):
 class Won(Generic[T]):
     """The write happened, and `seen` is what we wrote."""
 
-    seen: Seen[T]
+    seen: Versioned[T]
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced(Generic[T]):
     """The write happened and was since replaced by `now`. No swap on `seen`, what we wrote, can win."""
 
-    seen: Seen[T]
-    now: Seen[T]
+    seen: Versioned[T]
+    now: Versioned[T]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost(Generic[T]):
     """The write did not happen and never will. `now` is what stands there instead."""
 
-    now: Seen[T]
+    now: Versioned[T]
 
 
 @dataclass(frozen=True, slots=True)
 class Unclear(Generic[T]):
     """Whether the write happened cannot be told: too many others came after it. It is not, and cannot become, `now`."""
 
-    now: Seen[T]
+    now: Versioned[T]
 
 
 Outcome = Won[T] | Replaced[T] | Lost[T] | Unclear[T]
@@ -135,14 +133,14 @@ class Cell(Generic[T]):
         self._runtime = runtime
         self._deletable = deletable
         self._remedy = remedy
-        self._last: Seen[T] | None = None
+        self._last: Versioned[T] | None = None
 
     @property
     def key(self) -> Key:
         """Where the cell lives."""
         return self._key
 
-    def read(self) -> Seen[T] | None:
+    def read(self) -> Versioned[T] | None:
         """The cell as it is now; None if it was never written.
 
         Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
@@ -154,7 +152,7 @@ class Cell(Generic[T]):
             self._last = None
         return self._last
 
-    def replace_unreadable(self, value: T) -> Seen[T]:
+    def replace_unreadable(self, value: T) -> Versioned[T]:
         """Put `value` in place of a cell that cannot be read; its fence is gone with it.
 
         Raises: Missing; Conflict if it was written meanwhile; OutcomeUnknown.   Cost: 1 HEAD + 1 PUT.
@@ -162,18 +160,18 @@ class Cell(Generic[T]):
         header = next_header(None, self._runtime.new_id(), None)
         version = self._store.head(self._key).version
         version = self._store.put(self._key, self._encode(header, value), when=Match(version))
-        self._last = Seen(value, header, version, None)
+        self._last = Versioned(value, header, version, None)
         return self._last
 
-    def create(self, value: T) -> Seen[T]:
+    def create(self, value: T) -> Versioned[T]:
         """Write the first version.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
         return self._won(self.attempt(None, value))
 
-    def swap(self, seen: Seen[T], value: T) -> Seen[T]:
+    def swap(self, seen: Versioned[T], value: T) -> Versioned[T]:
         """Replace exactly what was `seen`.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
         return self._won(self.attempt(seen, value))
 
-    def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Seen[T] | None:
+    def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Versioned[T] | None:
         """Read, let `change` decide, swap; again from the start when somebody else wrote first.
 
         `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
@@ -182,14 +180,14 @@ class Cell(Generic[T]):
         Cost: 1 GET + 1 PUT uncontended; the first lost swap adds 1 GET + 1 PUT, later ones 2 GETs + 1 PUT.
         """
 
-        def decide(seen: Seen[T] | None) -> tuple[T, Fence | None] | None:
+        def decide(seen: Versioned[T] | None) -> tuple[T, Fence | None] | None:
             fence = self._admitted(seen, lease)
             value = change(seen.value if seen else None)
             return None if value is None else (value, fence)
 
         return self._contend(self.read(), decide)
 
-    def write(self, value: T, *, lease: Fenced | None = None) -> Seen[T]:
+    def write(self, value: T, *, lease: Fenced | None = None) -> Versioned[T]:
         """Put `value`, whatever is there. With a lease, the cell takes it only while no newer token has written.
 
         The token is compared in the same swap that writes (F12), so a paused holder that wakes up too late changes
@@ -203,7 +201,7 @@ class Cell(Generic[T]):
 
     def attempt(
         self,
-        seen: Seen[T] | None,
+        seen: Versioned[T] | None,
         value: T,
         fence: Fence | None = None,
         *,
@@ -220,7 +218,7 @@ class Cell(Generic[T]):
             return self._attempt(seen, value, fence, write_id, lost)
 
     def _attempt(
-        self, seen: Seen[T] | None, value: T, fence: Fence | None, write_id: str | None, lost: bool
+        self, seen: Versioned[T] | None, value: T, fence: Fence | None, write_id: str | None, lost: bool
     ) -> Outcome[T]:
         base = seen.header if seen else None
         header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost)
@@ -233,30 +231,30 @@ class Cell(Generic[T]):
             return judge(write, self._header(found), found.version)
 
         when = Match(seen.version) if seen else Absent()
-        settled = put_settled(self._store, self._runtime, self._key, data, when, look)
+        settled = put_resolved(self._store, self._runtime, self._key, data, when, look)
         if settled.version is not None:
-            self._last = Seen(value, header, settled.version, settled.found.modified if settled.found else None)
+            self._last = Versioned(value, header, settled.version, settled.found.modified if settled.found else None)
             return Won(self._last)
         if settled.found is None:
             raise self._unknown()
         self._last = now = self.decode(settled.found)
         match settled.verdict:
             case Verdict.REPLACED:
-                return Replaced(Seen(value, header, GONE, None), now)
+                return Replaced(Versioned(value, header, GONE, None), now)
             case Verdict.LOST:
                 return Lost(now)
             case _:
                 return Unclear(now)
 
-    def _admitted(self, seen: Seen[T] | None, lease: Fenced | None) -> Fence | None:
+    def _admitted(self, seen: Versioned[T] | None, lease: Fenced | None) -> Fence | None:
         offered = Fence(lease.lock, lease.token) if lease is not None else None
         return admit(_kept(seen), offered, what=self._key)
 
     def _contend(
         self,
-        seen: Seen[T] | None,
-        decide: Callable[[Seen[T] | None], tuple[T, Fence | None] | None],
-    ) -> Seen[T] | None:
+        seen: Versioned[T] | None,
+        decide: Callable[[Versioned[T] | None], tuple[T, Fence | None] | None],
+    ) -> Versioned[T] | None:
         for tries in range(1, TRIES_MAX + 1):
             decision = decide(seen)
             if decision is None:
@@ -276,7 +274,7 @@ class Cell(Generic[T]):
                     seen = self.read()
         raise Conflict(f"{self._key} was swapped by others {TRIES_MAX} times in a row", hint="write it less often")
 
-    def _won(self, outcome: Outcome[T]) -> Seen[T]:
+    def _won(self, outcome: Outcome[T]) -> Versioned[T]:
         match outcome:
             case Won(seen) | Replaced(seen):
                 return seen
@@ -308,11 +306,11 @@ class Cell(Generic[T]):
             raise Corrupt(f"{self._key} has seq {header.seq} and schema {header.schema}")
         return header
 
-    def decode(self, blob: Blob) -> Seen[T]:
+    def decode(self, blob: Blob) -> Versioned[T]:
         """A look at bytes of this cell that were read elsewhere, by `get_many` say.   Raises: Corrupt; Unsupported."""
         with self.explained():
             header = self._header(blob)
-            return Seen(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
+            return Versioned(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -324,5 +322,5 @@ class Cell(Generic[T]):
             raise
 
 
-def _kept(seen: Seen[T] | None) -> Fence | None:
+def _kept(seen: Versioned[T] | None) -> Fence | None:
     return seen.header.fence if seen else None

@@ -15,8 +15,6 @@ from limpet.runtime import ulid_ms
 from limpet.store.api import Version
 from limpet.store.outcome import Verdict
 
-__all__ = ["MARKS_MAX", "RING_SIZE", "Fence", "Header", "Write", "admit", "judge", "mark", "next_header"]
-
 SCHEMA = 1
 RING_SIZE = 16
 RECENT_MAX = 1024

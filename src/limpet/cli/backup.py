@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from limpet.app.backup import BackupReport, CheckReport, Progress
     from limpet.store import Store
 
-__all__ = ["BACKUP_EPILOG", "RESTORE_EPILOG", "backup", "restore"]
-
 BACKUP_EPILOG = lines(
     "Example: every night, to another bucket; only what changed is copied again",
     "$ limpet backup s3://acme/prod s3://acme-backup/prod",

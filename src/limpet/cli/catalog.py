@@ -7,8 +7,6 @@ import typer
 from limpet.cli import catalog_change, catalog_look
 from limpet.cli.shared import lines
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="catalog",
     no_args_is_help=True,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.catalog.executions import Executions
 
-__all__ = ["GC_EPILOG", "UNDROP_EPILOG", "gc", "ls", "quarantine", "retry", "undrop"]
-
 UNDROP_EPILOG = lines(
     "Example: where no service runs; then through the one that leads",
     "$ limpet catalog undrop sales.orders -u s3://acme/prod",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from limpet.catalog.history import Past
     from limpet.catalog.records import Commit, Row
 
-__all__ = ["LOG_EPILOG", "SHOW_EPILOG", "VERIFY_EPILOG", "log", "show", "verify"]
-
 LOG_EPILOG = lines(
     "Example:",
     "$ limpet catalog log -n 5 -u s3://acme/prod",

@@ -11,16 +11,6 @@ from limpet.errors import Invalid
 if TYPE_CHECKING:
     from limpet.app import Fleet
 
-__all__ = [
-    "URL_VARIABLES",
-    "CatalogUrlOption",
-    "SeparatorOption",
-    "TableArgument",
-    "demand_extra",
-    "identifier",
-    "opened",
-]
-
 URL_VARIABLES = ["LIMPET_STORAGE_URL", "LIMPET_URL"]
 
 CatalogUrlOption = Annotated[

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from limpet.cli.queue_survey import Folder, Found, Survey
     from limpet.runtime import Runtime
 
-__all__ = ["EPILOG", "Limits", "Violation", "check", "violations"]
-
 EPILOG = lines(
     "Example: from cron, or as a health check",
     "$ limpet check --max-age 1h --max-failed 10 -u s3://acme/prod",

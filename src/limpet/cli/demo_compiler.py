@@ -15,8 +15,6 @@ from limpet.cli.demo_wire import Wire
 from limpet.errors import LimpetError
 from limpet.runtime import system
 
-__all__ = ["DemoCompiler", "main"]
-
 REST_S = 1.5
 WAIT_S = 60.0
 

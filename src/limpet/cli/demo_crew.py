@@ -16,8 +16,6 @@ from typing import Any
 from limpet.errors import Unavailable
 from limpet.runtime import Runtime
 
-__all__ = ["Crew", "Event"]
-
 DEADLINE_S = 150.0
 
 HINT = "run it again; if it happens again, please report it with this line"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from limpet.app.publish import Published
     from limpet.cli.demo_screen import Screen
 
-__all__ = ["Answer", "Seen", "ask", "farewell", "prices", "report"]
-
 LOOK = (
     "status",
     "queue ls demo --failed",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from limpet.app import Fleet
 
-__all__ = ["QUERY", "InIndex", "Indexed", "by_worker", "find_records", "read_records", "table_of"]
-
 QUERY = (
     "select worker, count(*) as records, sum(square) as total,",
     "       max(updated_at) as latest",

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from limpet.app.publish import Published
     from limpet.cli.demo_screen import Screen
 
-__all__ = ["publish"]
-
 
 def publish(screen: Screen, fleet: Fleet) -> Published | None:
     """Publish the index, say so and how to query it; None, and a line, without the packages.   Raises: LimpetError."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from limpet.queue.records import Receipt
     from limpet.queue.storage import Storage
 
-__all__ = ["Ended", "Findings", "find", "read_back", "runs_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-__all__ = ["MARGIN", "Board", "Member", "Screen"]
-
 IDLE_AFTER_S = 0.8
 REFRESH_S = 0.1
 BAR = 30

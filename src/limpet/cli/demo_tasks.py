@@ -7,8 +7,6 @@ from typing import Any
 
 from limpet.queue import Fail, Retry
 
-__all__ = ["BATCH", "INDEX", "KEY", "QUEUE", "TTL_S", "Result", "expected", "payload", "square"]
-
 QUEUE = "demo"
 BATCH = 100
 TTL_S = 3.0

@@ -13,8 +13,6 @@ from limpet.runtime import system
 if TYPE_CHECKING:
     from limpet.app import Fleet
 
-__all__ = ["Wire"]
-
 
 class Wire:
     """The process's end of it. `fleets`: one for each purpose, so that their requests can be told apart."""

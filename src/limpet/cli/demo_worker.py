@@ -19,8 +19,6 @@ from limpet.queue import Claim, Fail, Retry, Task
 from limpet.queue.names import batch_of
 from limpet.runtime import system
 
-__all__ = ["DemoWorker", "main"]
-
 WORK_S = 0.002
 LOOK_S = 0.5
 HALFWAY = range(40, 90)

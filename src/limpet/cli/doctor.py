@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from limpet.store import MeteredStore, Store
     from limpet.store.examine import Check, Report
 
-__all__ = ["doctor"]
-
 EPILOG = lines(
     "Example: a folder, and a bucket of an S3 server of your own",
     "$ limpet doctor ./fleet",

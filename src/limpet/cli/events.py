@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from limpet.app.events import Recent
     from limpet.events import Event
 
-__all__ = ["app", "ls", "tail"]
-
 app = typer.Typer(
     name="events",
     no_args_is_help=True,

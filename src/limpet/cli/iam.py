@@ -9,8 +9,6 @@ import typer
 from limpet.cli.shared import UrlOption, lines, print_json, say
 from limpet.errors import Invalid
 
-__all__ = ["EPILOG", "RoleOption", "TenantOption", "WorkspaceOption", "iam"]
-
 EPILOG = lines(
     "Example: a key that is good for workers, and nothing else",
     "$ limpet iam --provider aws --role worker -u s3://acme/prod > worker.json",

@@ -17,8 +17,6 @@ from limpet.cli import (
 )
 from limpet.cli.shared import lines
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="index",
     no_args_is_help=True,

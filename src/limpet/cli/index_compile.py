@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from limpet.cli.work_signals import Bell
     from limpet.index import CompileReport
 
-__all__ = ["EPILOG", "compile"]
-
 EPILOG = lines(
     "Example: once; for ever, as a service; on a Dask cluster",
     "$ limpet index compile sites -u s3://acme/prod",

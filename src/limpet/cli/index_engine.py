@@ -16,8 +16,6 @@ from typing import Any
 
 from limpet.errors import Invalid, Unavailable, Unsupported
 
-__all__ = ["Engine", "engine"]
-
 WORKERS_MAX = 256
 CONNECT_S = 10
 

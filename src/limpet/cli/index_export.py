@@ -19,8 +19,6 @@ from limpet.errors import Invalid
 if TYPE_CHECKING:
     from limpet.index.exporting import Exported
 
-__all__ = ["EPILOG", "export"]
-
 EPILOG = lines(
     "Example: a file that spreadsheets and pandas read; to another program; into another index",
     "$ limpet index export sites sites.csv -u s3://acme/prod",

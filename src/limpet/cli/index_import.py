@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.importing import Import, Taken
 
-__all__ = ["EPILOG", "import_"]
-
 EPILOG = lines(
     "Example: into an index that is there; into a new one, its columns told by the file; on four cores",
     "$ limpet index import sites sites.csv -u s3://acme/prod",

@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from limpet.index.reader import LeftOut, OnDamage
     from limpet.index.schema import Field, Schema
 
-__all__ = [
-    "FORMAT_HELP",
-    "EngineOption",
-    "IndexArgument",
-    "KeysArgument",
-    "SkipDamagedOption",
-    "demand_index",
-    "field_of",
-    "index_names",
-    "key_of",
-    "package_of",
-    "size_text",
-    "skipping",
-]
-
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
 KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY", show_default=False, help="Keys of records.")]
 

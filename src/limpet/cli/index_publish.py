@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.app.publish import Published
 
-__all__ = ["EPILOG", "ServiceWriter", "publish"]
-
 EPILOG = lines(
     "Example: where no service runs; through the one that leads the catalog; under another name",
     "$ limpet index publish sites -u s3://acme/prod",
@@ -120,11 +118,9 @@ class ServiceWriter:
         self._token = next(iter(secrets_of(API_TOKENS)), None)
 
     def create_namespace(self, namespace: Sequence[str]) -> None:
-        """See `TableWriter.create_namespace`."""
         self._post("/v1/namespaces", {"namespace": list(namespace), "properties": {}})
 
     def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
-        """See `TableWriter.commit_table`."""
         from urllib.parse import quote
 
         where = quote("\x1f".join(namespace), safe="")

@@ -12,8 +12,6 @@ from limpet.cli.queue_options import many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json, say
 from limpet.errors import Invalid
 
-__all__ = ["DELETE_EPILOG", "GET_EPILOG", "PUT_EPILOG", "delete", "get", "put"]
-
 PUT_EPILOG = lines(
     "Example: a record; one from another program",
     """$ limpet index put sites '{"domain": "a.com", "title": "A"}' -u s3://acme/prod""",

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from limpet.index.reshard import ReshardReport
     from limpet.index.sources import Source
 
-__all__ = ["ADOPT_EPILOG", "PURGE_EPILOG", "RESHARD_EPILOG", "VERIFY_EPILOG", "adopt", "purge", "reshard", "verify"]
-
 VERIFY_EPILOG = lines(
     "Example: look, then put right what can be derived",
     "$ limpet index verify domains -u s3://acme/prod",

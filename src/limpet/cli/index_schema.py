@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.index.manifest import Manifest
 
-__all__ = ["CREATE_EPILOG", "LS_EPILOG", "SCHEMA_EPILOG", "create", "ls", "schema"]
-
 CREATE_EPILOG = lines(
     "Example: by columns (? means that it may be null); by a Frictionless data package or table schema",
     "$ limpet index create sites --field domain:string --field title:string? --key domain -u s3://acme/prod",

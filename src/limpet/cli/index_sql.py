@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from limpet.index.rows import Rows
 
-__all__ = ["EPILOG", "sql"]
-
 EPILOG = lines(
     "Example: count, join two indexes, keep the answer as Parquet",
     """$ limpet index sql "select count(*), max(updated_at) from sites" -u s3://acme/prod""",

@@ -12,8 +12,6 @@ from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened
 if TYPE_CHECKING:
     from limpet.index.stats import IndexStats, Waits
 
-__all__ = ["EPILOG", "stats"]
-
 EPILOG = lines(
     "Example:",
     "$ limpet index stats sites -u s3://acme/prod",

@@ -25,8 +25,6 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-__all__ = ["FORWARDED", "VALIDITY", "main"]
-
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT)
 VALIDITY = struct.Struct("d")
 

@@ -29,10 +29,8 @@ from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cell import Seen
+    from limpet.cell import Versioned
     from limpet.lease import LeaseRecord
-
-__all__ = ["app", "break_", "ls", "run", "show", "unreadable"]
 
 EXIT_NOT_FOUND = 127
 
@@ -273,20 +271,20 @@ def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
     raise typer.Exit
 
 
-def _found(seen: Seen[LeaseRecord] | None, name: str) -> Seen[LeaseRecord]:
+def _found(seen: Versioned[LeaseRecord] | None, name: str) -> Versioned[LeaseRecord]:
     if seen is None:
         raise Missing(f"there is no lock {name!r}", hint="`limpet lock ls` shows those there are")
     return seen
 
 
-def _now(found: Iterable[Seen[LeaseRecord]]) -> datetime:
+def _now(found: Iterable[Versioned[LeaseRecord]]) -> datetime:
     """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
     from limpet.runtime import system
 
     return max([system().wall(), *(seen.modified for seen in found if seen.modified)])
 
 
-def _facts(seen: Seen[LeaseRecord], now: datetime) -> dict[str, Any]:
+def _facts(seen: Versioned[LeaseRecord], now: datetime) -> dict[str, Any]:
     """What people want to know of a lock; the same in tables and in JSON."""
     record = seen.value
     assert seen.modified is not None

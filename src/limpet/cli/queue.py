@@ -7,8 +7,6 @@ import typer
 from limpet.cli import queue_change, queue_cost, queue_ls, queue_push, queue_show
 from limpet.cli.shared import lines
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="queue",
     no_args_is_help=True,

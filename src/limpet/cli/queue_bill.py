@@ -11,8 +11,6 @@ from math import ceil
 
 from limpet.store.prices import dollars
 
-__all__ = ["MILLION", "NOT_COUNTED", "SQS_BATCH", "Bill", "Work", "as_pushed", "break_even", "requests_of", "sqs"]
-
 MILLION = 1_000_000
 PAGE = 1000
 

@@ -20,8 +20,6 @@ from limpet.cli.queue_options import (
 from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, existing, lines, print_json, say
 from limpet.errors import Invalid, Missing
 
-__all__ = ["EPILOGS", "cancel", "pause", "purge", "resume", "retry", "sweep"]
-
 IDS_SHOWN = 10
 
 EPILOGS = {

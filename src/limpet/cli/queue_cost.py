@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from limpet.queue.storage import Storage
     from limpet.runtime import Runtime
 
-__all__ = ["COST_EPILOG", "STATS_EPILOG", "cost", "stats", "work_of"]
-
 COST_EPILOG = lines(
     "Example:",
     "$ limpet queue cost enrich -u s3://acme/prod",

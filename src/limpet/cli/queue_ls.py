@@ -23,22 +23,10 @@ from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cell import Seen
+    from limpet.cell import Versioned
     from limpet.queue import BucketQueue
     from limpet.queue.records import EntryLease, Receipt
     from limpet.store.api import Stat
-
-__all__ = [
-    "EPILOG",
-    "FAILED_EPILOG",
-    "State",
-    "elsewhere",
-    "failed",
-    "lease_facts",
-    "ls",
-    "nothing_failed",
-    "rows_of",
-]
 
 EPILOG = lines(
     "Example: all queues; what waits in one; what failed, as JSON",
@@ -285,7 +273,7 @@ def elsewhere(queue: BucketQueue, entry: str) -> dict[str, Any]:
     return {"state": "held elsewhere", "worker": f"{found.label} at {found.node}"} if found else {}
 
 
-def lease_facts(seen: Seen[EntryLease], now: datetime) -> dict[str, Any]:
+def lease_facts(seen: Versioned[EntryLease], now: datetime) -> dict[str, Any]:
     """Who works on an entry, or worked on it last: held, overdue (its worker died), rests (until retried), waits."""
     from limpet.cli.queue_survey import is_live
     from limpet.lease import State as LeaseState
@@ -351,7 +339,7 @@ def _receipts(queue: BucketQueue, state: Literal["failed", "completed"]) -> Iter
                 yield _receipt_row(seen)
 
 
-def _receipt_row(seen: Seen[Receipt]) -> dict[str, Any]:
+def _receipt_row(seen: Versioned[Receipt]) -> dict[str, Any]:
     receipt = seen.value
     assert seen.modified is not None
     return {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.shared import clean
 from limpet.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -15,21 +14,6 @@ if TYPE_CHECKING:
 
     from limpet.app import Fleet
     from limpet.queue import BucketQueue, Queue
-
-__all__ = [
-    "DELAY_HELP",
-    "IdArgument",
-    "QueueArgument",
-    "SinceOption",
-    "WhereOption",
-    "clean",
-    "demand_queue",
-    "duration_s",
-    "in_store",
-    "many",
-    "now_of",
-    "when",
-]
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The task's id.")]

@@ -18,8 +18,6 @@ from limpet.errors import Invalid, LimpetError, Missing
 if TYPE_CHECKING:
     from limpet.queue import Queue
 
-__all__ = ["EPILOG", "BadLine", "Pushing", "parse_payload", "push"]
-
 EPILOG = lines(
     "Example: one task; the same task at most once; many, a hundred to an object",
     """$ limpet queue push enrich '{"domain": "a.com"}' -u s3://acme/prod""",

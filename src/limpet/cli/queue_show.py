@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from limpet.queue.api import AttemptError
     from limpet.queue.records import EntryLease
 
-__all__ = ["PEEK_EPILOG", "SHOW_EPILOG", "facts_of", "peek", "show"]
-
 SHOW_EPILOG = lines(
     "Example:",
     "$ limpet queue show enrich a.com@2026-11 -u s3://acme/prod",

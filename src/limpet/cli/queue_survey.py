@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from limpet.cell import Cell, Seen
+from limpet.cell import Cell, Versioned
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import State
@@ -26,8 +26,6 @@ from limpet.store.api import Blob, Stat, Store
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-
-__all__ = ["ALL", "LEASES_MAX", "OBJECTS_MAX", "Folder", "Found", "Survey", "find", "is_live", "survey", "surveys"]
 
 Folder = Literal["completed", "failed", "pending", "scheduled"]
 FOLDERS: tuple[Folder, ...] = ("completed", "failed", "pending", "scheduled")
@@ -270,7 +268,7 @@ def _at_work(leases: Mapping[Key, Blob | LimpetError], now: datetime) -> tuple[i
     return in_flight, resting
 
 
-def is_live(seen: Seen[EntryLease], now: datetime) -> bool:
+def is_live(seen: Versioned[EntryLease], now: datetime) -> bool:
     """Whether somebody works on the entry, as far as its lease tells."""
     assert seen.modified is not None
     lasts = timedelta(seconds=seen.value.ttl_s + RESOLUTION_S)

@@ -18,8 +18,6 @@ from limpet.errors import Held, LeaseLost
 from limpet.lease import Lease
 from limpet.runtime import Runtime, system
 
-__all__ = ["LeashedCommand", "run_locked"]
-
 VALIDITY_MIN_S = 0.001
 TELLS_PER_TTL = 6
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from limpet.service.log import ServiceLog
     from limpet.service.parts import Part, Shared
 
-__all__ = ["LogForm", "api", "app", "compactor", "serve"]
-
 API_PORT = 8181
 COMPACTOR_PORT = 8182
 DEFAULT_URL = "./fleet"

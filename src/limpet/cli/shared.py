@@ -17,30 +17,6 @@ if TYPE_CHECKING:
 
     from limpet.app import Fleet
 
-__all__ = [
-    "ENV_URL",
-    "EXIT_FAILED",
-    "EXIT_HELD",
-    "EXIT_INTERNAL",
-    "EXIT_INTERRUPTED",
-    "EXIT_LOST",
-    "EXIT_USAGE",
-    "JsonOption",
-    "UrlOption",
-    "ago",
-    "clean",
-    "clean_lines",
-    "complain",
-    "console",
-    "existing",
-    "lines",
-    "opened",
-    "print_json",
-    "printable",
-    "printable_json",
-    "say",
-]
-
 ENV_URL = "LIMPET_URL"
 
 EXIT_FAILED = 1

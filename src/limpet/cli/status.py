@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.cli.queue_survey import Survey
 
-__all__ = ["EPILOG", "print_queues", "status"]
-
 EPILOG = lines(
     "Example:",
     "$ limpet status -u s3://acme/prod",

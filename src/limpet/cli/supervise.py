@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from limpet.queue.sync import Collision, Cycle, Event, Supervisor
     from limpet.runtime import Runtime
 
-__all__ = ["EPILOG", "supervise"]
-
 RETRY_MIN_S = 5.0
 RETRY_MAX_S = 300.0
 

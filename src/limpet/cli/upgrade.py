@@ -8,8 +8,6 @@ import typer
 
 from limpet.cli.shared import JsonOption, UrlOption, existing, lines, print_json, say
 
-__all__ = ["upgrade"]
-
 EPILOG = lines(
     "Example: every machine has the new limpet by now",
     "$ limpet upgrade s3://acme/prod",

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from limpet.cli.work_wire import Message, Order
     from limpet.queue.work import Tally
 
-__all__ = ["EPILOG", "LogFormat", "work"]
-
 EPILOG = lines(
     "Example: app.py has `fleet = limpet.open(...)` and functions under `@fleet.task()`",
     "$ limpet work app:fleet -p 4 -t 8",

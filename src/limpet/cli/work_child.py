@@ -33,8 +33,6 @@ from limpet.queue.work import Event, Job, Tally, Worker, current_task
 from limpet.queue.work.events import EventKind
 from limpet.runtime import Flag, Runtime, system
 
-__all__ = ["Child", "main"]
-
 TICK_S = 0.25
 LAST_S = 0.5
 LOOKS_S = 3.0

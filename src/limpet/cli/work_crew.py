@@ -25,8 +25,6 @@ from limpet.queue.work import Event, Tally
 from limpet.queue.work.events import EventKind
 from limpet.runtime import Runtime
 
-__all__ = ["Crew"]
-
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0
 LONG_LIFE_S = 30.0

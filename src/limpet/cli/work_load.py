@@ -19,8 +19,6 @@ from limpet.errors import Held, Invalid, LimpetError
 from limpet.queue.work import Job
 from limpet.queue.work.judge import Caught, one_line
 
-__all__ = ["jobs_of", "resolve"]
-
 NOTHING_CLAIMED = "nothing was claimed"
 
 

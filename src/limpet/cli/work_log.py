@@ -17,8 +17,6 @@ from limpet.runtime import Runtime
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["Log", "counts", "json_line", "left_of", "log_text", "progress_line", "text_line"]
-
 COLOURS = {
     "done": "green",
     "retry": "yellow",

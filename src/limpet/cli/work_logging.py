@@ -13,8 +13,6 @@ from typing import Any
 
 from limpet.queue.work import current_task
 
-__all__ = ["message_of", "set_up_logging", "traceback_of"]
-
 CHATTY = ("boto3", "botocore", "urllib3", "asyncio")
 MESSAGE_CHARS_MAX = 16 * 1024
 
@@ -29,7 +27,6 @@ class _Forward(logging.Handler):
         self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler.emit`."""
         self._take(record)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["STOPS", "Bell", "bell"]
-
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

@@ -14,21 +14,6 @@ import msgspec
 from limpet import records
 from limpet.queue.work import Event, Tally
 
-__all__ = [
-    "NOW",
-    "STOP",
-    "Backlog",
-    "ControlPipe",
-    "Ended",
-    "Lines",
-    "LogLine",
-    "Message",
-    "Order",
-    "Refused",
-    "decode_message",
-    "encode_line",
-]
-
 STOP = b"stop\n"
 NOW = b"now\n"
 

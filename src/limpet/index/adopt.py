@@ -25,8 +25,6 @@ from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.keys import Key
 from limpet.store.api import Absent, Stat
 
-__all__ = ["AdoptReport", "BadFile", "adopt", "adopt_in_place"]
-
 PACKS_BYTES = 64 << 20
 MANIFEST = "manifest.json"
 PACKAGE = "datapackage.json"

@@ -12,8 +12,6 @@ from limpet.index.fields import Field
 from limpet.index.schema import Schema
 from limpet.index.values import JSON_KINDS, Kind
 
-__all__ = ["column", "rows_of", "types"]
-
 
 def rows_of(schema: Schema, lines: Sequence[bytes]) -> Any:
     """The records of those lines as a `pyarrow.Table`; none of them may be a tombstone.

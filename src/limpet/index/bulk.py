@@ -15,8 +15,6 @@ from limpet.index.stamps import Stamps, Times, given
 from limpet.index.typed import Typed
 from limpet.index.values import all_in_utc, stamp_texts
 
-__all__ = ["ALONE", "Batch", "Bulk", "chunks"]
-
 R = TypeVar("R")
 A = TypeVar("A")
 

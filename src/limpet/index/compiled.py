@@ -17,8 +17,6 @@ from limpet.index.reader import Reader
 from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.store.api import Blob, Stat
 
-__all__ = ["NEIGHBOURS", "PART_BYTES", "Compiled", "Part", "parts_of"]
-
 NEIGHBOURS = 16
 PART_BYTES = 4 << 20
 """Up to so many bytes together, neighbours are one part."""

@@ -31,10 +31,8 @@ from limpet.index.quarantine import quarantine
 from limpet.index.schema import placed
 from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, Storage, Work
 from limpet.keys import Key
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.store.api import Blob, Match, Stat
-
-__all__ = ["CompileReport", "Compiler", "is_unexplained"]
 
 LOCK_TTL_S = 300.0
 PART_BYTES_MAX = 64 << 20
@@ -78,7 +76,7 @@ class CompileReport:
 class Compiler:
     """Compiles shards of one index, as its manifest was when the run began."""
 
-    def __init__(self, storage: Storage, manifest: Manifest, sightings: Sightings) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, sightings: VersionWatch) -> None:
         self._storage = storage
         self._manifest = manifest
         self._schema = manifest.schema

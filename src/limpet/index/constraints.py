@@ -13,8 +13,6 @@ from limpet import records
 from limpet.errors import Invalid
 from limpet.index.values import INTEGER_END, Kind, reader, shown, stamp_time, writer
 
-__all__ = ["Constraints", "checker", "constraints_of", "loosened"]
-
 ENUM_MAX = 10_000
 FLOAT_MAX = sys.float_info.max
 

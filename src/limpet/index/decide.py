@@ -19,30 +19,6 @@ from itertools import islice
 from limpet.errors import Corrupt
 from limpet.index.text import END, NULL, SEPARATOR, unescape
 
-__all__ = [
-    "DEPTHS",
-    "Merged",
-    "Shape",
-    "Step",
-    "Waiting",
-    "digest",
-    "explains",
-    "fractions",
-    "key_of",
-    "keys_of",
-    "merge",
-    "newest",
-    "next_step",
-    "packed",
-    "places_of",
-    "rank",
-    "shard_id",
-    "shard_ids",
-    "shard_of",
-    "split",
-    "winners",
-]
-
 DEPTHS = (2, 3, 4)
 FOLD_SHARE = 0.1
 FOLD_BELOW_BYTES = 256 << 10

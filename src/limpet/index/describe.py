@@ -25,8 +25,6 @@ from limpet.index.manifest import Manifest
 from limpet.index.text import NULL, SEPARATOR, escape
 from limpet.index.values import Kind
 
-__all__ = ["json_schema", "package"]
-
 
 def package(name: str, manifest: Manifest) -> bytes:
     """`datapackage.json`. Its `version` is that of the schema, as is that of `schema.json`."""

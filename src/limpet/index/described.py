@@ -11,8 +11,6 @@ from limpet.index.storage import DESCRIPTION_BYTES_MAX, Storage
 from limpet.keys import Key
 from limpet.store.api import Absent, Match
 
-__all__ = ["write_descriptions"]
-
 TRIES_MAX = 5
 
 

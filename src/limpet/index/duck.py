@@ -14,8 +14,6 @@ from limpet.index.schema import LINE_BYTES_MAX, Field, Schema
 from limpet.index.text import ESCAPES
 from limpet.index.values import Kind
 
-__all__ = ["columns", "identifier", "literal", "options", "select"]
-
 _TYPES: dict[Kind, str] = {
     "integer": "BIGINT",
     "number": "DOUBLE",

@@ -16,8 +16,6 @@ from limpet.index.index import Index
 from limpet.index.reader import OnDamage, Reader
 from limpet.runtime import Runtime
 
-__all__ = ["Exported", "export", "whole_file"]
-
 
 @dataclass(frozen=True, slots=True)
 class Exported:

@@ -16,19 +16,6 @@ from limpet.index.text import BACKSLASH, END, NULL, SEPARATOR, unsafe
 from limpet.index.values import INTEGER_END, Kind, all_in_64_bits, all_in_utc, reader, shown, stamp_texts, writer
 from limpet.records import Name
 
-__all__ = [
-    "DELETED",
-    "FIELDS_MAX",
-    "GONE",
-    "LIVE",
-    "OUR_CONSTRAINTS",
-    "UPDATED_AT",
-    "Field",
-    "Fields",
-    "Plan",
-    "plan_of",
-]
-
 UPDATED_AT = "updated_at"
 DELETED = "_deleted"
 OUR_CONSTRAINTS = "limpet:constraints"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from limpet.index.inspection import Kind
 from limpet.keys import Key
 
-__all__ = ["HINTS", "NOTES", "RESTORE", "Finding", "VerifyReport"]
-
 NOTES: frozenset[Kind] = frozenset({"behind", "quarantined"})
 """Worth knowing, and nothing is wrong: counts may lag behind after a crash, and quarantine is where bad objects go."""
 

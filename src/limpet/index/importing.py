@@ -31,8 +31,6 @@ from limpet.index.stamps import AHEAD_MAX
 from limpet.index.values import stamp_text, stamp_time, writer
 from limpet.records import YEARS, Count, Name, Text
 
-__all__ = ["Bad", "Import", "ImportRecord", "Job", "Order", "Taken", "identity", "take"]
-
 TICK = timedelta(microseconds=1)
 TICK_RECORDS = 1000
 ENDS_BYTES = 64 << 10

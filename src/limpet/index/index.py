@@ -35,11 +35,9 @@ from limpet.index.typed import Typed
 from limpet.index.verify import verify
 from limpet.index.writer import Writer
 from limpet.keys import IndexKeys
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
 from limpet.store.api import Store
-
-__all__ = ["Index"]
 
 R = TypeVar("R")
 
@@ -72,7 +70,7 @@ class Index(Generic[R]):
         runtime: Runtime,
         typed: Typed[R],
         stamps: Stamps,
-        sightings: Sightings,
+        sightings: VersionWatch,
         *,
         depth: int | None = None,
         job: Job | None = None,

@@ -12,8 +12,6 @@ from limpet.index.schema import Schema
 from limpet.index.text import END
 from limpet.keys import IndexKeys, Key
 
-__all__ = ["Flaw", "Inspected", "Kind", "good_lines", "inspect", "misnamed"]
-
 Kind = Literal[
     "bad_line",
     "bad_value",

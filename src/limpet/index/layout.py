@@ -18,8 +18,6 @@ from limpet.index.typed import Typed
 from limpet.keys import Key
 from limpet.store.api import Absent, Put
 
-__all__ = ["Layout"]
-
 DEPTH = 2
 PUTS_MAX = 5
 

@@ -25,19 +25,6 @@ from limpet.index.storage import Storage
 from limpet.records import INTEGER_MAX, Name, Positive
 from limpet.store.api import Version
 
-__all__ = [
-    "COUNTED_DEPTH_MAX",
-    "Count",
-    "Fold",
-    "Manifest",
-    "fresh",
-    "is_current",
-    "manifest_cell",
-    "noted",
-    "sum_of",
-    "with_counts",
-]
-
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record each in one small object."""
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from limpet.cell import Cell, Seen, struct_codec
+from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, Missing
 from limpet.index.compiler import LOCK_TTL_S, CompileReport
 from limpet.index.decide import PACK_BYTES, merge, newest, packed, shard_of, split
@@ -18,25 +18,8 @@ from limpet.index.manifest import Count, Fold, Manifest, is_current, noted, sum_
 from limpet.index.schema import checked
 from limpet.index.stamps import READ_NOW_S
 from limpet.index.storage import Storage
-from limpet.lease import Lease, LeaseRecord, Lock, Sightings, State
+from limpet.lease import Lease, LeaseRecord, Lock, State, VersionWatch
 from limpet.store.api import Put, Stat
-
-__all__ = [
-    "ALL",
-    "Whole",
-    "anew",
-    "batches",
-    "compile_all",
-    "demand_quiesced",
-    "load",
-    "lower",
-    "put_packs",
-    "record",
-    "refuse_running",
-    "refuse_waiting",
-    "sole",
-    "sound",
-]
 
 ALL = "all"
 """Stands for every shard in the name of a lock. It is no shard: `l` is no hex digit."""
@@ -53,11 +36,11 @@ class Whole:
     name: str
     storage: Storage
     cell: Cell[Manifest]
-    sightings: Sightings
+    sightings: VersionWatch
     compile: Callable[[], CompileReport]
 
 
-def load(whole: Whole) -> Seen[Manifest]:
+def load(whole: Whole) -> Versioned[Manifest]:
     """The manifest as it is now.   Raises: Missing; Corrupt.   Cost: 1 GET."""
     seen = whole.cell.read()
     if seen is None:

@@ -9,8 +9,6 @@ from typing import Literal
 from limpet.index.offline import ALL
 from limpet.keys import IndexKeys, Key
 
-__all__ = ["Place", "Role", "place_of"]
-
 Role = Literal["adopted", "described", "lock", "pack", "plain", "quarantined", "shard", "single", "unknown"]
 
 _SHARD = re.compile("[0-9a-f]{1,4}")

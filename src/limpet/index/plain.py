@@ -13,8 +13,6 @@ from limpet.index.formats.convert import from_text
 from limpet.index.schema import UPDATED_AT, Field, Schema
 from limpet.keys import encoded
 
-__all__ = ["ENDING", "is_named", "rows", "values_of"]
-
 ENDING = ".usv"
 UNIT, RECORD = "\x1f", "\x1e"
 

@@ -31,8 +31,6 @@ from limpet.keys import Key
 from limpet.store.api import Blob, Match, Stat, Version
 from limpet.store.outcome import put_bytes
 
-__all__ = ["PurgeReport", "purge"]
-
 
 @dataclass(slots=True)
 class PurgeReport:

@@ -13,9 +13,6 @@ from limpet.index.storage import WAITING_BYTES_MAX, Storage
 from limpet.keys import Key
 from limpet.records import Name, Text
 
-__all__ = ["Quarantined", "keep", "quarantine", "read_quarantined"]
-
-
 KEPT_CHARACTERS_MAX = 4 * (WAITING_BYTES_MAX // 3 + 1)
 REASON_MAX = 2000
 

@@ -17,8 +17,6 @@ from limpet.index.text import END, lines_of
 from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
-__all__ = ["DamagedShardWarning", "LeftOut", "OnDamage", "Reader", "warn_of"]
-
 TRIES_MAX = 20
 SHARE_FOR_WHOLE = 16 << 10
 GROUP_SHARDS = 32

@@ -22,8 +22,6 @@ from limpet.keys import Key
 from limpet.store.api import Absent, Match, Version
 from limpet.store.outcome import put_bytes
 
-__all__ = ["ACCEPTABLE", "FIXABLE", "Repairs", "descriptions"]
-
 FIXABLE: frozenset[Kind] = frozenset(
     {"behind", "counts", "description", "duplicate", "misnamed", "misplaced", "order", "stray"}
 )

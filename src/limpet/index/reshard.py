@@ -30,8 +30,6 @@ from limpet.lease import Lease
 from limpet.store.api import Absent, Match, Version
 from limpet.store.outcome import put_bytes
 
-__all__ = ["ReshardReport", "reshard"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

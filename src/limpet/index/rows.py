@@ -14,8 +14,6 @@ from typing import IO, Any, overload
 from limpet import records
 from limpet.errors import Invalid
 
-__all__ = ["Rows", "is_number", "rows_of", "shown"]
-
 ROWS_SHOWN = 40
 CELL_SHOWN = 60
 BATCH_ROWS = 10_000

@@ -11,10 +11,8 @@ from limpet.index.compiler import Compiler, CompileReport
 from limpet.index.decide import shard_ids
 from limpet.index.manifest import Manifest
 from limpet.index.storage import Storage, Work
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
-
-__all__ = ["Job", "Outcomes", "compile_here", "compile_there", "never", "rounds", "tell"]
 
 PART = 8
 AT_ONCE = 8
@@ -59,7 +57,7 @@ def rounds(shards: Sequence[str], manifest: Manifest) -> Iterator[list[str]]:
 def compile_here(
     storage: Storage,
     manifest: Manifest,
-    sightings: Sightings,
+    sightings: VersionWatch,
     shards: Sequence[str],
     work: Work,
     full: bool,

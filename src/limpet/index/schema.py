@@ -22,20 +22,6 @@ from limpet.index.text import END, NULL, SEPARATOR, escape, lines_of, unsafe
 from limpet.index.values import JSON_KINDS, PATTERNS, all_in_64_bits, plain, reader, shown, writer
 from limpet.records import Name
 
-__all__ = [
-    "DELETED",
-    "LINE_BYTES_MAX",
-    "UPDATED_AT",
-    "Field",
-    "Schema",
-    "checked",
-    "extended",
-    "nullable",
-    "placed",
-    "stamp_in",
-    "with_own",
-]
-
 KEY_KINDS = ("string", "integer")
 KEY_BYTES_MAX = 2048
 SHORT_KEY = KEY_BYTES_MAX // 4

@@ -14,8 +14,6 @@ from limpet.errors import Corrupt
 from limpet.index.decide import Shape, digest, fractions, key_of
 from limpet.index.text import END
 
-__all__ = ["ABSENT", "Absent", "Search"]
-
 READS = 3
 BYTES_MAX = 192 << 10
 WINDOW_MIN = 8 << 10

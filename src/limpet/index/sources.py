@@ -16,8 +16,6 @@ from limpet.store.api import Stat, Store, Version
 from limpet.store.directory.failure import failure
 from limpet.store.directory.plain import PlainFiles
 
-__all__ = ["INBOX", "SHARDS", "FolderSource", "Source", "StoreSource"]
-
 SHARDS = "shards"
 INBOX = "inbox"
 
@@ -48,7 +46,7 @@ class StoreSource:
         self._shards = shards
 
     def files(self) -> Iterator[Stat]:
-        """See `Source.files`. Other folders are jumped over.   Cost: 1 LIST a folder, and 1 per 1,000 files."""
+        """Other folders are jumped over.   Cost: 1 LIST a folder, and 1 per 1,000 files."""
         after: str | None = None
         while True:
             for stat in self._store.list(self._prefix, after=after):
@@ -64,13 +62,13 @@ class StoreSource:
                 return
 
     def read(self, names: Sequence[str]) -> Mapping[str, bytes | LimpetError]:
-        """See `Source.read`.   Cost: 1 GET each."""
+        """Cost: 1 GET each."""
         found = self._store.get_many([self._key(name) for name in names], size_max=WAITING_BYTES_MAX)
         blobs = {name: found[self._key(name)] for name in names}
         return {name: blob if isinstance(blob, LimpetError) else blob.data for name, blob in blobs.items()}
 
     def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
-        """See `Source.delete`.   Cost: 1 DELETE each."""
+        """Cost: 1 DELETE each."""
         done = self._store.delete_many([self._key(name) for name in names])
         return {name: done[self._key(name)] for name in names}
 
@@ -93,7 +91,6 @@ class FolderSource:
         self._at = os.path.relpath(path, root) if root else ""
 
     def files(self) -> Iterator[Stat]:
-        """See `Source.files`."""
         if not self._path.is_dir():
             raise Missing(f"there is no folder {self._path}")
         yield from self._in("")
@@ -135,7 +132,6 @@ class FolderSource:
         return "/".join(part for part in (self._at, name) if part)
 
     def read(self, names: Sequence[str]) -> Mapping[str, bytes | LimpetError]:
-        """See `Source.read`."""
         found: dict[str, bytes | LimpetError] = {}
         for name in names:
             try:
@@ -146,7 +142,6 @@ class FolderSource:
         return found
 
     def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
-        """See `Source.delete`."""
         done: dict[str, LimpetError | None] = {}
         for name in names:
             try:

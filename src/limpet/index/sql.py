@@ -27,8 +27,6 @@ from limpet.index.tables import BAD_LINE, DESCRIPTORS, SCHEMA, Table, names_in, 
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["Parameters", "sql"]
-
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 _NOT_A_SELECT = "not implemented"

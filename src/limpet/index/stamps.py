@@ -12,8 +12,6 @@ from limpet.index.values import stamp_text, stamp_time
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["READ_NOW_S", "Floor", "Stamps", "Times", "given", "stamps_of"]
-
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)
 READ_NOW_S = -1.0

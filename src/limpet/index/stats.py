@@ -9,8 +9,6 @@ from limpet.index.decide import shard_ids
 from limpet.index.manifest import Manifest
 from limpet.index.storage import Storage
 
-__all__ = ["IndexStats", "Shard", "Waits", "stats"]
-
 
 @dataclass(frozen=True, slots=True)
 class Waits:

@@ -15,8 +15,6 @@ from limpet.keys import IndexKeys, Key
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Put, Stat, Store
 
-__all__ = ["DESCRIPTION_BYTES_MAX", "NO_WORK", "SHARD_BYTES_MAX", "WAITING_BYTES_MAX", "Storage", "Work"]
-
 SHARD_BYTES_MAX = 2 << 30
 WAITING_BYTES_MAX = 256 << 20
 """No Limpet writes a larger single or pack."""

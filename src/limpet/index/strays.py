@@ -20,8 +20,6 @@ from limpet.keys import Key
 from limpet.store.api import Match, Version
 from limpet.store.outcome import put_bytes
 
-__all__ = ["MOVED", "Strays", "retire", "strays_of"]
-
 MOVED = b"the records of this shard lie in shards of another depth"
 """Without a line feed at its end, so that every reader and compiler refuses it."""
 

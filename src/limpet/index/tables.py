@@ -25,8 +25,6 @@ from limpet.store import DirectoryStore, MeteredStore, ScopedStore, Store
 from limpet.store.directory.failure import failure
 from limpet.store.roles import allows
 
-__all__ = ["BAD_LINE", "DESCRIPTORS", "SCHEMA", "Gathered", "Table", "names_in", "table_of"]
-
 SCHEMA = "limpet"
 """Where helper tables live in DuckDB, so that no index can have their names."""
 

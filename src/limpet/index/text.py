@@ -11,8 +11,6 @@ import re
 
 from limpet.errors import Corrupt, Invalid
 
-__all__ = ["BACKSLASH", "END", "ESCAPES", "NULL", "SEPARATOR", "escape", "lines_of", "unescape", "unsafe"]
-
 SEPARATOR = b"\x1f"
 END = b"\n"
 NULL = b"\\N"

@@ -22,8 +22,6 @@ from limpet.index.constraints import Constraints, constraints_of
 from limpet.index.fields import DELETED, OUR_CONSTRAINTS, Field
 from limpet.index.values import KINDS, Kind, plain, shown
 
-__all__ = ["Typed", "fields_of_package", "typed"]
-
 R = TypeVar("R")
 
 PACKAGE_BYTES_MAX = 1 << 20

@@ -28,23 +28,6 @@ from limpet import records
 from limpet.errors import Invalid
 from limpet.index.text import ESCAPES, escape, unescape
 
-__all__ = [
-    "INTEGER_END",
-    "JSON_KINDS",
-    "KINDS",
-    "PATTERNS",
-    "Kind",
-    "all_in_64_bits",
-    "all_in_utc",
-    "plain",
-    "reader",
-    "shown",
-    "stamp_text",
-    "stamp_texts",
-    "stamp_time",
-    "writer",
-]
-
 Kind = Literal["string", "integer", "number", "boolean", "date", "datetime", "object", "array", "any"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -20,8 +20,6 @@ from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX
 from limpet.keys import Key
 from limpet.store.api import Blob, Stat
 
-__all__ = ["verify"]
-
 
 def verify(whole: Whole, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
     """Read everything again and report what is wrong. With `repair`, put right what can be derived, and nothing else.

@@ -17,8 +17,6 @@ from limpet.index.text import END
 from limpet.index.typed import Typed
 from limpet.store.api import Put
 
-__all__ = ["Writer"]
-
 R = TypeVar("R")
 
 _Shards = defaultdict[int, dict[bytes, bytes]]

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from limpet.keys.names import Key, segment
 
-__all__ = ["CatalogKeys", "is_ulid"]
-
 _ULID = re.compile("[0-7][0-9a-hjkmnp-tv-z]{25}")
 
 

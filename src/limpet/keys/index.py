@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from limpet.errors import Invalid
 from limpet.keys.names import HASHED, Key, encoded, segment
 
-__all__ = ["INDEXES", "IndexKeys", "digits", "single_stamp"]
-
 INDEXES = "indexes"
 
 _NOT_DIGITS = re.compile("[^0-9]")

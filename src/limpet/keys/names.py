@@ -17,29 +17,6 @@ from urllib.parse import quote, unquote
 
 from limpet.errors import Invalid
 
-__all__ = [
-    "BACKUP",
-    "BACKUPS",
-    "CELLS",
-    "FLEET",
-    "LOCKS",
-    "Key",
-    "backup_list_key",
-    "cell_key",
-    "check",
-    "check_prefix",
-    "clock_key",
-    "disk_name",
-    "encoded",
-    "from_disk_name",
-    "is_own_path",
-    "join",
-    "lock_key",
-    "name_of",
-    "probe_key",
-    "segment",
-]
-
 Key = NewType("Key", str)
 
 KEY_BYTES_MAX = 900

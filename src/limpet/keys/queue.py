@@ -9,8 +9,6 @@ from typing import Literal, get_args
 from limpet.errors import Invalid
 from limpet.keys.names import Key, check, name_of, segment
 
-__all__ = ["QUEUES", "QueueKeys", "QueuePlace", "is_minted", "queue_at", "queue_place"]
-
 QUEUES = "queues"
 
 _MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]{1,4})?(\.[0-9]{1,4})?")

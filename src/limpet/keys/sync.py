@@ -7,21 +7,6 @@ import re
 from limpet.errors import Invalid
 from limpet.keys.names import Key, name_of, segment
 
-__all__ = [
-    "CURSORS",
-    "DAMAGED",
-    "LOG_MAX",
-    "NODE",
-    "OUTBOX",
-    "SUPERVISOR",
-    "SYNC",
-    "cursor_key",
-    "damaged_key",
-    "log_key",
-    "log_of",
-    "outbox_key",
-]
-
 SYNC = "sync"
 OUTBOX = f"{SYNC}/outbox"
 CURSORS = f"{SYNC}/cursors"

@@ -5,7 +5,7 @@ Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it i
 
 from limpet.lease.decide import LeaseRecord, State
 from limpet.lease.heartbeat import Heartbeat
-from limpet.lease.lease import Holding, Lease
-from limpet.lease.lock import Lock, Sightings, lease_cell
+from limpet.lease.lease import HeldLease, Lease
+from limpet.lease.lock import Lock, VersionWatch, lease_cell
 
 __all__ = ["Heartbeat", "Holding", "Lease", "LeaseRecord", "Lock", "Sightings", "State", "lease_cell"]

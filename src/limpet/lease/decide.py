@@ -12,22 +12,6 @@ import msgspec
 from limpet.errors import Corrupt, Invalid
 from limpet.records import Instant, Name, Text
 
-__all__ = [
-    "Create",
-    "LeaseRecord",
-    "State",
-    "Take",
-    "Wait",
-    "check_ttl",
-    "freed",
-    "look_interval_s",
-    "next_step",
-    "renew_interval_s",
-    "renewed",
-    "reset",
-    "taken",
-]
-
 R = TypeVar("R", bound="LeaseRecord")
 
 LOOK_MARGIN_S = 2.0

@@ -9,8 +9,6 @@ from limpet.lease.decide import renew_interval_s
 from limpet.lease.lease import Lease
 from limpet.runtime import Runtime
 
-__all__ = ["Heartbeat"]
-
 RETRY_PART = 12
 
 

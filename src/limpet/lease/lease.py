@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
+from limpet.cell import Cell, Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import LeaseLost, OutcomeUnknown
 from limpet.lease.decide import LeaseRecord, State, freed, renewed
 from limpet.runtime import Runtime
-
-__all__ = ["Holding", "Lease"]
 
 R = TypeVar("R", bound=LeaseRecord)
 
@@ -18,10 +16,10 @@ RELEASED = "the lease was released"
 SWAPS_MAX = 5
 
 
-class Holding(Generic[R]):
+class HeldLease(Generic[R]):
     """A lease record that is ours: kept by swaps on what we last saw of it. Rooms extend the record."""
 
-    def __init__(self, cell: Cell[R], seen: Seen[R], runtime: Runtime, *, sent_at_s: float) -> None:
+    def __init__(self, cell: Cell[R], seen: Versioned[R], runtime: Runtime, *, sent_at_s: float) -> None:
         self._cell = cell
         self._seen = seen
         self._runtime = runtime
@@ -200,7 +198,7 @@ class Holding(Generic[R]):
         return why
 
 
-class Lease(Holding[LeaseRecord]):
+class Lease(HeldLease[LeaseRecord]):
     """Held from a won acquire until it is released, lost, or not renewed for `ttl_s`.
 
     `token` is higher than that of every earlier holder. Hand the lease to `cell.write(value, lease=lease)`: the cell

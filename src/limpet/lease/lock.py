@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won, struct_codec
+from limpet.cell import Cell, Lost, Replaced, Unclear, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Held, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import LOCKS, Key
 from limpet.lease.decide import (
@@ -30,11 +30,9 @@ from limpet.records import INTEGER_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Store, Version
 
-__all__ = ["Lock", "Sightings", "lease_cell"]
-
 POLL_MIN_S = 0.2
 POLL_MAX_S = 5.0
-SIGHTINGS_MAX = 10_000
+WATCHED_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -44,7 +42,7 @@ class _Sighting:
     doubted: bool = False
 
 
-class Sightings:
+class VersionWatch:
     """Since when this process has seen which version of which lock, on its own rising clock."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -64,7 +62,7 @@ class Sightings:
             if first is None or first.version != version:
                 first = _Sighting(version, at_s)
             self._first[key] = first
-            if len(self._first) > SIGHTINGS_MAX:
+            if len(self._first) > WATCHED_MAX:
                 del self._first[next(iter(self._first))]
         return at_s - first.since_s
 
@@ -81,7 +79,7 @@ class Sightings:
 class _Waiting:
     """Another process holds the lock. `watch_s`: how long to watch it all the same, because it seems abandoned."""
 
-    seen: Seen[LeaseRecord]
+    seen: Versioned[LeaseRecord]
     held: Held
     watch_s: float
 
@@ -107,7 +105,7 @@ class Lock:
         name: str,
         ttl_s: float,
         runtime: Runtime,
-        sightings: Sightings,
+        sightings: VersionWatch,
         *,
         look_first: bool = False,
     ) -> None:
@@ -240,7 +238,7 @@ class Lock:
             return self._waiting(seen, step)
         return self._lease_or_wait(self._claim(seen))
 
-    def _decide(self, seen: Seen[LeaseRecord]) -> Create | Take | Wait:
+    def _decide(self, seen: Versioned[LeaseRecord]) -> Create | Take | Wait:
         unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
         step = self._step(seen, unchanged_s, max_age_s=None)
         record = seen.value
@@ -249,13 +247,15 @@ class Lock:
             return self._step(seen, unchanged_s, max_age_s=record.ttl_s / 4)
         return step
 
-    def _by_store_clock(self, seen: Seen[LeaseRecord]) -> _Waiting:
+    def _by_store_clock(self, seen: Versioned[LeaseRecord]) -> _Waiting:
         """Whether a held lock seems abandoned by a fresh reading of the store's clock.   Cost: 1 PUT + 1 HEAD."""
         unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
         step = self._step(seen, unchanged_s, max_age_s=-1.0)
         return self._waiting(seen, step if isinstance(step, Wait) else None)
 
-    def _step(self, seen: Seen[LeaseRecord], unchanged_s: float, *, max_age_s: float | None) -> Create | Take | Wait:
+    def _step(
+        self, seen: Versioned[LeaseRecord], unchanged_s: float, *, max_age_s: float | None
+    ) -> Create | Take | Wait:
         assert seen.modified is not None
         return next_step(
             seen.value,
@@ -265,7 +265,7 @@ class Lock:
             wall=self._runtime.wall(),
         )
 
-    def _claim(self, seen: Seen[LeaseRecord] | None) -> Lease | Seen[LeaseRecord]:
+    def _claim(self, seen: Versioned[LeaseRecord] | None) -> Lease | Versioned[LeaseRecord]:
         with self._cell.explained():
             record = taken(
                 seen.value if seen else None,
@@ -277,11 +277,11 @@ class Lock:
             )
         return self._swap(seen, record)
 
-    def _adopt(self, seen: Seen[LeaseRecord]) -> Lease | Seen[LeaseRecord]:
+    def _adopt(self, seen: Versioned[LeaseRecord]) -> Lease | Versioned[LeaseRecord]:
         """A claim of ours whose outcome was unknown has landed: renew it, and it is a lease."""
         return self._swap(seen, renewed(seen.value, self._runtime.wall()))
 
-    def _swap(self, seen: Seen[LeaseRecord] | None, record: LeaseRecord) -> Lease | Seen[LeaseRecord]:
+    def _swap(self, seen: Versioned[LeaseRecord] | None, record: LeaseRecord) -> Lease | Versioned[LeaseRecord]:
         """A lease if our record now stands there; else what stands there instead."""
         sent_at_s = self._runtime.elapsed_s()
         write_id = self._runtime.new_id()
@@ -295,7 +295,7 @@ class Lock:
             case Replaced(_, now) | Lost(now) | Unclear(now):  # whatever became of it, it does not stand there now
                 return now
 
-    def _lease_or_wait(self, outcome: Lease | Seen[LeaseRecord]) -> Lease | _Waiting:
+    def _lease_or_wait(self, outcome: Lease | Versioned[LeaseRecord]) -> Lease | _Waiting:
         if not isinstance(outcome, Lease) and outcome.header.write_id in self._unsure:
             outcome = self._adopt(outcome)
         if isinstance(outcome, Lease):
@@ -303,7 +303,7 @@ class Lock:
         step = self._decide(outcome)
         return self._waiting(outcome, step if isinstance(step, Wait) else None)
 
-    def _waiting(self, seen: Seen[LeaseRecord], step: Wait | None) -> _Waiting:
+    def _waiting(self, seen: Versioned[LeaseRecord], step: Wait | None) -> _Waiting:
         record = seen.value
         held = Held(self._name, by=record.label, until=step.until if step else None, token=record.token)
         confirm = step is not None and step.confirm

@@ -19,7 +19,7 @@ from limpet.queue.api import (
     Task,
 )
 from limpet.queue.claim import EntryClaim
-from limpet.queue.nothing import Nothing
+from limpet.queue.nothing import EmptyClaim
 from limpet.queue.queue import BucketQueue
 from limpet.queue.verdicts import Fail, Retry
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import msgspec
 
-from limpet.cell import Lost, Replaced, Seen, Unclear, Won
+from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import Conflict, Corrupt, Invalid, Missing
 from limpet.keys import Key, is_minted
 from limpet.lease import State
@@ -30,8 +30,6 @@ from limpet.queue.records import NOTHING, ControlRecord, EntryLease, Receipt, ne
 from limpet.queue.reject import reject_entry
 from limpet.queue.storage import Content, Storage
 
-__all__ = ["Admin"]
-
 CANCEL_TRIES_MAX = 10
 CANCELLED = "cancelled"
 
@@ -49,7 +47,6 @@ class Admin:
         self._policy = policy
 
     def retry(self, id_: str | None, *, all: bool, where: str | None, since_s: float | None) -> list[str]:
-        """See `Queue.retry`."""
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if id_ is None:
@@ -69,7 +66,7 @@ class Admin:
             raise Invalid(f"{id_!r} cannot be retried as it is", hint=kept)
         return [self._retry(key, seen)]
 
-    def _retry(self, key: Key, seen: Seen[Receipt]) -> str:
+    def _retry(self, key: Key, seen: Versioned[Receipt]) -> str:
         """First the new life, then the mark on the old receipt: a crash in between is found by the next retry (H1)."""
         receipt = seen.value
         name = name_of_receipt(key)
@@ -90,7 +87,6 @@ class Admin:
         return task.id
 
     def cancel(self, id_: str) -> bool:
-        """See `Queue.cancel`."""
         entry = entry_of(id_)
         if batch_of(id_):
             raise Invalid(f"{id_!r} is part of a batch, which is cancelled as a whole", hint="cancel the batch's entry")
@@ -195,7 +191,7 @@ class Admin:
         )
 
     def set_paused(self, paused: bool) -> None:
-        """See `Queue.pause`. A record that cannot be read is replaced."""
+        """A record that cannot be read is replaced."""
 
         def change(record: ControlRecord | None) -> ControlRecord | None:
             before = record or ControlRecord()
@@ -208,7 +204,7 @@ class Admin:
             self._storage.control().update(change)
 
     def purge(self) -> int:
-        """See `Queue.purge`. A user's id gets a receipt, so that it stays used; minted names are never used again.
+        """A user's id gets a receipt, so that it stays used; minted names are never used again.
 
         On a supervised node all get one: nothing else would tell the others.
         """

@@ -12,24 +12,6 @@ from limpet.cell import Fence
 from limpet.errors import Invalid, Unsupported
 from limpet.lease.decide import check_ttl
 
-__all__ = [
-    "FEATURES",
-    "AttemptError",
-    "Claim",
-    "Failure",
-    "Feature",
-    "Notice",
-    "Outcome",
-    "Peeked",
-    "Policy",
-    "Pushed",
-    "Queue",
-    "Result",
-    "Stats",
-    "Task",
-    "need",
-]
-
 Feature = Literal[
     "attempts",
     "batches",
@@ -283,7 +265,7 @@ class Queue(Protocol):
     def claim(self, *, wait_s: float = 0.0) -> Claim:
         """Take one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
 
-    def hint(self) -> str | None:
+    def change_token(self) -> str | None:
         """A text that changes when something was pushed or ended; None if asking would cost a request."""
 
     def stats(self) -> Stats:

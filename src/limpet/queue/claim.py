@@ -13,7 +13,7 @@ import msgspec
 from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key
-from limpet.lease import Holding
+from limpet.lease import HeldLease
 from limpet.queue.api import Policy
 from limpet.queue.decide import (
     Progress,
@@ -32,8 +32,6 @@ from limpet.queue.records import DELAY_MAX_S, NOTHING, Ended, EntryLease, Receip
 from limpet.queue.results import Results
 from limpet.queue.storage import Content, Storage, task_name
 from limpet.queue.verdicts import Fail, Retry
-
-__all__ = ["EntryClaim", "EntryTask"]
 
 NO_VERDICT = "the block ended without a verdict"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
@@ -66,29 +64,26 @@ class EntryTask:
 
     @property
     def id(self) -> str:
-        """See `Task.id`."""
         return self._claim.content.ids[self._n]
 
     @property
     def lost(self) -> bool:
-        """See `Task.lost`."""
         return self._claim.lost
 
     @property
     def fence(self) -> Fence | None:
-        """See `Task.fence`."""
         return self._claim.fence
 
     def done(self, result: Any = None) -> None:
-        """See `Task.done`.   Cost: nothing inside a batch; for its last task, or a single one, 1 PUT + 2 DELETEs."""
+        """Cost: nothing inside a batch; for its last task, or a single one, 1 PUT + 2 DELETEs."""
         self._claim.done(self._n, result)
 
     def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
-        """See `Task.retry`.   Cost: 1 PUT for the whole entry; with the last attempt as `fail`."""
+        """Cost: 1 PUT for the whole entry; with the last attempt as `fail`."""
         self._claim.retry(self._n, after_s, error, traceback)
 
     def fail(self, error: str, traceback: str | None = None) -> None:
-        """See `Task.fail`.   Cost: 1 PUT, and 2 DELETEs if it ends the entry."""
+        """Cost: 1 PUT, and 2 DELETEs if it ends the entry."""
         self._claim.fail(self._n, error, traceback)
 
 
@@ -104,7 +99,7 @@ class EntryClaim:
         policy: Policy,
         decoder: msgspec.json.Decoder[Any],
         heart: Heart,
-        holding: Holding[EntryLease],
+        holding: HeldLease[EntryLease],
         content: Content,
         *,
         batch: bool,
@@ -151,7 +146,6 @@ class EntryClaim:
 
     @property
     def token(self) -> int:
-        """See `Claim.token`."""
         return self._holding.token
 
     @property
@@ -161,7 +155,6 @@ class EntryClaim:
 
     @property
     def lost(self) -> bool:
-        """See `Claim.lost`."""
         return self._holding.lost
 
     def __bool__(self) -> bool:
@@ -217,7 +210,7 @@ class EntryClaim:
                     self.retry(n, None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
     def hand_back(self) -> None:
-        """See `Claim.hand_back`. Not from a signal handler: a swap of this thread may be under way.
+        """Not from a signal handler: a swap of this thread may be under way.
 
         Cost: 1 PUT. With every verdict in, it ends the entry.
         """

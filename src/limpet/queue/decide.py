@@ -18,26 +18,6 @@ from limpet.lease.decide import RESOLUTION_S, Take, Wait, next_step
 from limpet.queue.api import Policy
 from limpet.queue.records import ATTEMPTS_KEPT, DELAY_MAX_S, AttemptRecord, EntryLease
 
-__all__ = [
-    "Progress",
-    "Ready",
-    "at_work",
-    "attempts_of",
-    "backoff_s",
-    "cancelled",
-    "charged",
-    "claimable",
-    "claimed",
-    "error_of",
-    "exhausted",
-    "freed",
-    "handed_back",
-    "must_charge",
-    "open_tasks",
-    "progressed",
-    "waits_left",
-]
-
 T = TypeVar("T")
 
 ERRORS_CHARS_MAX = 64 * 1024

@@ -8,8 +8,6 @@ from limpet.errors import LimpetError
 from limpet.lease.decide import renew_interval_s
 from limpet.runtime import Runtime
 
-__all__ = ["Beating", "Heart"]
-
 TICK_PART = 12
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.cell import Seen
+from limpet.cell import Versioned
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Policy, Result, Stats
@@ -34,8 +34,6 @@ from limpet.queue.receipts import attempt_errors, completion, errors_of, lists_d
 from limpet.queue.records import ENTRY_BYTES_MAX, NOTHING, Part, Receipt, lease_of
 from limpet.queue.storage import Storage, read_content
 
-__all__ = ["Look"]
-
 IDS_MAX = 10
 KIND_CHARS_MAX = 200
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
@@ -52,7 +50,7 @@ class Look:
         self._policy = policy
 
     def stats(self) -> Stats:
-        """See `Queue.stats`. Retried tasks count where they are now."""
+        """Retried tasks count where they are now."""
         pending = 0
         oldest: datetime | None = None
         leases: dict[str, Key] = {}
@@ -136,7 +134,6 @@ class Look:
         return count, ended
 
     def peek(self, n: int) -> list[Peeked]:
-        """See `Queue.peek`."""
         if n < 1:
             raise Invalid(f"peek wants a positive number, not {n}")
         found: list[Peeked] = []
@@ -159,7 +156,7 @@ class Look:
         return found[:n]
 
     def result(self, id_: str) -> Result:
-        """See `Queue.result`. A task that was retried is followed to its last life."""
+        """A task that was retried is followed to its last life."""
         while True:
             receipt = self.receipt(id_)
             if receipt is None:
@@ -175,7 +172,7 @@ class Look:
             return _as_result(id_, receipt)
 
     def errors(self, id_: str) -> tuple[AttemptError, ...]:
-        """See `Queue.errors`. Those of a task that waits are in its lease."""
+        """Those of a task that waits are in its lease."""
         part = batch_of(id_)
         entry, n = part or (entry_of(id_), 0)
         seen = self._storage.lease(entry).read()
@@ -184,7 +181,6 @@ class Look:
         return self.result(id_).errors
 
     def failed(self, n: int, *, where: str | None = None, since_s: float | None = None) -> list[Failure]:
-        """See `Queue.failed`."""
         if n < 1:
             raise Invalid(f"failed wants a positive number, not {n}")
         groups: dict[str, list[Receipt]] = {}
@@ -201,7 +197,7 @@ class Look:
 
     def failures(
         self, *, where: str | None = None, since: datetime | None = None
-    ) -> Iterator[tuple[Key, Seen[Receipt]]]:
+    ) -> Iterator[tuple[Key, Versioned[Receipt]]]:
         """The receipts of tasks that failed, and were neither retried nor completed since.
 
         Cost: 1 LIST per 1,000 receipts in failed/, 1 GET each, and for those that are given 1 or 2 GETs more.

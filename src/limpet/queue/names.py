@@ -5,22 +5,6 @@ from __future__ import annotations
 from limpet.errors import Invalid
 from limpet.keys import is_minted, segment
 
-__all__ = [
-    "BATCH",
-    "LEASE",
-    "REMOTE",
-    "RETRY_MARK",
-    "TASK",
-    "batch_of",
-    "check_id",
-    "count_of",
-    "entry_of",
-    "is_batch",
-    "life_before",
-    "name_of_receipt",
-    "parts_of_entry",
-]
-
 RETRY_MARK = "~"
 TASK = "task.json"
 BATCH = "tasks.jsonl"

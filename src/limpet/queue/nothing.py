@@ -7,10 +7,8 @@ from types import TracebackType
 
 from limpet.queue.api import Task
 
-__all__ = ["Nothing"]
 
-
-class Nothing:
+class EmptyClaim:
     """Falsy, without tasks; what is not there cannot be lost."""
 
     token = 0
@@ -22,11 +20,11 @@ class Nothing:
     def __iter__(self) -> Iterator[Task]:
         return iter(())
 
-    def __enter__(self) -> Nothing:
+    def __enter__(self) -> EmptyClaim:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         return None
 
     def hand_back(self) -> None:
-        """See `Claim.hand_back`."""
+        pass

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 
-from limpet.cell import Seen
+from limpet.cell import Versioned
 from limpet.keys import Key
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.queue.names import BATCH, LEASE, TASK, parts_of_entry
 from limpet.queue.records import EntryLease
 from limpet.queue.storage import Storage
 from limpet.store.api import Stat, Version
-
-__all__ = ["Candidate", "Page", "Pages"]
 
 PAGE = 1000
 AGE_MAX_S = 30.0
@@ -53,7 +51,7 @@ class Page:
 class Pages:
     """Hands out candidates of one queue to the threads of this process."""
 
-    def __init__(self, storage: Storage, sightings: Sightings, *, ttl_s: float) -> None:
+    def __init__(self, storage: Storage, sightings: VersionWatch, *, ttl_s: float) -> None:
         self._storage = storage
         self._store = storage.store
         self._keys = storage.keys
@@ -67,7 +65,7 @@ class Pages:
         self._width = 1
         self.stale = False
         """Whether a claim from the page in hand was lost: others use it up too, and a new one costs less."""
-        self._leases: dict[Version, Seen[EntryLease]] = {}
+        self._leases: dict[Version, Versioned[EntryLease]] = {}
 
     def next(self) -> Candidate | None:
         """The next candidate of the page in hand; None when it is used up or too old."""
@@ -106,14 +104,14 @@ class Pages:
             if self._page is not None:
                 self._page.candidates[:0] = [Candidate(entry, False, now, None) for entry in entries]
 
-    def remember(self, version: Version, seen: Seen[EntryLease]) -> None:
+    def remember(self, version: Version, seen: Versioned[EntryLease]) -> None:
         """Keep a lease that was read, by the version that a listing showed: each version of it is read once."""
         with self._mutex:
             self._leases[version] = seen
             if len(self._leases) > LEASES_MAX:
                 del self._leases[next(iter(self._leases))]
 
-    def remembered(self, version: Version) -> Seen[EntryLease] | None:
+    def remembered(self, version: Version) -> Versioned[EntryLease] | None:
         """The lease of that version, if it was read before."""
         with self._mutex:
             return self._leases.get(version)

@@ -16,8 +16,6 @@ from limpet.queue.reject import reject_scheduled
 from limpet.queue.storage import Storage
 from limpet.store.api import Absent, Put
 
-__all__ = ["Pusher", "due_name", "due_of"]
-
 SENDS_MAX = 4
 BACKOFF_S = 0.2
 AT_ONCE = 32

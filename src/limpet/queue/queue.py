@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.cell import Cell, Lost, Replaced, Seen, Unclear, Won
+from limpet.cell import Cell, Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import QueueKeys
-from limpet.lease import Holding, Sightings, State
+from limpet.lease import HeldLease, State, VersionWatch
 from limpet.queue.admin import Admin
 from limpet.queue.api import FEATURES, AttemptError, Failure, Feature, Notice, Peeked, Policy, Pushed, Result, Stats
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import Ready, claimable, claimed, error_of, exhausted, waits_left
 from limpet.queue.heart import Heart
 from limpet.queue.look import Look
-from limpet.queue.nothing import Nothing
+from limpet.queue.nothing import EmptyClaim
 from limpet.queue.pages import Candidate, Pages
 from limpet.queue.push import Pusher
 from limpet.queue.records import EntryLease, payload_bytes
@@ -30,8 +30,6 @@ from limpet.queue.storage import Journal, Storage
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store
-
-__all__ = ["BucketQueue"]
 
 POLL_MIN_S = 0.2
 POLL_MAX_S = 24.0
@@ -58,7 +56,7 @@ class BucketQueue:
         provider: str = "bucket",
         payload_type: Any = None,
         journal: Journal | None = None,
-        sightings: Sightings | None = None,
+        sightings: VersionWatch | None = None,
     ) -> None:
         self.name = name
         self.policy = policy or Policy()
@@ -69,7 +67,7 @@ class BucketQueue:
         self._runtime = runtime
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
-        self._sightings = sightings or Sightings(runtime)
+        self._sightings = sightings or VersionWatch(runtime)
         self._pause_s = POLL_MIN_S
         self._look_at_s = 0.0
         self._hint: str | None = None
@@ -87,17 +85,15 @@ class BucketQueue:
         return f"<queue {self.name!r} ({self.provider})>"
 
     def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        """See `Queue.push`.   Cost: 1 PUT; with an id 1 PUT + 2 HEADs.   Crash: the task is there, or it is not."""
+        """Cost: 1 PUT; with an id 1 PUT + 2 HEADs.   Crash: the task is there, or it is not."""
         return self._pusher.push(self._encoded(payload), id=id, delay_s=delay_s)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[str]:
-        """See `Queue.push_many`. Not deduplicated.   Cost: 1 PUT a batch.   Crash: whole batches are there or not."""
+        """Not deduplicated.   Cost: 1 PUT a batch.   Crash: whole batches are there or not."""
         return self._pusher.push_many(map(self._encoded, payloads), batch=batch)
 
-    def claim(self, *, wait_s: float = 0.0) -> EntryClaim | Nothing:
-        """See `Queue.claim`.
-
-        Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
+    def claim(self, *, wait_s: float = 0.0) -> EntryClaim | EmptyClaim:
+        """Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
         1 PUT for each task that it starts; a share of 1 LIST a page, and 1 GET in 5 s. An idle poll is 1 LIST.
         Crash: the entry is taken over after `ttl_s`.
         An entry that cannot be read ends in failed/ with the reason, and `notices` tells of it; the rest goes on.
@@ -108,14 +104,14 @@ class BucketQueue:
         while True:
             at_s = self._runtime.elapsed_s()
             if wait_s <= 0 or at_s >= self._look_at_s:
-                self._hint = self.hint() if wait_s > 0 else None
+                self._hint = self.change_token() if wait_s > 0 else None
                 found = self._try_claim()
                 if found is not None:
                     self._pause_s = POLL_MIN_S
                     return found
                 self._rest()
             if self._runtime.elapsed_s() >= until_s:
-                return Nothing()
+                return EmptyClaim()
             self._sleep(until_s)
 
     def _rest(self) -> None:
@@ -128,64 +124,64 @@ class BucketQueue:
         seen = self._hint
         while (left_s := min(self._look_at_s, until_s) - self._runtime.elapsed_s()) > 0:
             self._runtime.sleep(left_s if seen is None else min(left_s, HINT_EVERY_S))
-            if seen is not None and self.hint() != seen:
+            if seen is not None and self.change_token() != seen:
                 self._look_at_s = 0.0
 
-    def hint(self) -> str | None:
-        """See `Queue.hint`. A directory and memory have one, a bucket has none."""
+    def change_token(self) -> str | None:
+        """A directory and memory have one, a bucket has none."""
         keys = self.storage.keys
-        pending, scheduled = self._store.hint(keys.pending), self._store.hint(keys.scheduled)
+        pending, scheduled = self._store.change_token(keys.pending), self._store.change_token(keys.scheduled)
         return None if pending is None or scheduled is None else f"{pending} {scheduled}"
 
     def stats(self) -> Stats:
-        """See `Queue.stats`.   Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
+        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
         return self._look.stats()
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
-        """See `Queue.peek`.   Cost: 1 or 2 LISTs + 1 GET an entry."""
+        """Cost: 1 or 2 LISTs + 1 GET an entry."""
         return self._look.peek(n)
 
     def result(self, id: str) -> Result:
-        """See `Queue.result`.   Cost: 1 GET for a completed task, up to 4 GETs and 2 HEADs else."""
+        """Cost: 1 GET for a completed task, up to 4 GETs and 2 HEADs else."""
         return self._look.result(id)
 
     def errors(self, id: str) -> Sequence[AttemptError]:
-        """See `Queue.errors`.   Cost: 1 GET for a task that waits, up to 4 for one that ended."""
+        """Cost: 1 GET for a task that waits, up to 4 for one that ended."""
         return self._look.errors(id)
 
     def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
-        """See `Queue.failed`.   Cost: 1 LIST per 1,000 receipts in failed/ + 1 GET for each that is looked at."""
+        """Cost: 1 LIST per 1,000 receipts in failed/ + 1 GET for each that is looked at."""
         return self._look.failed(n, where=where, since_s=since_s)
 
     def notices(self) -> Sequence[Notice]:
-        """See `Queue.notices`.   Cost: nothing."""
+        """Cost: nothing."""
         return self.storage.notices.take()
 
     def retry(
         self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
     ) -> Sequence[str]:
-        """See `Queue.retry`.   Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more.
+        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
         return self._admin.retry(id, all=all, where=where, since_s=since_s)
 
     def cancel(self, id: str) -> bool:
-        """See `Queue.cancel`.   Cost: 1 PUT (1 GET + 1 PUT if it is claimed), 1 GET, 1 PUT, 2 DELETEs."""
+        """Cost: 1 PUT (1 GET + 1 PUT if it is claimed), 1 GET, 1 PUT, 2 DELETEs."""
         return self._admin.cancel(id)
 
     def pause(self) -> None:
-        """See `Queue.pause`. Workers notice within a few seconds.   Cost: 1 GET + 1 PUT."""
+        """Workers notice within a few seconds.   Cost: 1 GET + 1 PUT."""
         self._admin.set_paused(True)
         self._ask_control_at_s = float("-inf")
 
     def resume(self) -> None:
-        """See `Queue.resume`.   Cost: 1 GET + 1 PUT."""
+        """Cost: 1 GET + 1 PUT."""
         self._admin.set_paused(False)
         self._ask_control_at_s = float("-inf")
 
     def purge(self) -> int:
-        """See `Queue.purge`.   Cost: 1 LIST per 1,000 objects + 2 DELETEs an entry, 1 PUT for a user's id."""
+        """Cost: 1 LIST per 1,000 objects + 2 DELETEs an entry, 1 PUT for a user's id."""
         return self._admin.purge()
 
     def sweep(self) -> int:
@@ -289,14 +285,14 @@ class BucketQueue:
 
     def _claim(self, candidate: Candidate) -> EntryClaim | None:
         cell = self.storage.lease(candidate.entry)
-        seen: Seen[EntryLease] | None = None
+        seen: Versioned[EntryLease] | None = None
         if candidate.lease is not None:
             seen = self._looked_at(cell, candidate)
             if seen is None:
                 return None
         return None if self._paused() else self._take(cell, seen, candidate)
 
-    def _looked_at(self, cell: Cell[EntryLease], candidate: Candidate) -> Seen[EntryLease] | None:
+    def _looked_at(self, cell: Cell[EntryLease], candidate: Candidate) -> Versioned[EntryLease] | None:
         """The lease, if it may be taken now. Each version is read once.   Cost: 1 GET."""
         listed = candidate.lease
         assert listed is not None
@@ -324,7 +320,9 @@ class BucketQueue:
             wall=self._runtime.wall(),
         )
 
-    def _take(self, cell: Cell[EntryLease], seen: Seen[EntryLease] | None, candidate: Candidate) -> EntryClaim | None:
+    def _take(
+        self, cell: Cell[EntryLease], seen: Versioned[EntryLease] | None, candidate: Candidate
+    ) -> EntryClaim | None:
         waits: dict[int, float] = {}
         if seen is not None and seen.modified is not None:
             waits = waits_left(seen.value, modified=seen.modified, now=self._store.now())
@@ -342,12 +340,12 @@ class BucketQueue:
         sent_at_s = self._runtime.elapsed_s()
         match cell.attempt(seen, record):
             case Won(mine):
-                return self._open(Holding(cell, mine, self._runtime, sent_at_s=sent_at_s), candidate)
+                return self._open(HeldLease(cell, mine, self._runtime, sent_at_s=sent_at_s), candidate)
             case Replaced() | Lost() | Unclear():
                 self._pages.lost()
                 return None
 
-    def _open(self, holding: Holding[EntryLease], candidate: Candidate) -> EntryClaim | None:
+    def _open(self, holding: HeldLease[EntryLease], candidate: Candidate) -> EntryClaim | None:
         """What a won lease gives: the tasks that are due. Or nothing, where the entry has ended or is given up."""
         entry, batch = candidate.entry, candidate.batch
         try:

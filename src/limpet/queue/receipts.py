@@ -20,18 +20,6 @@ from limpet.queue.records import (
 )
 from limpet.queue.storage import Content
 
-__all__ = [
-    "attempt_errors",
-    "attempt_record",
-    "batch_receipt",
-    "clean_text",
-    "completion",
-    "errors_of",
-    "lists_done",
-    "task_receipt",
-    "trimmed",
-]
-
 TRACEBACK_CHARS_MAX = 8_000
 CUT = "\n...\n"
 

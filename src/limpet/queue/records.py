@@ -18,29 +18,6 @@ from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.lease import LeaseRecord
 from limpet.records import Count, Digest, Instant, Name, Positive, Text
 
-__all__ = [
-    "BATCH_MAX",
-    "DELAY_MAX_S",
-    "ERROR_CHARS_MAX",
-    "PAYLOAD_BYTES_MAX",
-    "AttemptRecord",
-    "BatchHeader",
-    "ControlRecord",
-    "Ended",
-    "EntryLease",
-    "Part",
-    "Receipt",
-    "SweepRecord",
-    "TaskRecord",
-    "batch_bytes",
-    "batch_lines",
-    "lease_of",
-    "new_task",
-    "payload_bytes",
-    "read_task",
-    "result_bytes",
-]
-
 SCHEMA = 1
 PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024

@@ -11,8 +11,6 @@ from limpet.queue.records import NOTHING, Ended, Receipt
 from limpet.queue.storage import Content, Storage, task_name
 from limpet.store.api import Absent
 
-__all__ = ["reject_entry", "reject_scheduled"]
-
 
 def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None:
     """End an entry whose task or lease cannot be read, and say so. If only the lease is bad, its tasks can be retried.

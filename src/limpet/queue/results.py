@@ -12,8 +12,6 @@ from limpet.queue.records import Part
 from limpet.queue.storage import Storage
 from limpet.store.api import Absent
 
-__all__ = ["Results"]
-
 INLINE_BYTES_MAX = 1024
 INLINE_TOTAL_MAX = 256 * 1024
 PART_BYTES_MAX = 512 * 1024

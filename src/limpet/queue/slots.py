@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from limpet.errors import Corrupt, LimpetError
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue.api import Policy
 from limpet.queue.heart import Heart
 from limpet.queue.storage import Storage
-
-__all__ = ["Slot", "Slots"]
 
 LOOKS_MAX = 8
 
@@ -36,7 +34,7 @@ class Slots:
     The limit is as good as a lease: a process that sleeps past its `ttl_s` may overlap with the next one.
     """
 
-    def __init__(self, storage: Storage, policy: Policy, sightings: Sightings, heart: Heart) -> None:
+    def __init__(self, storage: Storage, policy: Policy, sightings: VersionWatch, heart: Heart) -> None:
         self._storage = storage
         self._policy = policy
         self._sightings = sightings

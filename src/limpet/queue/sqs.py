@@ -26,14 +26,12 @@ from limpet import records
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.queue.api import AttemptError, Failure, Feature, Notice, Peeked, Policy, Pushed, Result, Stats, need
 from limpet.queue.heart import Heart
-from limpet.queue.nothing import Nothing
+from limpet.queue.nothing import EmptyClaim
 from limpet.queue.records import payload_bytes
 from limpet.queue.sqs_claim import HIDDEN_MAX_S, Desk, Held, SqsClaim
 from limpet.queue.sqs_messages import Burial, TaskMessage, next_life, read_failed, read_task, task_text
 from limpet.queue.sqs_wire import BATCH_MAX, POLL_MAX_S, Message, Wire, check, pack
 from limpet.runtime import Runtime, system
-
-__all__ = ["SqsQueue", "connect", "names_of"]
 
 DELAY_MAX_S = 900
 KEPT_S = 14 * 86400
@@ -121,9 +119,7 @@ class SqsQueue:
         return f"<queue {self.name!r} (sqs)>"
 
     def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        """See `Queue.push`.
-
-        Raises: Unsupported for an id; Invalid for more than 252 KiB or a delay over 15 minutes; Unavailable (push
+        """Raises: Unsupported for an id; Invalid for more than 252 KiB or a delay over 15 minutes; Unavailable (push
         again); OutcomeUnknown (it may be there; pushing again may make two of it).
         Cost: 1 request.   Crash: the task is there, or it is not.
         """
@@ -141,7 +137,7 @@ class SqsQueue:
         return Pushed(task.id, True)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[str]:
-        """See `Queue.push_many`. A task is a message of its own; `batch` and ten limit how many go into a request.
+        """A task is a message of its own; `batch` and ten limit how many go into a request.
 
         Raises: Invalid before anything is sent; Unavailable or OutcomeUnknown, with the places in `payloads` of the
         tasks that are not there or may not be.
@@ -155,8 +151,8 @@ class SqsQueue:
             self._wire.send_many(self._main(create=True), texts, most=batch, what=f"queue {self.name!r}")
         return [task.id for task in tasks]
 
-    def claim(self, *, wait_s: float = 0.0) -> SqsClaim | Nothing:
-        """See `Queue.claim`. Without waiting, SQS looks at some of its servers only, and may miss a task.
+    def claim(self, *, wait_s: float = 0.0) -> SqsClaim | EmptyClaim:
+        """Without waiting, SQS looks at some of its servers only, and may miss a task.
 
         Messages that are no tasks, and tasks that were delivered more than `max_attempts` times, go to the failed
         queue (F19).
@@ -181,12 +177,12 @@ class SqsQueue:
             if messages:
                 continue
             if left_s <= CLOCK_S:
-                return Nothing()
+                return EmptyClaim()
             if left_s + CLOCK_S < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
                 self._runtime.sleep(min(left_s, 1.0))
 
-    def hint(self) -> None:
-        """See `Queue.hint`. SQS has none; a claim waits in the server."""
+    def change_token(self) -> None:
+        """SQS has none; a claim waits in the server."""
 
     def exists(self) -> bool:
         """Whether there is such a queue: the first push or claim creates it.   Cost: 1 request."""
@@ -197,7 +193,7 @@ class SqsQueue:
         return True
 
     def stats(self) -> Stats:
-        """See `Queue.stats`. SQS's own numbers: approximate, and late by up to a minute.
+        """SQS's own numbers: approximate, and late by up to a minute.
 
         `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, and
         does not tell the age of a task: both are None, as is `resting`. `failed` counts the dead-letter queue too, if
@@ -238,13 +234,12 @@ class SqsQueue:
         self._refuse("peek")
 
     def notices(self) -> Sequence[Notice]:
-        """See `Queue.notices`."""
         return ()
 
     def retry(
         self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
     ) -> list[str]:
-        """See `Queue.retry`. The new task is there before the failed one goes.
+        """The new task is there before the failed one goes.
 
         Messages that could not be read stay; so do tasks that fail again meanwhile.
         Raises: Missing; Invalid for a message that could not be read.
@@ -287,7 +282,7 @@ class SqsQueue:
         self._refuse("pause")
 
     def purge(self) -> int:
-        """See `Queue.purge`. The number is SQS's, approximate. What runs just now is dropped too, if it fails.
+        """The number is SQS's, approximate. What runs just now is dropped too, if it fails.
 
         Raises: Missing; Unavailable: SQS does it once a minute.   Cost: 2 requests.
         """

@@ -22,8 +22,6 @@ from limpet.queue.sqs_wire import TRIES, Message, Wire, check, pack
 from limpet.queue.verdicts import Fail, Retry
 from limpet.runtime import Runtime
 
-__all__ = ["HIDDEN_MAX_S", "Desk", "Held", "SqsClaim", "SqsTask"]
-
 HIDDEN_MAX_S = 12 * 3600
 
 
@@ -93,25 +91,23 @@ class SqsTask:
 
     @property
     def id(self) -> str:
-        """See `Task.id`."""
         return self._held.task.id
 
     @property
     def attempt(self) -> int:
-        """See `Task.attempt`. It is how often SQS has delivered the message."""
+        """It is how often SQS has delivered the message."""
         return self._held.message.count
 
     @property
     def fence(self) -> None:
-        """See `Task.fence`. SQS gives no token that rises."""
+        """SQS gives no token that rises."""
 
     @property
     def lost(self) -> bool:
-        """See `Task.lost`."""
         return self._claim.is_lost(self._held)
 
     def done(self, result: Any = None) -> None:
-        """See `Task.done`. Also a lost task is deleted, which SQS may or may not heed.
+        """Also a lost task is deleted, which SQS may or may not heed.
 
         Raises: Unsupported for a result: SQS has no place for it.
         Cost: 1 request, for the last task of a claim; those before it share it.
@@ -121,7 +117,7 @@ class SqsTask:
         self._claim.done(self._held)
 
     def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
-        """See `Task.retry`. SQS has no place for the error, unless it was the last attempt.
+        """SQS has no place for the error, unless it was the last attempt.
 
         On a lost task it does nothing: whoever has it now judges it.
         Raises: Invalid if it would stay hidden for more than 12 hours since it was received.
@@ -130,7 +126,7 @@ class SqsTask:
         self._claim.retry(self._held, after_s, error, traceback)
 
     def fail(self, error: str, traceback: str | None = None) -> None:
-        """See `Task.fail`. On a lost task it does nothing.   Cost: 2 requests."""
+        """On a lost task it does nothing.   Cost: 2 requests."""
         self._claim.fail(self._held, error, traceback)
 
 
@@ -152,7 +148,6 @@ class SqsClaim:
 
     @property
     def lost(self) -> bool:
-        """See `Claim.lost`."""
         unjudged = [held for held in self._held if held.state in ("waiting", "running", "back")]
         return bool(unjudged) and all(map(self.is_lost, unjudged))
 
@@ -182,7 +177,7 @@ class SqsClaim:
         self.hand_back()
 
     def hand_back(self) -> None:
-        """See `Claim.hand_back`. SQS cannot take an attempt back: the delivery stays counted.   Cost: 1 request."""
+        """SQS cannot take an attempt back: the delivery stays counted.   Cost: 1 request."""
         self._desk.heart.remove(self)
         with self._mutex:
             back = self._ours()

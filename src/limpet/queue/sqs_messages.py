@@ -16,17 +16,6 @@ from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Message
 from limpet.records import Count, Instant, Name, Text
 from limpet.runtime import Runtime
 
-__all__ = [
-    "Burial",
-    "FailedMessage",
-    "TaskMessage",
-    "failed_text",
-    "next_life",
-    "read_failed",
-    "read_task",
-    "task_text",
-]
-
 SCHEMA = 1
 BODY_BYTES_MAX = BATCH_BYTES_MAX
 ROOM_BYTES = 4096

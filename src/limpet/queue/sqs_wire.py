@@ -23,8 +23,6 @@ from limpet.errors import (
 )
 from limpet.runtime import Runtime
 
-__all__ = ["BATCH_BYTES_MAX", "BATCH_MAX", "POLL_MAX_S", "TRIES", "Message", "Refusal", "Wire", "check", "pack"]
-
 BATCH_MAX = 10
 BATCH_BYTES_MAX = 256 * 1024
 POLL_MAX_S = 20

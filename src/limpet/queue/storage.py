@@ -31,8 +31,6 @@ from limpet.queue.records import (
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Stat, Store
 
-__all__ = ["Content", "Journal", "NoJournal", "Notices", "Storage", "read_content", "task_name"]
-
 LEASE_CODEC = struct_codec(EntryLease)
 NOTICES_MAX = 1_000
 RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
@@ -83,16 +81,15 @@ class NoJournal:
     travels = False
 
     def pushed(self, key: Key, data: bytes) -> None:
-        """See `Journal.pushed`."""
+        pass
 
     def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
-        """See `Journal.ended`."""
+        pass
 
     def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
-        """See `Journal.held`."""
+        pass
 
     def foreign(self, found: Iterable[Stat]) -> Collection[str]:
-        """See `Journal.foreign`."""
         return ()
 
 

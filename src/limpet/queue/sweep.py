@@ -21,8 +21,6 @@ from limpet.queue.records import Receipt, SweepRecord
 from limpet.queue.storage import Storage
 from limpet.store.api import Stat
 
-__all__ = ["Sweeper"]
-
 CHUNK = 1000
 SWEEP_EVERY_S = 3600.0
 RETAIN_EVERY_S = 86400.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from limpet.errors import Invalid
 
-__all__ = ["Fail", "Retry"]
-
 
 class Retry(Exception):
     """Try this task again, after `after_s` seconds (None: after the queue's own back-off). It costs an attempt."""

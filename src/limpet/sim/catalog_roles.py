@@ -18,7 +18,7 @@ from limpet.catalog.state import MINTED, State
 from limpet.catalog.storage import Storage
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.sim.bucket import SimStore
 from limpet.sim.cast import Actor
 from limpet.sim.catalog_books import Books, Grants, No, Request, ruling
@@ -146,7 +146,13 @@ class Api(Publisher):
     def __init__(self, scene: Scene, process: Process) -> None:
         super().__init__(scene, process)
         lock = Lock(
-            self.store, KEYS.lock, "catalog", self.habits.ttl_s, self.runtime, Sightings(self.runtime), look_first=True
+            self.store,
+            KEYS.lock,
+            "catalog",
+            self.habits.ttl_s,
+            self.runtime,
+            VersionWatch(self.runtime),
+            look_first=True,
         )
         self.leader = Leader(self.storage, self.ask, lock)
         self.asked: tuple[Sequence[str], int] | None = None

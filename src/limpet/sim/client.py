@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from limpet.cell import PLAIN, Cell, Fenced, Seen
+from limpet.cell import PLAIN, Cell, Fenced, Versioned
 from limpet.errors import Conflict, Invalid, LeaseLost
 from limpet.keys import Key, cell_key
 from limpet.sim.linear import History
@@ -26,7 +26,7 @@ class Client:
         self.history = history
         self.values = 0
         self.draws = 0
-        self.register: Seen[Any] | None = None
+        self.register: Versioned[Any] | None = None
 
     def chance(self) -> float:
         """Chance of this process alone."""
@@ -56,7 +56,7 @@ class Client:
         self.history.end(operation, answer)
         return answer
 
-    def read(self, cell: Cell[Any]) -> Seen[Any] | None:
+    def read(self, cell: Cell[Any]) -> Versioned[Any] | None:
         """A read of the whole cell."""
         operation = self.history.begin(self.process.name, cell.key, "read")
         seen = cell.read()

@@ -11,7 +11,7 @@ from limpet.errors import Corrupt, Missing
 from limpet.index import Index
 from limpet.index.stamps import stamps_of
 from limpet.keys import Key
-from limpet.lease import Sightings
+from limpet.lease import VersionWatch
 from limpet.sim.cast import Actor
 from limpet.sim.index_books import Books, Line, lines_in
 from limpet.sim.index_store import INDEX, NEWER, OLDER, WAITING, Newer, Older, Watched
@@ -57,7 +57,7 @@ class User(Actor):
             runtime,
             NEWER if self.process.newer else OLDER,
             stamps_of(store, runtime, "fleet"),
-            Sightings(runtime),
+            VersionWatch(runtime),
         )
 
     def turns(self) -> Turns:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Answer", "read_answer"]
-
 LINE_MAX = 200
 
 _STATUS = re.compile(r"status code: (\d{3})(?: ([A-Za-z -]+))?")

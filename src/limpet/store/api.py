@@ -11,8 +11,6 @@ from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key
 from limpet.records import RECORD_BYTES_MAX
 
-__all__ = ["Absent", "Always", "Blob", "Match", "Put", "Stat", "Store", "Version", "When", "check_size"]
-
 Version = NewType("Version", str)
 
 
@@ -126,7 +124,7 @@ class Store(Protocol):
         A hint, like `list`: a folder that was emptied may show for a while.
         """
 
-    def hint(self, prefix: str) -> str | None:
+    def change_token(self, prefix: str) -> str | None:
         """A text that changes when a name just below `prefix/` comes or goes; None if that would cost a request.
 
         It may change without need, and miss what happens at the very moment of asking.   Cost: no request.

@@ -14,8 +14,6 @@ from limpet.runtime import FAN_OUT_MAX, Runtime
 from limpet.store.api import Always, Blob, Put, Stat, Version, When
 from limpet.store.clock import StoreClock
 
-__all__ = ["BaseStore"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -42,37 +40,29 @@ class BaseStore(ABC):
         if_match: Version | None = None,
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        """See `Store.get`."""
+    ) -> Blob: ...
 
     @abstractmethod
-    def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
+    def head(self, key: Key) -> Stat: ...
 
     @abstractmethod
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version: ...
 
     @abstractmethod
-    def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
+    def delete(self, key: Key) -> None: ...
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`."""
+    def change_token(self, prefix: str) -> str | None:
         return None
 
     def get_many(
         self, keys: Iterable[Key], *, size_max: int | None = RECORD_BYTES_MAX
     ) -> Mapping[Key, Blob | LimpetError]:
-        """See `Store.get_many`."""
         return self._each(lambda key: key, lambda key: self.get(key, size_max=size_max), keys)
 
     def put_many(self, puts: Iterable[Put]) -> Mapping[Key, Version | LimpetError]:
-        """See `Store.put_many`."""
         return self._each(lambda put: put.key, lambda put: self.put(put.key, put.data, when=put.when), puts)
 
     def delete_many(self, keys: Iterable[Key]) -> Mapping[Key, LimpetError | None]:
-        """See `Store.delete_many`."""
         return self._each(lambda key: key, self.delete, keys)
 
     def _each(
@@ -87,7 +77,6 @@ class BaseStore(ABC):
         return dict(self._runtime.fan_out(one, items, at_once=self.at_once))
 
     def now(self, *, max_age_s: float | None = None) -> datetime:
-        """See `Store.now`."""
         bound = self._clock.read(max_age_s=max_age_s)
         if bound is not None:
             return bound

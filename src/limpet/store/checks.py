@@ -15,8 +15,6 @@ from limpet.runtime import Runtime
 from limpet.store.api import Absent, Match, Put, Store, Version
 from limpet.store.probe import Findings, quick
 
-__all__ = ["CHECKS", "Lab", "Latency", "Planned"]
-
 CREATORS = 32
 SWAPPERS = 8
 SWAPS_PER_ROUND = 5

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 from limpet.runtime import Runtime
 
-__all__ = ["FileClock", "StoreClock"]
-
 OBSERVE_NS = 1_000_000
 """By how much a reading must be later than the last to be worth its price."""
 

@@ -38,8 +38,6 @@ from limpet.store.base import BaseStore
 from limpet.store.credentials import Place, locate
 from limpet.store.listing import PAGE, in_key_order, place
 
-__all__ = ["CloudStore"]
-
 T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
@@ -123,7 +121,7 @@ class CloudStore(BaseStore):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`. A failed `if_match` costs a HEAD more off S3, any `if_none_match` on Google Cloud too."""
+        """A failed `if_match` costs a HEAD more off S3, any `if_none_match` on Google Cloud too."""
         check(key)
         options: dict[str, Any] = {}
         if range is not None:
@@ -157,12 +155,11 @@ class CloudStore(BaseStore):
         return Blob(data, stat.version, stat.modified, stat.size)
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
         check(key)
         return self._read(f"head {key}", lambda: self._stat(obstore.head(self._reads, key)))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`. Also raises: Invalid, when the bucket does not exist; Unavailable, when nothing was sent."""
+        """Also raises: Invalid, when the bucket does not exist; Unavailable, when nothing was sent."""
         check(key)
         _refuse_fork()
         client = self._small_puts if len(data) <= LARGE_BYTES else self._large_puts
@@ -189,7 +186,6 @@ class CloudStore(BaseStore):
                 return "overwrite"
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
         check(key)
         _refuse_fork()
         try:
@@ -202,7 +198,7 @@ class CloudStore(BaseStore):
                 raise self._failure(f"delete {key}", error, answer) from None
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`. Where the server walks folders, `in_key_order` tells the cost."""
+        """Where the server walks folders, `in_key_order` tells the cost."""
         folder = check_prefix(prefix)
         start = check_prefix(after) if after else None
         found = (
@@ -233,9 +229,7 @@ class CloudStore(BaseStore):
             yield [self._described(meta) for meta in below]
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`.
-
-        What does not fit a page is walked page by page, one for each call, round and round. The first call jumps ahead
+        """What does not fit a page is walked page by page, one for each call, round and round. The first call jumps ahead
         by chance, so that processes spread; a random key would not do, since names that hold a time all start alike.
         """
         folder = check_prefix(prefix)
@@ -258,7 +252,7 @@ class CloudStore(BaseStore):
         return self._runtime.rng.sample(found, min(n, len(found)))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`. A server with real folders may show one for minutes after it was emptied."""
+        """A server with real folders may show one for minutes after it was emptied."""
         folder = check_prefix(prefix)
         found = self._read(
             f"list {folder or 'the bucket'}", lambda: obstore.list_with_delimiter(self._reads, folder or None)

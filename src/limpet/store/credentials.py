@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from limpet.errors import Invalid, Unsupported
 from limpet.keys import check_prefix
 
-__all__ = ["Place", "locate"]
-
 QUERY = {"s3": ("endpoint", "region"), "gs": (), "az": ("endpoint", "account")}
 
 _FROM_ENVIRONMENT = {

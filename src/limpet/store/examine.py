@@ -15,8 +15,6 @@ from limpet.store.api import Store
 from limpet.store.checks import CHECKS, Lab, Latency, Planned
 from limpet.store.probe import Findings
 
-__all__ = ["Check", "Report", "examine"]
-
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was tried. Limpet must not be used where a `required` one failed."""

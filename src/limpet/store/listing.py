@@ -20,8 +20,6 @@ from operator import attrgetter
 
 from limpet.store.api import Stat
 
-__all__ = ["PAGE", "Pages", "in_key_order", "place"]
-
 PAGE = 1000
 
 Pages = Callable[[str, str | None], Iterator[Sequence[Stat]]]

@@ -14,8 +14,6 @@ from limpet.runtime import Runtime, system
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When, check_size
 from limpet.store.base import BaseStore
 
-__all__ = ["MemoryStore", "clip"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -45,7 +43,6 @@ class MemoryStore(BaseStore):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`."""
         entry = self._find(key)
         if if_match is not None and entry.version != if_match:
             raise Conflict(f"{key} is no longer version {if_match}")
@@ -59,12 +56,10 @@ class MemoryStore(BaseStore):
         return Blob(data, entry.version, entry.modified, len(entry.data))
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
         entry = self._find(key)
         return Stat(key, len(entry.data), entry.version, entry.modified)
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
         check(key)
         with self._mutex:
             found = self._objects.get(key)
@@ -80,13 +75,11 @@ class MemoryStore(BaseStore):
         return version
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
         with self._mutex:
             self._written += 1
             self._objects.pop(check(key), None)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`."""
         keys = self._below(prefix)
         start = bisect_right(keys, after.encode(), key=str.encode) if after else 0
         for key in keys[start:]:
@@ -95,17 +88,15 @@ class MemoryStore(BaseStore):
                 yield Stat(key, len(entry.data), entry.version, entry.modified)
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`."""
         found = [*self.list(prefix)]
         return self._runtime.rng.sample(found, min(n, len(found)))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
         skip = len(check_prefix(prefix)) + 1 if prefix else 0
         return sorted({name for key in self._below(prefix) for name, slash, _ in [key[skip:].partition("/")] if slash})
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`: how often anything was written."""
+    def change_token(self, prefix: str) -> str | None:
+        """See `Store.change_token`: how often anything was written."""
         return str(self._written)
 
     def _below(self, prefix: str) -> Sequence[Key]:

@@ -14,8 +14,6 @@ from limpet.store import prices
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
 
-__all__ = ["Cost", "MeteredStore"]
-
 PAGE = 1000
 
 
@@ -92,7 +90,6 @@ class MeteredStore(BaseStore):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`."""
         check(key)
         self._charge("get")
         blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
@@ -102,13 +99,11 @@ class MeteredStore(BaseStore):
         return blob
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
         check(key)
         self._charge("head")
         return self._seen(self.inner.head(key))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
         check(key)
         self._charge("put", written_bytes=len(data))
         try:
@@ -119,13 +114,12 @@ class MeteredStore(BaseStore):
             raise
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
         check(key)
         self._charge("delete")
         self.inner.delete(key)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`. A page counts when its first object is reached; the budget stops at a page's start."""
+        """A page counts when its first object is reached; the budget stops at a page's start."""
         check_prefix(prefix)
         self._charge("list")
         for i, stat in enumerate(self.inner.list(prefix, after=after)):
@@ -134,7 +128,7 @@ class MeteredStore(BaseStore):
             yield self._seen(stat)
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`. Counted as one LIST per 1,000 objects returned."""
+        """Counted as one LIST per 1,000 objects returned."""
         check_prefix(prefix)
         self._charge("list")
         found = self.inner.sample(prefix, n)
@@ -142,16 +136,15 @@ class MeteredStore(BaseStore):
         return [self._seen(stat) for stat in found]
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
         check_prefix(prefix)
         self._charge("list")
         names = self.inner.list_dirs(prefix)
         self._pages_after_first(len(names))
         return names
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`. It counts for nothing."""
-        return self.inner.hint(prefix)
+    def change_token(self, prefix: str) -> str | None:
+        """It counts for nothing."""
+        return self.inner.change_token(prefix)
 
     def _pages_after_first(self, entries: int) -> None:
         for _ in range(PAGE, entries, PAGE):

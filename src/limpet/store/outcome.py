@@ -17,8 +17,6 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Match, Store, Version, When
 
-__all__ = ["Settled", "Verdict", "put_bytes", "put_settled"]
-
 SENDS_MAX = 3
 BACKOFF_S = 0.1
 
@@ -34,7 +32,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Resolution:
     """The end of a conditional put: anything but BASE. `found` is what the last read-back saw, if there was one."""
 
     verdict: Verdict
@@ -42,7 +40,7 @@ class Settled:
     found: Blob | None
 
 
-def put_settled(
+def put_resolved(
     store: Store,
     runtime: Runtime,
     key: Key,
@@ -51,7 +49,7 @@ def put_settled(
     judge: Callable[[Blob | None], Verdict],
     *,
     size_max: int | None = RECORD_BYTES_MAX,
-) -> Settled:
+) -> Resolution:
     """Put `data` if `when` holds, and find out what became of it. `judge` reads a look at the object.
 
     A read-back of an object larger than `size_max` tells nothing.
@@ -63,7 +61,7 @@ def put_settled(
     unclear: LimpetError | None = None
     for sent in range(1, SENDS_MAX + 1):
         try:
-            return Settled(Verdict.WON, store.put(key, data, when=when), None)
+            return Resolution(Verdict.WON, store.put(key, data, when=when), None)
         except (Conflict, OutcomeUnknown) as error:
             final = unclear is None and store.conflict_is_final and isinstance(error, Conflict)
             unclear = error
@@ -79,7 +77,7 @@ def put_settled(
             if sent < SENDS_MAX:
                 runtime.sleep(runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
             continue
-        return Settled(verdict, found.version if found and verdict is Verdict.WON else None, found)
+        return Resolution(verdict, found.version if found and verdict is Verdict.WON else None, found)
     raise OutcomeUnknown(f"whether the write of {key} happened cannot be told ({unclear})")
 
 
@@ -87,7 +85,7 @@ def put_bytes(store: Store, runtime: Runtime, key: Key, data: bytes, when: When,
     """A conditional put of an object that carries no write id: identical bytes are the same write (F2).
 
     Raises: OutcomeUnknown whenever something else stands there after an unclear answer. Never deletes anything.
-    `deletable`: others may remove the object, so finding it absent proves nothing.   Cost: as `put_settled`.
+    `deletable`: others may remove the object, so finding it absent proves nothing.   Cost: as `put_resolved`.
     """
 
     def judge(found: Blob | None) -> Verdict:
@@ -100,7 +98,7 @@ def put_bytes(store: Store, runtime: Runtime, key: Key, data: bytes, when: When,
         return Verdict.UNKNOWN
 
     size_max = len(data) if isinstance(when, Absent) else None  # what is larger than ours is not ours
-    settled = put_settled(store, runtime, key, data, when, judge, size_max=size_max)
+    settled = put_resolved(store, runtime, key, data, when, judge, size_max=size_max)
     if settled.version is None:
         raise OutcomeUnknown(f"whether the write of {key} happened cannot be told: other bytes stand there")
     return settled.version

@@ -27,8 +27,6 @@ from limpet.keys import check_prefix, join, segment
 from limpet.store.credentials import locate
 from limpet.store.roles import UNWRITTEN, Role, Verb, grants, patterns
 
-__all__ = ["PROVIDERS", "Provider", "Scope", "aws_policy", "gcp_policy", "is_amazon", "notes", "root_of", "scope_of"]
-
 Provider = Literal["aws", "gcp"]
 Json = dict[str, Any]
 

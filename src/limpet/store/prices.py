@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 from limpet.errors import Invalid
 
-__all__ = ["AS_OF", "DOLLARS_PER_1000", "dollars"]
-
 AS_OF = "2026-11"
 
 DOLLARS_PER_1000: Mapping[str, Mapping[str, float]] = MappingProxyType(

@@ -16,8 +16,6 @@ from limpet.records import Name
 from limpet.runtime import Runtime, system
 from limpet.store.api import Absent, Match, Store, Version, When
 
-__all__ = ["EtagStyle", "Findings", "quick", "use_etag_style"]
-
 EtagStyle = Literal["quoted", "unquoted"]
 
 HINT = "use a directory, or a bucket that honours If-None-Match and If-Match on PUT (S3, GCS, Azure, SeaweedFS, Ceph)"

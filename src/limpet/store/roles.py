@@ -23,22 +23,6 @@ from typing import Literal, get_args
 from limpet.errors import Invalid
 from limpet.keys import QueueKeys
 
-__all__ = [
-    "NARROWED",
-    "ROLES",
-    "TABLE",
-    "UNWRITTEN",
-    "Grants",
-    "Role",
-    "Verb",
-    "allows",
-    "as_markdown",
-    "check_queues",
-    "check_role",
-    "grants",
-    "patterns",
-]
-
 Role = Literal["api", "compactor", "compiler", "pusher", "reader", "supervisor", "tables", "worker"]
 Verb = Literal["get", "put", "list", "delete"]
 

@@ -14,8 +14,6 @@ from limpet.store.api import Always, Blob, Stat, Store, Version, When
 from limpet.store.base import BaseStore
 from limpet.store.roles import Verb, allows, check_queues, check_role
 
-__all__ = ["ScopedStore"]
-
 
 class ScopedStore(BaseStore):
     """Everything below `prefix`, under keys without it. With a role, what its table forbids is `Denied` and not sent.
@@ -51,7 +49,6 @@ class ScopedStore(BaseStore):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`."""
         blob = self.inner.get(
             self._full("get", key), range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max
         )
@@ -59,36 +56,30 @@ class ScopedStore(BaseStore):
         return blob
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
         return self._seen(self.inner.head(self._full("get", key)))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
         return self.inner.put(self._full("put", key), data, when=when)
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
         self.inner.delete(self._full("delete", key))
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`. A forbidden prefix is `Denied` at the call, not at the first step."""
+        """A forbidden prefix is `Denied` at the call, not at the first step."""
         found = self.inner.list(self._below(prefix), after=join(self.prefix, after) if after else None)
         return map(self._seen, found)
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`."""
         return [self._seen(stat) for stat in self.inner.sample(self._below(prefix), n)]
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
         return self.inner.list_dirs(self._below(prefix))
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`."""
-        return self.inner.hint(self._below(prefix))
+    def change_token(self, prefix: str) -> str | None:
+        return self.inner.change_token(self._below(prefix))
 
     def now(self, *, max_age_s: float | None = None) -> datetime:
-        """See `Store.now`. A role that may not write the probe gets the bound that it has, whatever its age.
+        """A role that may not write the probe gets the bound that it has, whatever its age.
 
         Raises: Denied, for such a role, when nothing was seen yet.
         """

@@ -6,7 +6,7 @@ import pytest
 
 from limpet.errors import Held, LeaseLost, Unavailable
 from limpet.keys import SUPERVISOR
-from limpet.lease import Lock, Sightings
+from limpet.lease import Lock, VersionWatch
 from limpet.queue.sync import Away, Back, Cycle, Event, Supervisor
 from support.clock import ManualRuntime
 from support.queue import Network, raises
@@ -126,7 +126,7 @@ def test_two_supervisors_of_one_directory(fleet: Fleet) -> None:
 def test_a_dead_supervisor_is_replaced(fleet: Fleet) -> None:
     node = Node(fleet, "a")
     dead = ManualRuntime(fleet.time, "dead")
-    Lock(Network(dead, node.memory), SUPERVISOR, "supervisor", 120, dead, Sightings(dead)).acquire(0)
+    Lock(Network(dead, node.memory), SUPERVISOR, "supervisor", 120, dead, VersionWatch(dead)).acquire(0)
     told: list[Event] = []
     with pytest.raises(Held):
         node.supervisor.once(told.append)

@@ -7,8 +7,6 @@ from io import BytesIO
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
-__all__ = ["Fetch", "Input", "Output", "Source"]
-
 Fetch = Callable[[str], bytes]
 """The bytes of the file at a URL."""
 

@@ -39,19 +39,6 @@ from limpet.catalog.parquet import write_table
 from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt
 
-__all__ = [
-    "Column",
-    "Contents",
-    "File",
-    "Files",
-    "Stamp",
-    "commit_of",
-    "contents_of",
-    "data_file",
-    "has_snapshot",
-    "stage_request",
-]
-
 FORMAT_VERSION: Final = 2
 CODEC: Final = "deflate"
 SOURCE, COLUMNS = "limpet.source", "limpet.columns"

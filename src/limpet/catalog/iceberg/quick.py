@@ -15,8 +15,6 @@ from limpet import records
 from limpet.catalog.refusals import CommitFailed
 from limpet.errors import Invalid
 
-__all__ = ["ACTIONS", "fits", "is_stale", "stale", "updated"]
-
 Json = dict[str, Any]
 
 MAIN = "main"

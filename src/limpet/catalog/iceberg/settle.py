@@ -28,8 +28,6 @@ from pyiceberg.table.update import (
 from limpet.catalog.iceberg.quick import is_stale, stale
 from limpet.errors import Invalid
 
-__all__ = ["UNSET_ID", "check_schema", "settled"]
-
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 UNSET_ID = -1

@@ -45,23 +45,6 @@ from limpet.catalog.refusals import CommitFailed
 from limpet.catalog.warehouse import Document, property_text
 from limpet.errors import Corrupt, Invalid
 
-__all__ = [
-    "Commit",
-    "apply",
-    "check_size",
-    "check_table",
-    "check_view",
-    "create",
-    "encoded",
-    "files_of",
-    "joined",
-    "listed",
-    "new_table",
-    "parse_commit",
-    "parse_table",
-    "table_of",
-]
-
 FORMAT_VERSION_MAX = 2
 UPDATES_MAX = 10_000
 ADDED_MAX = 1000

@@ -10,21 +10,6 @@ from typing import IO, Any, Protocol
 from limpet.errors import Invalid
 from limpet.index.schema import UPDATED_AT, Field, Schema
 
-__all__ = [
-    "SAMPLE_ROWS",
-    "Chunk",
-    "Decode",
-    "Format",
-    "Head",
-    "Limits",
-    "Mark",
-    "Sample",
-    "Write",
-    "in_field",
-    "matched",
-    "wrong_width",
-]
-
 SAMPLE_ROWS = 1000
 
 Decode = Callable[[Any], dict[str, Any]]

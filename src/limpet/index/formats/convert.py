@@ -12,8 +12,6 @@ from limpet.errors import Invalid
 from limpet.index.schema import LINE_BYTES_MAX
 from limpet.index.values import JSON_KINDS, Kind, shown, stamp_text, stamp_time
 
-__all__ = ["from_arrow", "from_json", "from_text", "to_text"]
-
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")

@@ -33,8 +33,6 @@ from limpet.index.formats.infer import fields_of_text
 from limpet.index.formats.lines import BOM, Lines, Record, gathered, placed, text_of
 from limpet.index.schema import LINE_BYTES_MAX, Schema
 
-__all__ = ["Csv", "cells", "guarded", "joined", "unguarded"]
-
 _RISKY = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20\t\r\n]")
 _QUOTED = re.compile('[",\r\n]')
 _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",]*))(,|\Z)')
@@ -134,19 +132,16 @@ class Csv:
         return Head(tuple(unguarded(name) for name in names), lines.mark)
 
     def total(self, stream: IO[bytes], size: int) -> int:
-        """See `Format.total`."""
         return size
 
     def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        """See `Format.chunks`."""
         return gathered(head.names, _Rows(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        """See `Format.rows`."""
         return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """See `Format.decoder`. An empty field of a string that must be there is an empty string."""
+        """An empty field of a string that must be there is an empty string."""
         assert names is not None
         columns = matched(names, schema, what="the header")
         plan: list[tuple[str, Callable[[str], Any]]] = [
@@ -172,7 +167,6 @@ class Csv:
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`."""
         head = self.head(stream)
         assert head.names is not None
         rows: list[list[str | None]] = []
@@ -191,7 +185,6 @@ class Csv:
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        """See `Format.write`."""
         names = [field.name for field in schema.columns]
         plan = [(field.name, guarded if field.type == "string" else to_text(field.type)) for field in schema.columns]
         stream.write(self.aside(tuple(names), None))

@@ -11,8 +11,6 @@ from limpet.index.formats.convert import from_text
 from limpet.index.schema import UPDATED_AT, Field
 from limpet.index.values import INTEGER_END, Kind
 
-__all__ = ["fields_of_json", "fields_of_text"]
-
 # a zero in front is part of a code or a telephone number, which an integer would lose
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")

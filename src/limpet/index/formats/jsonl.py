@@ -15,8 +15,6 @@ from limpet.index.formats.infer import fields_of_json
 from limpet.index.formats.lines import BOM, Lines, gathered, placed, text_of
 from limpet.index.schema import LINE_BYTES_MAX, Schema
 
-__all__ = ["Jsonl", "json_decoder", "parsed"]
-
 
 def parsed(raw: str | bytes, *, what: str = "the record") -> dict[str, Any]:
     """One JSON object.   Raises: Invalid."""
@@ -56,24 +54,19 @@ class Jsonl:
         return Head(None)
 
     def total(self, stream: IO[bytes], size: int) -> int:
-        """See `Format.total`."""
         return size
 
     def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        """See `Format.chunks`."""
         return gathered(None, Lines(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        """See `Format.rows`."""
         return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """See `Format.decoder`."""
         decode = json_decoder(schema)
         return lambda raw: decode(parsed(text_of(raw.removeprefix(BOM))))
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`."""
         rows = []
         for number, raw in islice(Lines(stream, Mark()).records(), SAMPLE_ROWS):
             rows.append(parsed(text_of(raw.removeprefix(BOM)), what=f"line {number}"))
@@ -89,7 +82,6 @@ class Jsonl:
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        """See `Format.write`."""
 
         def some(lines: Sequence[bytes]) -> None:
             stream.write(b"".join([records.encode(schema.values(line)) + b"\n" for line in lines]))

@@ -10,8 +10,6 @@ from limpet.errors import Invalid
 from limpet.index.formats.api import Chunk, Head, Limits, Mark
 from limpet.index.schema import LINE_BYTES_MAX
 
-__all__ = ["BOM", "Lines", "Record", "Records", "gathered", "placed", "text_of", "too_long"]
-
 BOM = b"\xef\xbb\xbf"
 
 Record = tuple[int, bytes]

@@ -20,8 +20,6 @@ from limpet.index.formats.convert import from_arrow
 from limpet.index.schema import LINE_BYTES_MAX, UPDATED_AT, Field, Schema
 from limpet.index.values import KINDS, Kind
 
-__all__ = ["Parquet"]
-
 GROUP_ROWS = 100_000
 BATCH_ROWS = 1024
 CHUNKS_MAX = 1_000_000
@@ -88,7 +86,6 @@ class Parquet:
     seeks = True
 
     def head(self, stream: IO[bytes]) -> Head:
-        """See `Format.head`."""
         return Head(tuple(_file(stream).schema_arrow.names))
 
     def total(self, stream: IO[bytes], size: int) -> int:
@@ -96,7 +93,7 @@ class Parquet:
         return int(_file(stream).metadata.num_rows)
 
     def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        """See `Format.chunks`. Row groups that lie behind are not read again."""
+        """Row groups that lie behind are not read again."""
         pa = _arrow()
         file = _file(stream, packed=_strings(_file(stream)))
         first, skipped = 0, 0
@@ -122,14 +119,13 @@ class Parquet:
             raise Invalid(f"after row {at}: {' '.join(str(error).split())[:160]}") from None
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, dict[str, Any]]]:
-        """See `Format.rows`. A value that Python cannot hold spoils only its own row."""
+        """A value that Python cannot hold spoils only its own row."""
         columns = [_python(column) for column in chunk.rows.columns]
         first = chunk.end.number - chunk.rows.num_rows + 1
         for number, values in enumerate(zip(*columns, strict=True), first):
             yield number, dict(zip(chunk.names or (), values, strict=True))
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """See `Format.decoder`."""
         columns = matched(names or (), schema, what="the file")
         plan = [(name, from_arrow(field.type)) for name, field in columns.items()]
 
@@ -158,7 +154,7 @@ class Parquet:
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        """See `Format.write`. Shards are gathered into row groups of some 100,000 rows."""
+        """Shards are gathered into row groups of some 100,000 rows."""
         pa = _arrow()
         kinds = arrow.types(pa)
         wanted = pa.schema(

@@ -35,8 +35,6 @@ from limpet.index.formats.lines import Record, gathered, placed, text_of, too_lo
 from limpet.index.schema import LINE_BYTES_MAX, Schema
 from limpet.index.values import shown
 
-__all__ = ["StrictUsv", "unit", "units"]
-
 US, RS, ESC = "\x1f", "\x1e", "\x1b"
 BLOCK = 1 << 20
 
@@ -165,19 +163,15 @@ class StrictUsv:
         return Head(names, source.mark)
 
     def total(self, stream: IO[bytes], size: int) -> int:
-        """See `Format.total`."""
         return size
 
     def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        """See `Format.chunks`."""
         return gathered(head.names, _Records(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        """See `Format.rows`."""
         return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """See `Format.decoder`."""
         assert names is not None
         plan = [(name, from_text(field.type)) for name, field in matched(names, schema, what="the header").items()]
 
@@ -196,7 +190,6 @@ class StrictUsv:
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`."""
         head = self.head(stream)
         assert head.names is not None
         rows = [units(_bare(raw)) for _, raw in islice(_Records(stream, head.start).records(), SAMPLE_ROWS)]
@@ -210,7 +203,6 @@ class StrictUsv:
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        """See `Format.write`."""
         plan: list[tuple[str, Callable[[Any], str]]] = [(field.name, to_text(field.type)) for field in schema.columns]
         stream.write(_written([name for name, _ in plan]).encode())
 

@@ -16,8 +16,6 @@ from limpet.index.schema import DELETED, Schema
 from limpet.index.text import END, NULL, SEPARATOR
 from limpet.index.values import shown
 
-__all__ = ["Usv"]
-
 
 class Usv:
     """Lines of an index."""
@@ -30,19 +28,16 @@ class Usv:
         return Head(None)
 
     def total(self, stream: IO[bytes], size: int) -> int:
-        """See `Format.total`."""
         return size
 
     def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        """See `Format.chunks`."""
         return gathered(None, Lines(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        """See `Format.rows`."""
         return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """See `Format.decoder`. A tombstone has `_deleted`."""
+        """A tombstone has `_deleted`."""
         width = len(schema.fields)
 
         def decode(raw: bytes) -> dict[str, Any]:
@@ -81,7 +76,6 @@ class Usv:
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        """See `Format.write`."""
         width = len(schema.fields)
 
         def some(lines: Sequence[bytes]) -> None:

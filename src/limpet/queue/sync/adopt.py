@@ -14,8 +14,6 @@ from limpet.queue.sync.objects import DAMAGE, Aside, each, queues_of
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Store
 
-__all__ = ["adopt", "adopt_ends"]
-
 
 def adopt(local: Store, runtime: Runtime, *, bad: Aside) -> int:
     """Put every waiting task and every receipt of the directory into its outbox; how many. `bad` is told of the rest.

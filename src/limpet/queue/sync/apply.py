@@ -23,8 +23,6 @@ from limpet.queue.sync.report import Collision, CollisionKind
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Store
 
-__all__ = ["Applied", "Applier"]
-
 SENDS_MAX = 4
 
 

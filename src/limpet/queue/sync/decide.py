@@ -19,24 +19,6 @@ from limpet.queue.records import EntryLease, Receipt, read_task
 from limpet.queue.storage import task_name
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, RemoteLease, place_of
 
-__all__ = [
-    "Unread",
-    "absent",
-    "ends",
-    "entry_of_line",
-    "is_live",
-    "is_stale",
-    "let_go",
-    "merged",
-    "noted",
-    "promoted",
-    "published",
-    "ran_twice",
-    "superseded",
-    "unread",
-    "won_back",
-]
-
 ABSENT_PART = 6 / 7
 """A node that was away for longer than this part of the retention pulls afresh: the oldest logs may be going."""
 

@@ -33,8 +33,6 @@ from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store
 
-__all__ = ["Down"]
-
 
 class Down:
     """Applies the others' logs to one node."""

@@ -21,8 +21,6 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Stat, Store
 
-__all__ = ["Fresh"]
-
 Entry = tuple[QueueKeys, str]
 
 

@@ -26,8 +26,6 @@ from limpet.queue.sync.records import (
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Stat, Store
 
-__all__ = ["ClientLog", "Outbox"]
-
 SENDS_MAX = 4
 BACKOFF_S = 0.1
 
@@ -46,19 +44,16 @@ class Outbox:
         self._leases = RemoteLeases(store, runtime)
 
     def pushed(self, key: Key, data: bytes) -> None:
-        """See `Journal.pushed`."""
         self._append(PushLine(key=key, data=data.decode()))
 
     def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
-        """See `Journal.ended`."""
         self._append(EndLine(key=key, entry=entry, batch=batch, write_id=self._runtime.new_id(), receipt=receipt))
 
     def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
-        """See `Journal.held`."""
         self._append(HeldLine(root=queue.root, entry=entry, batch=batch))
 
     def foreign(self, found: Iterable[Stat]) -> set[str]:
-        """See `Journal.foreign`.   Cost: 1 GET for each `remote.json` that was not seen before."""
+        """Cost: 1 GET for each `remote.json` that was not seen before."""
         return self._leases.live(found)
 
     def _append(self, line: Line) -> None:
@@ -83,18 +78,16 @@ class ClientLog:
         self._seq = 0
 
     def pushed(self, key: Key, data: bytes) -> None:
-        """See `Journal.pushed`."""
         self._append(PushLine(key=key, data=data.decode()))
 
     def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
-        """See `Journal.ended`."""
         self._append(EndLine(key=key, entry=entry, batch=batch, write_id=self._runtime.new_id(), receipt=receipt))
 
     def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
-        """See `Journal.held`. The bucket's own lease says it."""
+        """The bucket's own lease says it."""
 
     def foreign(self, found: Iterable[Stat]) -> set[str]:
-        """See `Journal.foreign`. In the bucket there is one lease for all."""
+        """In the bucket there is one lease for all."""
         return set()
 
     def _append(self, line: Line) -> None:

@@ -18,8 +18,6 @@ from limpet.queue.sync.records import LeaseLine, RemoteLease
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
 
-__all__ = ["RemoteLeases"]
-
 CODEC = struct_codec(RemoteLease)
 KNOWN_MAX = 10_000
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from limpet.cell import Lost, Replaced, Seen, Unclear, Won
+from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import OutcomeUnknown
 from limpet.keys import Key, QueueKeys
-from limpet.lease import Sightings, State
+from limpet.lease import State, VersionWatch
 from limpet.queue.records import EntryLease
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import let_go, published
@@ -21,8 +21,6 @@ from limpet.queue.sync.records import HeldLine, LeaseLine
 from limpet.queue.sync.report import Collision
 from limpet.runtime import Runtime
 from limpet.store.api import Store
-
-__all__ = ["LeaseUp", "Told"]
 
 SWAPS_MAX = 4
 OWNER = "node:"
@@ -47,8 +45,8 @@ class LeaseUp:
         self._up_s = up_s
         self._here = Applier(local, runtime, remote=False)
         self._there = Applier(remote, runtime, remote=True)
-        self._sightings = Sightings(runtime)
-        self._ours: dict[Key, Seen[EntryLease]] = {}
+        self._sightings = VersionWatch(runtime)
+        self._ours: dict[Key, Versioned[EntryLease]] = {}
         self._collided: set[tuple[Key, str]] = set()
 
     def tell(self, note: HeldLine, *, node: str) -> Told:
@@ -69,7 +67,7 @@ class LeaseUp:
             return Told(held=True, collision=self._collision(queue, note.entry, foreign))
         return Told(held=True, line=_line(note, lease.value, held=True))
 
-    def _ran_out(self, lease: Seen[EntryLease]) -> bool:
+    def _ran_out(self, lease: Versioned[EntryLease]) -> bool:
         assert lease.modified is not None
         return self._local.now() > lease.modified + timedelta(seconds=lease.value.ttl_s + 1)
 

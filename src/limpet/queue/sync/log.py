@@ -23,8 +23,6 @@ from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Stat, Store
 
-__all__ = ["LogReader", "LogWriter", "ReadLog"]
-
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
 SENDS_MAX = 4

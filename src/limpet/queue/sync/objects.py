@@ -11,8 +11,6 @@ from limpet.keys import Key, QueueKeys, check, name_of, queue_at
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Store
 
-__all__ = ["DAMAGE", "Aside", "each", "put_aside", "queue_name", "queues_of"]
-
 AT_ONCE = 32
 KEPT_BYTES_MAX = 1 << 20
 

@@ -20,28 +20,6 @@ from limpet.queue.names import batch_of
 from limpet.queue.records import ENTRY_BYTES_MAX, Receipt
 from limpet.records import Count, Digest, Instant, Name, Seconds
 
-__all__ = [
-    "CursorRecord",
-    "EndLine",
-    "HeldLine",
-    "LeaseLine",
-    "Line",
-    "LogHeader",
-    "NodeRecord",
-    "PushLine",
-    "RemoteLease",
-    "check_node",
-    "client_name",
-    "is_client",
-    "line_bytes",
-    "log_bytes",
-    "place_of",
-    "read_header",
-    "read_line",
-    "read_log",
-    "read_whole",
-]
-
 SCHEMA = 1
 LINE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
 LOG_READ_MAX = LINE_BYTES_MAX + (1 << 20)

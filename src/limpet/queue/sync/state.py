@@ -16,8 +16,6 @@ from limpet.queue.sync.records import NODE_CHARS_MAX, CursorRecord, NodeRecord, 
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["NodeState"]
-
 OWNERS_MAX = 16
 SUFFIX_CHARS = 6
 HOST_CHARS_MAX = 32

@@ -18,7 +18,7 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue.sync.adopt import adopt
 from limpet.queue.sync.down import Down
 from limpet.queue.sync.objects import put_aside
@@ -28,8 +28,6 @@ from limpet.queue.sync.tidy import Tidy
 from limpet.queue.sync.up import Up
 from limpet.runtime import Flag, Runtime
 from limpet.store.api import Store
-
-__all__ = ["Away", "Back", "Blocked", "Event", "Supervisor", "Tell"]
 
 UP_S = 300.0
 DOWN_S = 3600.0
@@ -165,7 +163,7 @@ class Supervisor:
     @contextmanager
     def _alone(self) -> Iterator[Lease]:
         """Two supervisors of one directory would do everything twice, to no harm and no use."""
-        sightings = Sightings(self._runtime)
+        sightings = VersionWatch(self._runtime)
         lock = Lock(self._local, keys.SUPERVISOR, NAME, LOCK_TTL_S, self._runtime, sightings, look_first=True)
         try:
             self._mend_lock(lock)

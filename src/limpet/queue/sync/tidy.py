@@ -11,8 +11,6 @@ from limpet.queue.sync.objects import DAMAGE, queues_of
 from limpet.runtime import Runtime
 from limpet.store.api import Store
 
-__all__ = ["Tidy"]
-
 TIDY_EVERY_S = 86400.0
 FIRST_PART = 24
 

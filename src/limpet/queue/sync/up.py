@@ -34,8 +34,6 @@ from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store
 
-__all__ = ["Up"]
-
 AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 256 * 1024

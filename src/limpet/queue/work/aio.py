@@ -9,8 +9,6 @@ from typing import Any
 
 from limpet.queue.verdicts import Retry
 
-__all__ = ["Loop", "in_loop"]
-
 LOOK_S = 0.2
 
 

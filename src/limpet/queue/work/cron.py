@@ -14,8 +14,6 @@ from limpet.errors import Invalid, LimpetError
 from limpet.queue.api import Pushed, Queue
 from limpet.runtime import Runtime
 
-__all__ = ["Cron", "CronPusher"]
-
 LATE_MAX = timedelta(minutes=5)
 DAYS_MAX = 366 * 9
 PUSH_AGAIN_S = 10.0

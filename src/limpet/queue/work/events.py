@@ -9,8 +9,6 @@ import msgspec
 
 from limpet.runtime import Runtime
 
-__all__ = ["ROUTINE", "Event", "EventKind", "Tally", "TallyKeeper"]
-
 EventKind = Literal[
     "started",
     "done",

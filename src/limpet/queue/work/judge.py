@@ -13,19 +13,6 @@ from limpet.errors import Invalid, LeaseLost, Unsupported
 from limpet.queue.api import Task
 from limpet.queue.verdicts import Fail, Retry
 
-__all__ = [
-    "Again",
-    "Caught",
-    "Dropped",
-    "Failed",
-    "Halt",
-    "Verdict",
-    "judge",
-    "one_line",
-    "record_done",
-    "trace_of",
-]
-
 TRACE_BYTES_MAX = 8 * 1024
 LINE_CHARS_MAX = 500
 UNSTORABLE = "the handler returned, but its result cannot be stored"

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from limpet.runtime import Runtime
 
-__all__ = ["Looks"]
-
 FIRST_S = 0.2
 GROWTH = 1.5
 BUSY_S = 1.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from limpet.runtime import Runtime
 
-__all__ = ["Rate"]
-
 AT_ONCE_S = 0.1
 
 

@@ -21,8 +21,6 @@ from limpet.runtime import Flag, Runtime
 if TYPE_CHECKING:
     from limpet.queue.work.aio import Loop
 
-__all__ = ["Job", "Permits", "Report", "Runner"]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -9,8 +9,6 @@ from limpet.cell import Fence
 from limpet.errors import LeaseLost, Unsupported
 from limpet.queue.api import Task
 
-__all__ = ["AsCurrent", "RunningTask", "current_task"]
-
 _current: ContextVar[RunningTask | None] = ContextVar("limpet_current_task", default=None)
 
 

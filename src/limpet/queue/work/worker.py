@@ -14,8 +14,6 @@ from limpet.queue.work.rate import Rate
 from limpet.queue.work.runner import Job, Permits, Report, Runner
 from limpet.runtime import Runtime
 
-__all__ = ["Worker"]
-
 TICK_S = 0.2
 HINT_EVERY_S = 0.1
 BURST_PAUSE_S = 0.05
@@ -190,7 +188,7 @@ class Worker:
 
     def _wait(self, runner: Runner) -> tuple[int, Claim] | None:
         while not self._over:
-            hints = [each.queue.hint() for each in self._jobs]
+            hints = [each.queue.change_token() for each in self._jobs]
             found = self._look(runner, idle=True)
             if found is not None:
                 return found
@@ -204,7 +202,7 @@ class Worker:
             if self._stopping.wait(left_s if blind else min(left_s, HINT_EVERY_S)):
                 return
             for n, (each, hint) in enumerate(zip(self._jobs, hints, strict=True)):
-                if hint is not None and each.queue.hint() != hint:
+                if hint is not None and each.queue.change_token() != hint:
                     self._looks.wake(n)
 
     def _wait_for_all(self, runner: Runner) -> tuple[int, Claim] | None:

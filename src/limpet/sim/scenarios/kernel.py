@@ -8,7 +8,7 @@ from contextlib import suppress
 from limpet.cell import PLAIN, Cell, Fence
 from limpet.errors import Conflict, Held, LimpetError, Unavailable
 from limpet.keys import Key, cell_key, lock_key
-from limpet.lease import Lease, Lock, Sightings
+from limpet.lease import Lease, Lock, VersionWatch
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.cast import Actor, Cast, perform
 from limpet.sim.checks import Tally, check_run
@@ -75,7 +75,7 @@ class _Actor(Actor):
         super().__init__(runtime, SimStore(cast.world, cast.bucket, runtime, cast.knobs), cast.history)
         self.cast = cast
         self.ttl_s = cast.knobs.ttl_s
-        self.sightings = Sightings(runtime)
+        self.sightings = VersionWatch(runtime)
 
     def turns(self) -> list[tuple[float, Callable[[], None]]]:
         """The things that users do."""

@@ -6,8 +6,6 @@ import errno
 
 from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
 
-__all__ = ["failure", "unsettled"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)

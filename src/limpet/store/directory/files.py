@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-__all__ = ["FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]
-
 
 class FileStat(Protocol):
     """The fields of `os.stat_result` that the store reads."""
@@ -258,57 +256,46 @@ class OsFiles:
 
     @staticmethod
     def create(folder: int, name: str, mode: int, /) -> int:
-        """See `Files.create`."""
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
 
     @staticmethod
     def reopen(folder: int, name: str, /) -> int:
-        """See `Files.reopen`."""
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
 
     @staticmethod
     def stat(folder: int, name: str, /) -> FileStat:
-        """See `Files.stat`."""
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
     @staticmethod
     def link(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        """See `Files.link`."""
         os.link(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder, follow_symlinks=False)
 
     @staticmethod
     def rename(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        """See `Files.rename`."""
         os.rename(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder)
 
     @staticmethod
     def unlink(folder: int, name: str, /) -> None:
-        """See `Files.unlink`."""
         os.unlink(name, dir_fd=folder)
 
     @staticmethod
     def mkdir(folder: int, name: str, mode: int, /) -> None:
-        """See `Files.mkdir`."""
         os.mkdir(name, mode, dir_fd=folder)
 
     @staticmethod
     def rmdir(folder: int, name: str, /) -> None:
-        """See `Files.rmdir`."""
         os.rmdir(name, dir_fd=folder)
 
     @staticmethod
     def utime(fd: int, mtime_ns: int, /) -> None:
-        """See `Files.utime`."""
         os.utime(fd, ns=(mtime_ns, mtime_ns))
 
     @staticmethod
     def scandir(folder: int, /) -> Sequence[tuple[str, bool]]:
-        """See `Files.scandir`."""
         return [*OsFiles.walk(folder)]
 
     @staticmethod
     def walk(folder: int, /) -> Iterator[tuple[str, bool]]:
-        """See `Files.walk`."""
         with os.scandir(folder) as entries:
             for entry in entries:
                 if (is_folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False):
@@ -316,7 +303,7 @@ class OsFiles:
 
     @classmethod
     def lock(cls, path: str, /) -> int:
-        """See `Files.lock`. A descriptor of its own for each call: flock excludes descriptors, not threads."""
+        """A descriptor of its own for each call: flock excludes descriptors, not threads."""
         fd = cls.open(path, os.O_RDWR | os.O_CLOEXEC)
         _locked.add(fd)
         try:
@@ -328,7 +315,7 @@ class OsFiles:
 
     @staticmethod
     def unlock(fd: int, /) -> None:
-        """See `Files.unlock`. Closing alone would not do: a forked child may share the descriptor, and the lock."""
+        """Closing alone would not do: a forked child may share the descriptor, and the lock."""
         try:
             fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -337,7 +324,6 @@ class OsFiles:
 
     @staticmethod
     def pin(fd: int, /) -> Pin:
-        """See `Files.pin`."""
         return _Pin(fd)
 
 

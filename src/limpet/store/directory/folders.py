@@ -25,8 +25,6 @@ from limpet.runtime import Runtime
 from limpet.store.directory.files import Files, FileStat, Pin
 from limpet.store.directory.paths import parent
 
-__all__ = ["FOLDER", "PRIVATE", "Folder", "Folders", "look", "open_folder"]
-
 R = TypeVar("R")
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

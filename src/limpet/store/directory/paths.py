@@ -8,8 +8,6 @@ from zlib import crc32
 from limpet.errors import Invalid
 from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path
 
-__all__ = ["file_path", "folder_path", "lock_name", "parent", "segment_of"]
-
 LOCK_FILES = 64
 
 

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from limpet.store.directory.files import OsFiles
 from limpet.store.directory.folders import FOLDER
 
-__all__ = ["PlainFile", "PlainFiles"]
-
 # Without waiting for the writer of a pipe.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -26,8 +26,6 @@ from limpet.store.directory.paths import file_path, folder_path
 from limpet.store.directory.writer import Writer, version_of
 from limpet.store.memory import clip
 
-__all__ = ["DirectoryStore"]
-
 SKIP_PAGES = 8
 DISK_AT_ONCE = 4
 """A disk syncs several files for little more than the price of one; without syncs, threads only fight each other."""
@@ -91,7 +89,6 @@ class DirectoryStore(BaseStore):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`."""
         files = self._files
         try:
             fd = self._open(key)
@@ -142,7 +139,6 @@ class DirectoryStore(BaseStore):
         raise _missing(key)
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
         folder, _, name = (self._base + file_path(key)).rpartition("/")
         try:
             found = look(self._files, self._folders.enter(folder), name)
@@ -153,9 +149,7 @@ class DirectoryStore(BaseStore):
         return Stat(key, found.st_size, version_of(found), self._modified(found))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`.
-
-        Raises: Unavailable for a full or failing disk and Denied for a read-only one, with nothing changed;
+        """Raises: Unavailable for a full or failing disk and Denied for a read-only one, with nothing changed;
         OutcomeUnknown when the object is in its place but its folder could not be synced.
         """
         path = self._base + file_path(key)
@@ -166,7 +160,7 @@ class DirectoryStore(BaseStore):
         return version_of(found)
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`. Folders that it leaves empty go too."""
+        """Folders that it leaves empty go too."""
         path = self._base + file_path(key)
         try:
             self._writer.remove(key, path)
@@ -174,7 +168,7 @@ class DirectoryStore(BaseStore):
             raise failure(f"could not delete {key}", error) from error
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`. Each folder is read once, when its first key is due."""
+        """Each folder is read once, when its first key is due."""
         path, below = self._below(prefix)
         try:
             for key, found in walk.in_order(self._files, path, below, after or ""):
@@ -183,7 +177,7 @@ class DirectoryStore(BaseStore):
             raise failure(f"could not list {prefix or 'the store'}", error) from error
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`. Goes on where the last one ended, round and round; the first begins behind a few names.
+        """Goes on where the last one ended, round and round; the first begins behind a few names.
 
         So it costs what `n` objects cost, however many there are.
         """
@@ -215,15 +209,14 @@ class DirectoryStore(BaseStore):
         return [*known.values()], walked
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
         path, _ = self._below(prefix)
         try:
             return walk.folders(self._files, path)
         except OSError as error:
             raise failure(f"could not list {prefix or 'the store'}", error) from error
 
-    def hint(self, prefix: str) -> str | None:
-        """See `Store.hint`: the folder's own mtime."""
+    def change_token(self, prefix: str) -> str | None:
+        """See `Store.change_token`: the folder's own mtime."""
         try:
             folder = self._folders.enter(self._below(prefix)[0])
             return "" if folder is None else str(self._files.fstat(folder.fd).st_mtime_ns)

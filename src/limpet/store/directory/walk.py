@@ -16,8 +16,6 @@ from limpet.store.directory.files import Files, FileStat
 from limpet.store.directory.folders import FOLDER
 from limpet.store.directory.paths import segment_of
 
-__all__ = ["Found", "folders", "from_anywhere", "in_order"]
-
 
 class Found(NamedTuple):
     """An object that a walk met."""

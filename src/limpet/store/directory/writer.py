@@ -27,8 +27,6 @@ from limpet.store.directory.files import Files, FileStat
 from limpet.store.directory.folders import PRIVATE, Folder, Folders, look
 from limpet.store.directory.paths import lock_name, parent
 
-__all__ = ["Writer", "version_of"]
-
 TICK_BITS = 22
 STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 TEMP_AGE_NS_MAX = 24 * 60 * 60 * 1_000_000_000
