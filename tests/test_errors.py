@@ -13,7 +13,7 @@ import limpet
 from limpet import errors
 from limpet.errors import Held, LimpetError
 
-KINDS = [kind for name in errors.__all__ if (kind := getattr(errors, name)) is not LimpetError]
+KINDS = [kind for kind in LimpetError.__subclasses__() if kind.__module__ == errors.__name__]
 UNTIL = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
 
 

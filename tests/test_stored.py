@@ -22,10 +22,11 @@ NOT_STORED = {
     "limpet.queue.work.events": "lines between a worker and its children",
     "limpet.service.rpc": "messages, bounded by the service",
     "limpet.sim.bucket": "the simulation's view of a body",
-    "limpet.store.checks": "figures that `doctor` prints",
-    "limpet.store.examine": "figures that `doctor` prints",
+    "limpet.store.doctor.Check": "figures that `doctor` prints",
+    "limpet.store.doctor.Latency": "figures that `doctor` prints",
+    "limpet.store.doctor.Report": "figures that `doctor` prints",
 }
-"""Modules whose structs never come from a store, and what they are instead."""
+"""Modules and structs that never come from a store, and what they are instead."""
 FREE = {
     "limpet.catalog.records.Change.value": "an entry of the state; `unusable` looks at it before it is published",
     "limpet.catalog.records.Row.result": "what a client was told, handed out again as it is",
@@ -45,7 +46,7 @@ def stored() -> list[type[msgspec.Struct]]:
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == module.name:
                 found.add(value)
-    return sorted((kind for kind in found if kind.__module__ not in NOT_STORED), key=_path)
+    return sorted((kind for kind in found if not {kind.__module__, _path(kind)} & {*NOT_STORED}), key=_path)
 
 
 def _path(kind: type) -> str:

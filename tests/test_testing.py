@@ -63,14 +63,14 @@ def test_an_eager_push_runs_at_once() -> None:
 
 def test_an_eager_push_does_not_wait_for_its_delay() -> None:
     with testing.eager(fleet):
-        enrich.push("a.com", delay_s=3600)
+        enrich.using(delay_s=3600).push("a.com")
     assert calls == ["a.com"]
 
 
 def test_an_eager_id_runs_once() -> None:
     with testing.eager(fleet):
-        assert enrich.push("a.com", id="once").created
-        assert not enrich.push("a.com", id="once").created
+        assert enrich.using(id="once").push("a.com").created
+        assert not enrich.using(id="once").push("a.com").created
     assert calls == ["a.com"]
 
 
@@ -93,7 +93,7 @@ def test_an_eager_push_inside_a_running_loop() -> None:
 @pytest.mark.parametrize(("domain", "error"), [("gone.com", limpet.Fail), ("broken.com", ValueError)])
 def test_an_eager_error_comes_out(domain: str, error: type[Exception]) -> None:
     with testing.eager(fleet), pytest.raises(error, match=domain.removesuffix(".com")):
-        enrich.push(domain, id=f"error-{domain}")
+        enrich.using(id=f"error-{domain}").push(domain)
     result = enrich.queue.result(f"error-{domain}")
     assert (result.state, calls) == ("failed", [domain])
     assert domain.removesuffix(".com") in (result.error or "")
@@ -108,7 +108,7 @@ def test_an_eager_retry_runs_again_at_once() -> None:
 
 def test_an_eager_retry_gives_up_after_max_attempts() -> None:
     with testing.eager(fleet), pytest.raises(limpet.Retry, match="down"):
-        enrich.push("down.com", id="down")
+        enrich.using(id="down").push("down.com")
     assert (calls, enrich.queue.result("down").state) == (["down.com"] * 3, "failed")
 
 

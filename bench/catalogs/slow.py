@@ -9,14 +9,13 @@ from limpet.keys import Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
-from limpet.store.base import BaseStore
 
 __all__ = ["DELAY_S", "SlowStore"]
 
 DELAY_S = 0.03
 
 
-class SlowStore(BaseStore):
+class SlowStore(Store):
     """`store`, with `delay_s` before each request. Its batch verbs run as many at once as a bucket's do."""
 
     def __init__(self, store: Store, delay_s: float = DELAY_S, *, runtime: Runtime | None = None) -> None:

@@ -11,6 +11,9 @@ def test_enrich():
 def test_pipeline():
     enrich.push("a.com")                   # waits in the queue, as in production
     assert testing.drain(fleet).done == 1  # runs everything that waits
+
+Limpet's pytest plugin has two fixtures: `limpet_fleet`, a new empty fleet in memory for each test, and `limpet_clock`,
+its clock: `limpet_clock.advance(3600)` makes what is due within the hour due now.
 """
 
 from __future__ import annotations
@@ -18,23 +21,52 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from datetime import datetime, timedelta
 from inspect import isawaitable
 from typing import Any
 
 from limpet.app import Fleet, open
 from limpet.app.tasks import TaskFunction
+from limpet.errors import Invalid
 from limpet.queue.api import Task
 from limpet.queue.verdicts import Retry
 from limpet.queue.work import RunningTask, Tally, Worker
 from limpet.queue.work.aio import Loop, in_loop
 from limpet.queue.work.judge import Caught, one_line, record_done, trace_of
 from limpet.queue.work.running import AsCurrent
-from limpet.runtime import system
+from limpet.runtime import SystemRuntime, system
 
 
-def fleet() -> Fleet:
-    """A new, empty fleet in this process's memory."""
-    return open("memory://")
+class Clock:
+    """The clock of a test's fleet: it runs like the real one, and `advance` moves it."""
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward. Delays, retries, leases and retention see that time as passed."""
+        if not seconds >= 0:
+            raise Invalid(f"a clock moves forward, not by {seconds:g} seconds")
+        self.offset_s += seconds
+
+
+class _MovedRuntime(SystemRuntime):
+    """The system's threads and chance, with a clock that a test moves."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._moved = clock
+        super().__init__()
+
+    def wall(self) -> datetime:
+        return super().wall() + timedelta(seconds=self._moved.offset_s)
+
+    def elapsed_s(self) -> float:
+        return super().elapsed_s() + self._moved.offset_s
+
+
+def fleet(clock: Clock | None = None) -> Fleet:
+    """A new, empty fleet in this process's memory; with a `clock`, on that clock."""
+    return open("memory://", runtime=_MovedRuntime(clock) if clock is not None else None)
 
 
 @contextmanager
@@ -59,7 +91,7 @@ def drain(fleet: Fleet, *, max_tasks: int | None = None) -> Tally:
     What tasks push meanwhile is run too. A task that raises is retried by its policy: if that is later than now, it
     stays. Errors do not come out; see the counts, or `task.queue.result(id)`.
     """
-    worker = Worker([task.job for task in fleet.tasks], system(), burst=True, in_order=False, max_tasks=max_tasks)
+    worker = Worker([task.job for task in fleet.tasks], fleet.runtime, burst=True, in_order=False, max_tasks=max_tasks)
     tally = worker.run() if in_loop() else worker.run_here()
     if worker.error is not None:
         raise worker.error

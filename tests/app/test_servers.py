@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from limpet.store.examine import examine
+from limpet.store.doctor import examine
 from support.servers.process import Bucket
 
 FULL = [pytest.mark.full, pytest.mark.timeout(600)]

@@ -297,7 +297,7 @@ def test_every_outcome_is_told() -> None:
         return how
 
     for how in ("ok", "fail", "raise"):
-        job.push(how, id=how)
+        job.using(id=how).push(how)
     worker = Worker([job.job], system(), burst=True)
     assert worker.run().done == 1
     told = sorted(

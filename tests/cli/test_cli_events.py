@@ -29,7 +29,7 @@ def _work(url: str, count: int) -> limpet.Fleet:
         return n // 2
 
     for n in range(count):
-        half.push(n, id=f"task-{n}")
+        half.using(id=f"task-{n}").push(n)
     testing.drain(fleet)
     assert fleet.events is not None
     fleet.events.flush()

@@ -550,7 +550,7 @@ def _sign_head(store: FuzzStore, key: str, data: bytes) -> bytes:
     try:
         head = msgspec.json.decode(data, type=Head)
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        sealed = msgspec.json.decode(HEADS.to_bytes(head), type=dict[str, msgspec.Raw])
+        sealed = msgspec.json.decode(b"{" + HEADS.fields(head) + b"}", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
         return data
     return msgspec.json.encode({**fields, **sealed})

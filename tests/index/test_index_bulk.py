@@ -18,7 +18,8 @@ import limpet
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, bulk
 from limpet.index.bulk import Batch, Bulk
-from limpet.index.schema import LINE_BYTES_MAX, UPDATED_AT, Field, Schema, extended, with_own
+from limpet.index.fields import UPDATED_AT, Field
+from limpet.index.schema import LINE_BYTES_MAX, Schema, extended, with_own
 from limpet.index.stamps import AHEAD_MAX, Floor, Stamps, Times
 from limpet.index.typed import Typed, typed
 from limpet.index.values import KINDS, stamp_text

@@ -11,7 +11,8 @@ import pytest
 from limpet import records
 from limpet.errors import Invalid
 from limpet.index.constraints import Constraints, constraints_of, loosened
-from limpet.index.schema import Field, Schema, extended, with_own
+from limpet.index.fields import Field
+from limpet.index.schema import Schema, extended, with_own
 from limpet.index.values import Kind
 
 STAMP = "2026-03-01T00:00:00.000000Z"

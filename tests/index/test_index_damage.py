@@ -20,10 +20,11 @@ from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
 from limpet.index.compiled import Compiled
 from limpet.index.exporting import export
+from limpet.index.fields import Field
 from limpet.index.manifest import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.index.quarantine import read_quarantined
 from limpet.index.reader import LeftOut
-from limpet.index.schema import Field, with_own
+from limpet.index.schema import with_own
 from limpet.keys import IndexKeys, Key
 from limpet.keys.index import single_stamp
 from limpet.store import MemoryStore

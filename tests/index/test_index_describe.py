@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import limpet
 from limpet.index.decide import shard_ids
 from limpet.index.describe import json_schema, package
+from limpet.index.fields import Field
 from limpet.index.manifest import Manifest, fresh
-from limpet.index.schema import Field, Schema, extended, with_own
+from limpet.index.schema import Schema, extended, with_own
 from limpet.index.typed import fields_of_package, typed
 
 frictionless = pytest.importorskip("frictionless")

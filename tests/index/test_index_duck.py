@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limpet.index import duck
-from limpet.index.schema import Field, Schema, extended, with_own
+from limpet.index.fields import Field
+from limpet.index.schema import Schema, extended, with_own
 from limpet.index.values import KINDS
 from support.values import VALUES, hard_texts
 

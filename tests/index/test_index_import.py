@@ -21,9 +21,9 @@ from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
+from limpet.index.fields import Field
 from limpet.index.formats import FORMATS, Limits, Mark, name_of
 from limpet.index.importing import Import, identity
-from limpet.index.schema import Field
 from limpet.keys import INDEXES
 
 pyarrow: Any = import_module("pyarrow")

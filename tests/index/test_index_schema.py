@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from limpet.errors import Corrupt, Invalid
 from limpet.index.constraints import Constraints
 from limpet.index.decide import key_of
-from limpet.index.schema import (
-    KEY_BYTES_MAX,
-    LINE_BYTES_MAX,
-    UPDATED_AT,
-    Field,
-    Schema,
-    extended,
-    nullable,
-    stamp_in,
-    with_own,
-)
+from limpet.index.fields import UPDATED_AT, Field
+from limpet.index.schema import KEY_BYTES_MAX, LINE_BYTES_MAX, Schema, extended, nullable, stamp_in, with_own
 from limpet.index.text import SEPARATOR
 from limpet.index.values import KINDS, Kind
 from support.clock import steady

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index.decide import Shape, digest
+from limpet.index.fields import Field
 from limpet.index.manifest import fresh
 from limpet.index.reader import Reader
-from limpet.index.schema import Field, with_own
+from limpet.index.schema import with_own
 from limpet.index.seek import LINE_GUESS, Absent, Search
 from limpet.index.storage import Storage
 from limpet.keys import IndexKeys, Key

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.index.constraints import Constraints
-from limpet.index.schema import Field, with_own
+from limpet.index.fields import Field
+from limpet.index.schema import with_own
 from limpet.index.typed import Typed, typed
 from support.clock import steady
 from support.values import hard_texts

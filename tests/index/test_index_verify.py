@@ -378,7 +378,7 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr("limpet.store.base.BaseStore.get_many", get_many)
+    monkeypatch.setattr("limpet.store.api.Store.get_many", get_many)
     monkeypatch.setattr("limpet.index.offline.batches.__kwdefaults__", {"objects": 100, "size": 200})
     report = verify(process.whole)
     assert report.findings == []

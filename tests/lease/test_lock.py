@@ -94,7 +94,7 @@ def test_a_free_lock_that_is_not_due_is_waited_for(world: World) -> None:
     assert won(b.lock().try_acquire()).token == 2
 
 
-@pytest.mark.parametrize("state", [State.DONE, State.CANCELLED])
+@pytest.mark.parametrize("state", [State.CANCELLED])
 def test_a_record_that_ended_is_never_taken_again(world: World, state: State) -> None:
     won(world.process("a").lock().try_acquire())
     put_record(world, state=state)

@@ -23,7 +23,7 @@ _ALL = [
         "F1, counterexample 2",
         4,
         (
-            "store.put_settled",
+            "store.put_resolved",
             "verdict = judge(found)",
             "verdict = Verdict.LOST if found and isinstance(unclear, Conflict) else judge(found)",
         ),
@@ -33,7 +33,7 @@ _ALL = [
         "counterexample 1",
         71,
         (
-            "store.put_settled",
+            "store.put_resolved",
             "verdict = judge(found)",
             "resent = sent > 1 and isinstance(unclear, Conflict)\n"
             "verdict = Verdict.LOST if found and resent else judge(found)",
@@ -43,7 +43,7 @@ _ALL = [
         "a bucket's refusal is taken for final",
         "F1, counterexample 2",
         252,
-        ("store.BaseStore.conflict_is_final", "conflict_is_final = False", "conflict_is_final = True"),
+        ("Store.conflict_is_final", "conflict_is_final = False", "conflict_is_final = True"),
         ("cell.judge", "return Verdict.REPLACED", "return Verdict.UNKNOWN"),
     ),
     _bug(
@@ -61,7 +61,7 @@ _ALL = [
         "F3",
         0,
         (
-            "store.put_settled",
+            "store.put_resolved",
             "if verdict is Verdict.BASE:",
             "if verdict is Verdict.BASE:\n    raise Conflict(f'{key} was not written')",
         ),

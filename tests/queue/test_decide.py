@@ -88,7 +88,6 @@ def claim_by(before: EntryLease | None, *, max_attempts: int = 5, **more: Any) -
         (State.HELD, 500.0, TTL_S + 1, LOOK_S, True, False, None),
         (State.CANCELLED, 0.0, 0.0, 0.0, False, True, None),
         (State.CANCELLED, 0.0, 10**7, 10**7, False, True, None),
-        (State.DONE, 0.0, 0.0, 0.0, False, True, None),
     ],
 )
 def test_claimable(
@@ -138,7 +137,6 @@ def test_waits_left(waits: dict[int, float], now_s: float, left: dict[int, float
         (State.FREE, 10.0, {}, [2], 9.9, 0, 2),
         (State.FREE, 10.0, {}, [], 10.0, 0, 0),
         (State.CANCELLED, 10.0, {}, [], 0.0, 0, 0),
-        (State.DONE, 10.0, {}, [], 0.0, 0, 0),
     ],
 )
 def test_how_many_are_worked_on_and_how_many_rest(

@@ -20,8 +20,8 @@ from limpet.store.directory import Files, FileStat, OsFiles
 
 __all__ = [
     "Fault",
-    "Seen",
     "Tape",
+    "Versioned",
     "coarse",
     "failing",
     "files_with",

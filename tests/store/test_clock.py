@@ -84,7 +84,7 @@ def test_it_never_runs_ahead_of_the_store(steps: list[tuple[float, float, bool]]
 
 def test_now_asks_the_store_only_when_nothing_was_seen() -> None:
     runtime = ManualRuntime()
-    memory = MemoryStore(runtime)
+    memory = MemoryStore(ManualRuntime(runtime.time, "another process"))
     memory.put(Key("a"), b"")
     store = MeteredStore(memory, runtime=runtime)
     with store.measure() as probe:
@@ -99,7 +99,7 @@ def test_now_asks_the_store_only_when_nothing_was_seen() -> None:
 
 def test_any_answer_spares_the_question() -> None:
     runtime = ManualRuntime()
-    memory = MemoryStore(runtime)
+    memory = MemoryStore(ManualRuntime(runtime.time, "another process"))
     memory.put(Key("a"), b"")
     runtime.time.sleep(60)
     store = MeteredStore(memory, runtime=runtime)

@@ -9,7 +9,7 @@ import pytest
 
 from limpet.errors import Conflict, Denied, Invalid, Missing
 from limpet.keys import Key
-from limpet.store import prices
+from limpet.store import metered
 from limpet.store.api import Absent, Put, Store
 from limpet.store.memory import MemoryStore
 from limpet.store.metered import Cost, MeteredStore
@@ -183,7 +183,7 @@ def test_dollars() -> None:
         cost.dollars("floppy")
 
 
-@pytest.mark.parametrize("provider", prices.DOLLARS_PER_1000)
+@pytest.mark.parametrize("provider", metered.DOLLARS_PER_1000)
 def test_every_provider_prices_every_verb(provider: str) -> None:
     verbs = {"get": 1, "head": 1, "put": 1, "list": 1, "delete": 1}
     assert Cost(verbs).dollars(provider) == pytest.approx(0.0108 / 1000)

@@ -10,7 +10,7 @@ import pytest
 from limpet.errors import Conflict, Denied, Invalid, Missing
 from limpet.keys import FLEET, Key, cell_key, clock_key, lock_key, probe_key
 from limpet.queue.queue import BucketQueue
-from limpet.runtime import system
+from limpet.runtime import SystemRuntime, system
 from limpet.store.api import Absent, Match, Put, Store
 from limpet.store.memory import MemoryStore
 from limpet.store.metered import MeteredStore
@@ -30,7 +30,8 @@ def keys_of(store: Store) -> list[str]:
 
 @pytest.fixture
 def memory() -> MemoryStore:
-    return MemoryStore()
+    """Objects that another process wrote: this one has not seen their times."""
+    return MemoryStore(SystemRuntime())
 
 
 def test_a_scope_is_a_store(memory: MemoryStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,7 +28,7 @@ from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
 from limpet.queue import Queue
 from limpet.runtime import Runtime, system
 from limpet.store import MeteredStore, ScopedStore, Store
-from limpet.store.probe import Findings, quick, use_etag_style
+from limpet.store.doctor import Findings, quick, use_etag_style
 
 if TYPE_CHECKING:
     from limpet.app.publish import Published, TableWriter
@@ -181,7 +182,7 @@ class Fleet:
         self._sightings = VersionWatch(runtime)
         self._stamps = stamps_of(self.store, runtime, absolute(url))
         self._journal = LaterJournal(lambda: journal_of(self.record, self.store, runtime))
-        self.tasks = Tasks(self.queue, events, self.check)
+        self.tasks = Tasks(self.queue, events, self.check, runtime.wall)
         """The task functions that were defined with `task`, and the hooks."""
 
     @property
@@ -190,6 +191,11 @@ class Fleet:
         if callable(self._record):
             self._record = self._record()
         return self._record
+
+    @property
+    def runtime(self) -> Runtime:
+        """The clock, chance and threads that the fleet's parts use."""
+        return self._runtime
 
     @property
     def is_new(self) -> bool:
@@ -207,6 +213,23 @@ class Fleet:
 
     def __repr__(self) -> str:
         return f"Fleet({self.url!r})"
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Fleet:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Write the events that wait in memory. A fleet without events has nothing to close, and can be used on."""
+        if self.events is not None:
+            self.events.flush()
 
     def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""

@@ -18,7 +18,6 @@ from limpet.queue.storage import Journal, NoJournal
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Always, Blob, Stat, Store, Version, When
-from limpet.store.base import BaseStore
 
 SQS = "sqs"
 PROVIDERS = ("filesystem", "bucket", SQS)
@@ -165,7 +164,7 @@ def _sqs_wire(runtime: Runtime, region: str, endpoint_url: str) -> Any:
     return _wires[place]
 
 
-class NoStore(BaseStore):
+class NoStore(Store):
     """What `sqs://` has instead of a store: queues only."""
 
     def get(

@@ -6,6 +6,7 @@ A task's payload is the dict of its arguments by parameter name, defaults left o
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import typing
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
@@ -32,7 +34,7 @@ HookKind = typing.Literal["start", "done", "retry", "fail"]
 
 _log = logging.getLogger("limpet.hooks")
 
-RESERVED = ("id", "delay_s")
+PUSH_OPTIONS = ("id", "delay_s", "at")
 METHOD = ("self", "cls")
 
 
@@ -79,8 +81,10 @@ class Arguments:
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
+            options = ", ".join(f"{name}=" for name in PUSH_OPTIONS if name in kwargs and name not in self._named)
+            hint = f"{options} belongs into using(): task.using({options}...).push(...)" if options else ""
             raise Invalid(
-                f"these arguments do not fit {self.text}: {error}", hint="push it as you would call it"
+                f"these arguments do not fit {self.text}: {error}", hint=hint or "push it as you would call it"
             ) from None
         if self._catch_all is not None:
             given |= given.pop(self._catch_all.name, {})
@@ -114,8 +118,6 @@ class Arguments:
                     f"{self.text} has arguments without a name, and a payload names each",
                     hint="take a list instead of *args, and leave out the `/`",
                 )
-            if name in RESERVED:
-                raise Invalid(f"{self.text} has a parameter {name!r}, which push() takes itself", hint="rename it")
             if number == 0 and name in METHOD:
                 raise Invalid(f"{self.text} is a method, and a payload holds no {name!r}", hint="use a plain function")
 
@@ -295,6 +297,25 @@ class _HookedSink:
             self.inner.close()
 
 
+@dataclass(frozen=True, slots=True)
+class TaskPush(Generic[P]):
+    """A task function with the id and the time of the tasks that it pushes; `TaskFunction.using` makes it."""
+
+    task: TaskFunction[P, Any]
+    id: str | None
+    delay_s: float
+    at: datetime | None
+
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+        """Have the function run with these arguments.   Raises: as `TaskFunction.push`."""
+        payload = self.task.arguments.pack(args, kwargs)
+        return self.task.push_payload(payload, id=self.id, delay_s=self.delay_s, at=self.at)
+
+    async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+        """`push`, for coroutines: the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.push, *args, **kwargs)
+
+
 class TaskFunction(Generic[P, R]):
     """A function and its queue. Calling it runs it here and now, as if it were not decorated; `push` has it run."""
 
@@ -345,16 +366,40 @@ class TaskFunction(Generic[P, R]):
         if self._tasks is not None:
             self._tasks.check()
 
-    def push(self, /, *args: Any, id: str | None = None, delay_s: float = 0.0, **kwargs: Any) -> Pushed:
-        """Have it run with these arguments, by any worker, at least once. With an id, at most one task of it exists.
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+        """Have it run with these arguments, by any worker, at least once. `using` gives the task an id or a time.
 
         Raises: Invalid for arguments that do not fit, before anything is pushed; else see `Queue.push`.
         """
-        payload = self.arguments.pack(args, kwargs)
-        at_once = self._tasks.run_at_once if self._tasks else None
-        pushed = self.queue.push(payload, id=id, delay_s=0.0 if at_once else delay_s)
-        if at_once:
-            at_once(self)
+        return self.using().push(*args, **kwargs)
+
+    async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+        """`push`, for coroutines: the event loop goes on meanwhile."""
+        return await self.using().push_async(*args, **kwargs)
+
+    def using(self, *, id: str | None = None, delay_s: float = 0.0, at: datetime | None = None) -> TaskPush[P]:
+        """`enrich.using(id="a.com", delay_s=60).push("a.com")`: how a task is pushed, beside its arguments.
+
+        With an `id`, at most one task of that id exists. `delay_s` is how long it waits before it may run; `at` is the
+        time from which on it may run, by this machine's clock.
+        Raises: Invalid for a time without a zone, or for both `delay_s` and `at`.
+        """
+        if at is not None and delay_s:
+            raise Invalid("give delay_s or at, not both")
+        if at is not None and at.tzinfo is None:
+            raise Invalid(f"the time {at} has no zone", hint="write datetime(..., tzinfo=UTC), or use delay_s")
+        return TaskPush(self, id, delay_s, at)
+
+    def push_payload(self, payload: dict[str, Any], *, id: str | None, delay_s: float, at: datetime | None) -> Pushed:
+        """Push a payload that `arguments.pack` made."""
+        if self._tasks is None:
+            return self.queue.push(payload, id=id, delay_s=delay_s)
+        if at is not None:
+            delay_s = max(0.0, (at - self._tasks.wall()).total_seconds())
+        run_at_once = self._tasks.run_at_once
+        pushed = self.queue.push(payload, id=id, delay_s=0.0 if run_at_once else delay_s)
+        if run_at_once:
+            run_at_once(self)
         return pushed
 
     def push_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100) -> list[str]:
@@ -416,9 +461,15 @@ class Tasks:
     """The task functions of one fleet, in the order of their definition, and its hooks."""
 
     def __init__(
-        self, open_queue: OpenQueue, events: EventSink | None = None, check: Callable[[], None] = lambda: None
+        self,
+        open_queue: OpenQueue,
+        events: EventSink | None = None,
+        check: Callable[[], None] = lambda: None,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.hooks = Hooks()
+        self.wall = wall
+        """This machine's wall clock."""
         self.check = check
         """Connects to the fleet: `Fleet.check`."""
         self._open_queue = open_queue

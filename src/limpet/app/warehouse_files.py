@@ -14,7 +14,6 @@ from limpet.keys import Key, is_ulid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
-from limpet.store.base import BaseStore
 from limpet.store.directory.failure import failure
 from limpet.store.directory.plain import PlainFiles
 
@@ -29,7 +28,7 @@ def plain_warehouse(store: Store, runtime: Runtime) -> Store:
     return PlainWarehouse(store, runtime) if isinstance(store, DirectoryStore) else store
 
 
-class PlainWarehouse(BaseStore):
+class PlainWarehouse(Store):
     """A directory store whose keys below `warehouse/` are paths.
 
     No link is followed: a listing passes over those that it meets, and a call that would need one is `Denied`.

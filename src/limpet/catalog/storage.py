@@ -183,9 +183,9 @@ def delete_all(store: Store, keys: Sequence[Key]) -> None:
                 raise error
 
 
-def _sealed(head: Head) -> bytes:
+def _sealed(head: Head) -> Head:
     bare = msgspec.structs.replace(head, seal="")
-    return records.encode(msgspec.structs.replace(bare, seal=_seal(bare)))
+    return msgspec.structs.replace(bare, seal=_seal(bare))
 
 
 def _unsealed(data: bytes, what: str) -> Head:
@@ -200,7 +200,7 @@ def _seal(head: Head) -> str:
     return _digest(records.encode(head))
 
 
-HEADS: Codec[Head] = Codec(_sealed, _unsealed)
+HEADS: Codec[Head] = Codec(Head, _sealed, _unsealed)
 
 
 def _digest(data: bytes) -> str:

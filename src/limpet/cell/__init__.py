@@ -16,8 +16,8 @@ __all__ = [
     "Lost",
     "Outcome",
     "Replaced",
-    "Seen",
     "Unclear",
+    "Versioned",
     "Won",
     "struct_codec",
 ]

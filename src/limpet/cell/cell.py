@@ -41,18 +41,31 @@ class Fenced(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How a cell's value becomes a JSON object, whose fields stand beside the header's, and back."""
+    """How a cell's value becomes a struct of type `kind`, and is read back from the cell's bytes.
 
-    to_bytes: Callable[[T], bytes]
+    The struct's fields stand beside the header's, so none of them may have the name of a field of the header.
+    """
+
+    kind: type[msgspec.Struct]
+    to_struct: Callable[[T], msgspec.Struct]
     from_bytes: Callable[[bytes, str], T]
+
+    def __post_init__(self) -> None:
+        shared = {*self.kind.__struct_encode_fields__} & {*Header.__struct_encode_fields__}
+        if shared:
+            raise TypeError(f"{self.kind.__name__} has fields of the cell's header: {', '.join(sorted(shared))}")
+
+    def fields(self, value: T) -> bytes:
+        """The JSON fields of `value`, without the braces around them."""
+        struct = self.to_struct(value)
+        if type(struct) is not self.kind:
+            raise TypeError(f"a {type(struct).__name__} is not a {self.kind.__name__}")
+        return records.encode(struct)[1:-1]
 
 
 def struct_codec(kind: type[S]) -> Codec[S]:
-    """The struct's fields stand beside the header's, so none may have the name of one of those."""
-    shared = {*kind.__struct_encode_fields__} & {*Header.__struct_encode_fields__}
-    if shared:
-        raise TypeError(f"{kind.__name__} has fields of the cell's header: {', '.join(sorted(shared))}")
-    return Codec(records.encode, lambda data, what: records.decode(data, kind, what=what))
+    """The codec of a cell whose value is a struct."""
+    return Codec(kind, lambda value: value, lambda data, what: records.decode(data, kind, what=what))
 
 
 class _Plain(msgspec.Struct):
@@ -60,7 +73,8 @@ class _Plain(msgspec.Struct):
 
 
 PLAIN: Codec[Any] = Codec(
-    lambda value: records.encode({"value": records.plain(value, what="the value")}),
+    _Plain,
+    lambda value: _Plain(records.plain(value, what="the value")),
     lambda data, what: records.decode(data, _Plain, what=what).value,
 )
 """Any JSON value, under the field `value`."""
@@ -289,8 +303,8 @@ class Cell(Generic[T]):
         )
 
     def _encode(self, header: Header, value: T) -> bytes:
-        fields = self._codec.to_bytes(value)[1:]
-        data = records.encode(header)[:-1] + (fields if fields == b"}" else b"," + fields)
+        fields = self._codec.fields(value)
+        data = records.encode(header)[:-1] + (b"," + fields if fields else b"") + b"}"
         if len(data) > records.RECORD_BYTES_MAX:
             raise Invalid(
                 f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",

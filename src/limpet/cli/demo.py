@@ -317,11 +317,11 @@ class _Show:
     def _report(self, paused: str) -> None:
         """Hold what was pushed against what the store has, read by a fleet of its own that may only read."""
         import limpet
-        from limpet.cli.demo_end import Versioned, ask, farewell, prices, report
+        from limpet.cli.demo_end import Seen, ask, farewell, prices, report
         from limpet.cli.demo_publish import publish
 
         signed = self._signed[paused]
-        seen = Versioned(
+        seen = Seen(
             ids=self._ids,
             takeovers=self._takeovers,
             refused=len(self._refused),

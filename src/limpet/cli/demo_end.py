@@ -14,9 +14,10 @@ from limpet.cli.demo_report import find, read_back, runs_in
 from limpet.cli.demo_screen import MARGIN
 from limpet.cli.demo_tasks import INDEX
 from limpet.cli.queue_bill import SQS_BATCH, sqs
-from limpet.cli.queue_options import clean, many
+from limpet.cli.queue_options import many
+from limpet.cli.shared import clean
 from limpet.errors import Unsupported
-from limpet.store.prices import AS_OF, dollars
+from limpet.store.metered import AS_OF, dollars
 
 if TYPE_CHECKING:
     from limpet.app import Fleet

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from limpet.cli.demo_report import Ended
 from limpet.cli.demo_screen import MARGIN
 from limpet.cli.demo_tasks import INDEX, KEY, expected
-from limpet.cli.queue_options import clean
+from limpet.cli.shared import clean
 from limpet.keys import IndexKeys
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from limpet.cli.demo_screen import MARGIN
 from limpet.cli.demo_tasks import INDEX
-from limpet.cli.queue_options import clean, many
+from limpet.cli.queue_options import many
+from limpet.cli.shared import clean
 from limpet.errors import Unsupported
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from limpet.cli.shared import ENV_URL, EXIT_FAILED, JsonOption, console, lines, 
 
 if TYPE_CHECKING:
     from limpet.store import MeteredStore, Store
-    from limpet.store.examine import Check, Report
+    from limpet.store.doctor import Check, Report
 
 EPILOG = lines(
     "Example: a folder, and a bucket of an S3 server of your own",
@@ -49,7 +49,7 @@ def doctor(
     from limpet.records import to_fields
     from limpet.runtime import system
     from limpet.store import MeteredStore
-    from limpet.store.examine import examine
+    from limpet.store.doctor import examine
 
     where = url_or_default(url)
     with _patient(where) as patient, _progress() as progress:
@@ -113,7 +113,7 @@ class _Bar:
 
 @contextmanager
 def _progress() -> Iterator[_Bar]:
-    from limpet.store.checks import CHECKS
+    from limpet.store.doctor import CHECKS
 
     bar = _Bar(len(CHECKS) + 1)
     with bar.bar:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index_options import EngineOption, demand_index, index_names, size_text
-from limpet.cli.queue_options import clean, many
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, print_json
+from limpet.cli.queue_options import many
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, existing, lines, print_json
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from limpet.errors import Corrupt, Invalid, Missing
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.index import Index
+    from limpet.index.fields import Field
     from limpet.index.reader import LeftOut, OnDamage
-    from limpet.index.schema import Field, Schema
+    from limpet.index.schema import Schema
 
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
 KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY", show_default=False, help="Keys of records.")]
@@ -105,7 +106,7 @@ def key_of(schema: Schema, text: str) -> str | int:
 
 def field_of(text: str, *, always_optional: bool = False) -> Field:
     """A column as it is typed: `name:type`, with `?` at the end if it may be null.   Raises: Invalid."""
-    from limpet.index.schema import Field
+    from limpet.index.fields import Field
     from limpet.index.values import KINDS
 
     name, colon, typed = text.rpartition(":")

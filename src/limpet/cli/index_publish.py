@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index_options import IndexArgument, demand_index
-from limpet.cli.queue_options import clean, many
-from limpet.cli.shared import JsonOption, UrlOption, console, existing, lines, print_json
+from limpet.cli.queue_options import many
+from limpet.cli.shared import JsonOption, UrlOption, clean, console, existing, lines, print_json
 
 if TYPE_CHECKING:
     from limpet.app import Fleet

@@ -94,7 +94,7 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
 
 def _print(record: dict[str, Any]) -> None:
     from limpet import records
-    from limpet.cli.queue_options import clean
+    from limpet.cli.shared import clean
 
     out = console()
     width = max(map(len, record))

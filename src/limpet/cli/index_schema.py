@@ -142,7 +142,7 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 def _print_indexes(url: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from limpet.cli.queue_options import clean
+    from limpet.cli.shared import clean
 
     out = console()
     if not rows:
@@ -210,7 +210,7 @@ def schema(
 def _print_columns(index: str, manifest: Manifest) -> None:
     from rich.table import Table
 
-    from limpet.cli.queue_options import clean
+    from limpet.cli.shared import clean
 
     out = console()
     out.print(

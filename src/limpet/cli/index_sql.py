@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index_options import SkipDamagedOption, skipping
-from limpet.cli.queue_options import clean, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, lines, opened, say
+from limpet.cli.queue_options import many
+from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, clean, console, lines, opened, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:

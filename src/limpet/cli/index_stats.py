@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from limpet.cli.index_options import IndexArgument, demand_index, size_text
-from limpet.cli.queue_options import clean, many, now_of, when
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, lines, opened, print_json
+from limpet.cli.queue_options import many, now_of, when
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
 
 if TYPE_CHECKING:
     from limpet.index.stats import IndexStats, Waits

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from limpet.store.prices import dollars
+from limpet.store.metered import dollars
 
 MILLION = 1_000_000
 PAGE = 1000

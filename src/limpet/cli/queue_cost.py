@@ -137,7 +137,7 @@ def _tokens(storage: Storage, keys: list[Key]) -> list[int]:
 
 
 def _facts(queue: str, work: Work, read: int, provider: str, *, free: bool) -> dict[str, Any]:
-    from limpet.store.prices import AS_OF, dollars
+    from limpet.store.metered import AS_OF, dollars
 
     spent = requests_of(work)
     price = dollars(spent, provider)

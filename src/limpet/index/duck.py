@@ -10,7 +10,8 @@ client needs the package pytz to fetch one as an object; Arrow does not.
 
 from __future__ import annotations
 
-from limpet.index.schema import LINE_BYTES_MAX, Field, Schema
+from limpet.index.fields import Field
+from limpet.index.schema import LINE_BYTES_MAX, Schema
 from limpet.index.text import ESCAPES
 from limpet.index.values import Kind
 

@@ -24,9 +24,10 @@ import msgspec
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Denied, Invalid
 from limpet.index.decide import rank
+from limpet.index.fields import DELETED, UPDATED_AT
 from limpet.index.formats import FORMATS, Chunk, Decode, Limits, Mark
 from limpet.index.index import Index
-from limpet.index.schema import DELETED, UPDATED_AT, Schema
+from limpet.index.schema import Schema
 from limpet.index.stamps import AHEAD_MAX
 from limpet.index.values import stamp_text, stamp_time, writer
 from limpet.records import YEARS, Count, Name, Text

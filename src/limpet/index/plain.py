@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from limpet.errors import Invalid
+from limpet.index.fields import UPDATED_AT, Field
 from limpet.index.formats.convert import from_text
-from limpet.index.schema import UPDATED_AT, Field, Schema
+from limpet.index.schema import Schema
 from limpet.keys import encoded
 
 ENDING = ".usv"

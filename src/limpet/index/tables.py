@@ -14,9 +14,10 @@ from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.index import duck
 from limpet.index.decide import newest, shard_ids
 from limpet.index.duck import identifier, literal
+from limpet.index.fields import DELETED, UPDATED_AT
 from limpet.index.manifest import Manifest
 from limpet.index.reader import OnDamage, Reader
-from limpet.index.schema import DELETED, LINE_BYTES_MAX, UPDATED_AT, Schema
+from limpet.index.schema import LINE_BYTES_MAX, Schema
 from limpet.index.storage import SHARD_BYTES_MAX, Storage
 from limpet.index.text import END
 from limpet.keys import INDEXES, IndexKeys, Key, join, name_of

@@ -8,6 +8,7 @@ from dataclasses import replace
 from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.index.compiler import is_unexplained
 from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.fields import DELETED, UPDATED_AT
 from limpet.index.findings import RESTORE, Finding, VerifyReport
 from limpet.index.inspection import Flaw, Kind, inspect, misnamed
 from limpet.index.manifest import COUNTED_DEPTH_MAX, Count, Fold, Manifest, sum_of
@@ -15,7 +16,6 @@ from limpet.index.offline import Whole, anew, batches, load, sole
 from limpet.index.places import Place, place_of
 from limpet.index.quarantine import read_quarantined
 from limpet.index.repair import ACCEPTABLE, FIXABLE, Repairs, descriptions
-from limpet.index.schema import DELETED, UPDATED_AT
 from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX
 from limpet.keys import Key
 from limpet.store.api import Blob, Stat

@@ -8,4 +8,4 @@ from limpet.lease.heartbeat import Heartbeat
 from limpet.lease.lease import HeldLease, Lease
 from limpet.lease.lock import Lock, VersionWatch, lease_cell
 
-__all__ = ["Heartbeat", "Holding", "Lease", "LeaseRecord", "Lock", "Sightings", "State", "lease_cell"]
+__all__ = ["Heartbeat", "HeldLease", "Lease", "LeaseRecord", "Lock", "State", "VersionWatch", "lease_cell"]

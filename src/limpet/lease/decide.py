@@ -29,7 +29,6 @@ class State(Enum):
 
     HELD = "held"
     FREE = "free"
-    DONE = "done"
     CANCELLED = "cancelled"
 
 
@@ -93,7 +92,7 @@ def next_step(
     lower bound of the store's clock. A record watched for its whole ttl is expired even if the store's clock was set
     back. Safe under any clock: a wrong one can only make us wait, or lose a swap (F8, F13). `wall` only decides
     whether a look is worth confirming.
-    Raises: Invalid for a record that ended (done, cancelled): it is never taken again.
+    Raises: Invalid for a cancelled record: it is never taken again.
     """
     if record is None:
         return Create()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 from limpet.cell import Cell, Lost, Replaced, Unclear, Versioned, Won, struct_codec
@@ -186,6 +187,25 @@ class Lock:
         heartbeat.stop()
         with suppress(OutcomeUnknown, Unavailable):  # as after a crash, it runs out by itself
             lease.release()
+
+    @asynccontextmanager
+    async def hold_async(
+        self,
+        wait_s: float | None = None,
+        *,
+        stall_s: float | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Lease]:
+        """`async with lock.hold_async() as lease:` is `hold` for coroutines: the event loop goes on while it waits."""
+        held = self.hold(wait_s, stall_s=stall_s, on_lost=on_lost)
+        lease = await asyncio.to_thread(held.__enter__)
+        try:
+            yield lease
+        except BaseException as error:
+            if not await asyncio.to_thread(held.__exit__, type(error), error, error.__traceback__):
+                raise
+        else:
+            await asyncio.to_thread(held.__exit__, None, None, None)
 
     def peek(self) -> LeaseRecord | None:
         """The record as it stands; None if the lock was never used.   Cost: 1 GET."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -277,6 +278,12 @@ class Queue(Protocol):
     def result(self, id: str) -> Result:
         """How a task ended."""
 
+    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        """`push`, for coroutines: the event loop goes on meanwhile."""
+
+    async def result_async(self, id: str) -> Result:
+        """`result`, for coroutines: the event loop goes on meanwhile."""
+
     def errors(self, id: str) -> Sequence[AttemptError]:
         """The last failed attempts of a task that has not completed, oldest first."""
 
@@ -309,6 +316,16 @@ class Queue(Protocol):
 
     def purge(self) -> int:
         """Drop everything that waits; how many tasks that were."""
+
+
+class AsyncQueue:
+    """The forms of a queue's methods for coroutines: each runs the plain method in a thread."""
+
+    async def push_async(self: Queue, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        return await asyncio.to_thread(self.push, payload, id=id, delay_s=delay_s)
+
+    async def result_async(self: Queue, id: str) -> Result:
+        return await asyncio.to_thread(self.result, id)
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:

@@ -55,7 +55,7 @@ class Progress:
 
 def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
     """Whether a lease that was looked at may be taken. A held one is judged by the rule of every lock (F24)."""
-    if record.state in (State.CANCELLED, State.DONE):
+    if record.state is State.CANCELLED:
         return Ready(take=False, finish=True, at=None)
     if record.state is State.FREE:
         at = modified + timedelta(seconds=record.wait_s)

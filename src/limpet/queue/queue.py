@@ -15,7 +15,19 @@ from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import QueueKeys
 from limpet.lease import HeldLease, State, VersionWatch
 from limpet.queue.admin import Admin
-from limpet.queue.api import FEATURES, AttemptError, Failure, Feature, Notice, Peeked, Policy, Pushed, Result, Stats
+from limpet.queue.api import (
+    FEATURES,
+    AsyncQueue,
+    AttemptError,
+    Failure,
+    Feature,
+    Notice,
+    Peeked,
+    Policy,
+    Pushed,
+    Result,
+    Stats,
+)
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import Ready, claimable, claimed, error_of, exhausted, waits_left
 from limpet.queue.heart import Heart
@@ -40,7 +52,7 @@ CONTROL_EVERY_S = 5.0
 DIED = "its worker died, and its attempts are used up"
 
 
-class BucketQueue:
+class BucketQueue(AsyncQueue):
     """Tasks in a store: at least once, nothing acknowledged is lost, each ends in one place.
 
     Safe to share between threads. See `Queue` for the promises and docs/GUARANTEES.md for the proofs.
@@ -93,7 +105,9 @@ class BucketQueue:
         return self._pusher.push_many(map(self._encoded, payloads), batch=batch)
 
     def claim(self, *, wait_s: float = 0.0) -> EntryClaim | EmptyClaim:
-        """Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
+        """Claim the oldest entry that is free.
+
+        Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
         1 PUT for each task that it starts; a share of 1 LIST a page, and 1 GET in 5 s. An idle poll is 1 LIST.
         Crash: the entry is taken over after `ttl_s`.
         An entry that cannot be read ends in failed/ with the reason, and `notices` tells of it; the rest goes on.

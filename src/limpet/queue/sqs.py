@@ -24,7 +24,19 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.queue.api import AttemptError, Failure, Feature, Notice, Peeked, Policy, Pushed, Result, Stats, need
+from limpet.queue.api import (
+    AsyncQueue,
+    AttemptError,
+    Failure,
+    Feature,
+    Notice,
+    Peeked,
+    Policy,
+    Pushed,
+    Result,
+    Stats,
+    need,
+)
 from limpet.queue.heart import Heart
 from limpet.queue.nothing import EmptyClaim
 from limpet.queue.records import payload_bytes
@@ -77,7 +89,7 @@ def names_of(wire: Wire, prefix: str = "") -> list[str]:
     return sorted(name for name in found if _NAME.fullmatch(name) and not name.endswith(FAILED))
 
 
-class SqsQueue:
+class SqsQueue(AsyncQueue):
     """Tasks on SQS: at least once. Safe to share between threads. See `Queue` for the promises.
 
     `receive` is how many messages a claim takes at once, up to ten. More make short tasks cheaper, but SQS counts an

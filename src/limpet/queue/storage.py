@@ -142,7 +142,7 @@ class Storage:
     def lease(self, entry: str) -> Cell[EntryLease]:
         """The lease of an entry."""
         count = count_of(entry)
-        codec = Codec(records.encode, lambda data, what: lease_of(data, count=count, what=what))
+        codec = Codec(EntryLease, lambda record: record, lambda data, what: lease_of(data, count=count, what=what))
         return Cell(self.store, self.keys.lease(entry), codec, self.runtime, deletable=True)
 
     def receipt(self, key: Key) -> Cell[Receipt]:

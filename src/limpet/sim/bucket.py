@@ -17,8 +17,7 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.nemesis import Knobs, pick_request_fault
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Flight, World
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When, check_size
-from limpet.store.base import BaseStore
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 from limpet.store.memory import clip
 
 __all__ = ["Applied", "Bucket", "Sent", "SimStore"]
@@ -110,7 +109,7 @@ class _Body(msgspec.Struct):
     fence: dict[str, object] | None = None
 
 
-class SimStore(BaseStore):
+class SimStore(Store):
     """One process's view of the bucket: every call gives way, may be struck by a fault, and is written down."""
 
     def __init__(self, world: World, bucket: Bucket, runtime: SimRuntime, knobs: Knobs) -> None:

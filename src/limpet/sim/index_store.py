@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from limpet.cell import Cell, struct_codec
 from limpet.index import compiler, decide, describe, reader, seek, stamps, verify
@@ -78,13 +78,13 @@ OLDER = typed(Older, "key")
 NEWER = typed(Newer, "key")
 
 
-class Watched(Store, Protocol):
-    """A store with somebody who looks at every put before it is sent."""
+class Watched(Store):
+    """A store that shows every put to `watch` before it is sent."""
 
     watch: Callable[[Key, bytes], None] | None
 
 
-class BucketStore(SimStore):
+class BucketStore(SimStore, Watched):
     """The bucket, watched."""
 
     watch: Callable[[Key, bytes], None] | None = None
@@ -96,7 +96,7 @@ class BucketStore(SimStore):
         return super().put(key, data, when=when)
 
 
-class DiskStore(DirectoryStore):
+class DiskStore(DirectoryStore, Watched):
     """A directory, watched."""
 
     watch: Callable[[Key, bytes], None] | None = None

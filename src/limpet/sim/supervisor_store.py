@@ -12,8 +12,7 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.runtime import SimRuntime
 from limpet.sim.world import Flight, World
-from limpet.store.api import Always, Blob, Stat, Version, When, check_size
-from limpet.store.base import BaseStore
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
 from limpet.store.memory import clip
 
 __all__ = ["LocalStore", "RemoteStore", "listed", "room_of"]
@@ -29,7 +28,7 @@ READS_AT_ONCE = 3
 """Reads are quick: only every third gives way to the rest of the world."""
 
 
-class LocalStore(BaseStore):
+class LocalStore(Store):
     """One process's view of its node's directory. An SD card stalls now and then, for seconds."""
 
     def __init__(self, world: World, bucket: Bucket, runtime: SimRuntime) -> None:

@@ -2,7 +2,7 @@
 
 `Store` is the whole interface. `DirectoryStore`, `MemoryStore` and `CloudStore` (`limpet.store.cloud`, imported only
 when a bucket is opened) implement it; `ScopedStore` and `MeteredStore` wrap any of them. `outcome` finds out what a
-conditional write really did, `probe` and `examine` whether a store can be trusted with one.
+conditional write really did, `doctor` whether a store can be trusted with one.
 """
 
 from limpet.store.api import Absent, Always, Blob, Match, Put, Stat, Store, Version, When

@@ -11,8 +11,7 @@ from limpet.errors import Conflict, Invalid, Missing, NotModified
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Version, When, check_size
-from limpet.store.base import BaseStore
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class _Entry:
     modified: datetime
 
 
-class MemoryStore(BaseStore):
+class MemoryStore(Store):
     """Objects in a dict. Threads may share it; it ends with the process."""
 
     at_once = 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from limpet.errors import Conflict, Denied
+from limpet.errors import Conflict, Denied, Invalid
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store import prices
-from limpet.store.api import Always, Blob, Stat, Store, Version, When
-from limpet.store.base import BaseStore
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
 
 PAGE = 1000
 
@@ -41,11 +40,11 @@ class Cost:
         return sum(self.requests.values())
 
     def dollars(self, provider: str) -> float:
-        """The price of the requests at `provider` (see `prices`).   Raises: Invalid."""
-        return prices.dollars(self.requests, provider)
+        """The price of the requests at `provider` (see `dollars`).   Raises: Invalid."""
+        return dollars(self.requests, provider)
 
 
-class MeteredStore(BaseStore):
+class MeteredStore(WrappedStore):
     """Counts every call on its way to `store`, as the `Store` docstrings price it; threads may share it.
 
     A request counts when it is sent, whatever its answer; a client's own retries below are not seen. Reading the clock
@@ -56,10 +55,7 @@ class MeteredStore(BaseStore):
     """
 
     def __init__(self, store: Store, budget: int | None = None, *, runtime: Runtime | None = None) -> None:
-        super().__init__(runtime or system())
-        self.inner = store
-        self.at_once = store.at_once
-        self.conflict_is_final = store.conflict_is_final
+        super().__init__(store, runtime or system())
         self.budget = budget
         self._mutex = self._runtime.mutex()
         self._spent = Cost()
@@ -163,3 +159,25 @@ class MeteredStore(BaseStore):
     def _seen(self, stat: Stat) -> Stat:
         self._clock.observe(stat.modified)
         return stat
+
+
+AS_OF = "2026-11"
+
+DOLLARS_PER_1000: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        # S3 Standard, us-east-1
+        "s3": {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0},
+        # Cloud Storage Standard, one region: class A and class B operations
+        "gcs": {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0},
+        # Blob Storage Hot, LRS, East US
+        "azure": {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0},
+    }
+)
+
+
+def dollars(requests: Mapping[str, int], provider: str) -> float:
+    """The price of `requests` (a count for each verb) at `provider`: s3, gcs or azure.   Raises: Invalid."""
+    if provider not in DOLLARS_PER_1000:
+        raise Invalid(f"no prices for {provider!r}", hint=f"use one of {', '.join(DOLLARS_PER_1000)}")
+    prices = DOLLARS_PER_1000[provider]
+    return sum(count * prices[verb] for verb, count in requests.items()) / 1000

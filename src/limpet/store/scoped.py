@@ -10,12 +10,11 @@ from limpet.errors import Denied
 from limpet.keys import Key, check, check_prefix, clock_key, join
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Always, Blob, Stat, Store, Version, When
-from limpet.store.base import BaseStore
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
 from limpet.store.roles import Verb, allows, check_queues, check_role
 
 
-class ScopedStore(BaseStore):
+class ScopedStore(WrappedStore):
     """Everything below `prefix`, under keys without it. With a role, what its table forbids is `Denied` and not sent.
 
     The clock is read inside the scope too, so a credential that is bound to the prefix is enough. The batch verbs give
@@ -32,10 +31,7 @@ class ScopedStore(BaseStore):
         runtime: Runtime | None = None,
     ) -> None:
         """`queues`: the only ones that the role reaches; none means all.   Raises: Invalid."""
-        super().__init__(runtime or system())
-        self.inner = store
-        self.at_once = self.inner.at_once
-        self.conflict_is_final = self.inner.conflict_is_final
+        super().__init__(store, runtime or system())
         self.prefix = check_prefix(prefix)
         self.role = None if role is None else check_role(role)
         self._roots = check_queues(self.role, queues) if self.role is not None else ()

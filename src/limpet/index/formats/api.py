@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from limpet.errors import Invalid
-from limpet.index.schema import UPDATED_AT, Field, Schema
+from limpet.index.fields import UPDATED_AT, Field
+from limpet.index.schema import Schema
 
 SAMPLE_ROWS = 1000
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from limpet.errors import Invalid
+from limpet.index.fields import UPDATED_AT, Field
 from limpet.index.formats.convert import from_text
-from limpet.index.schema import UPDATED_AT, Field
 from limpet.index.values import INTEGER_END, Kind
 
 # a zero in front is part of a code or a telephone number, which an integer would lose

@@ -14,10 +14,10 @@ import msgspec
 
 from limpet.errors import Invalid, Unsupported
 from limpet.index import arrow
-from limpet.index.fields import FIELDS_MAX
+from limpet.index.fields import FIELDS_MAX, UPDATED_AT, Field
 from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
 from limpet.index.formats.convert import from_arrow
-from limpet.index.schema import LINE_BYTES_MAX, UPDATED_AT, Field, Schema
+from limpet.index.schema import LINE_BYTES_MAX, Schema
 from limpet.index.values import KINDS, Kind
 
 GROUP_ROWS = 100_000

@@ -115,7 +115,7 @@ def published(
     """
     if stands is None:
         return _first(local, owner=owner, hold_s=hold_s, wall=wall)
-    if stands.state in (State.CANCELLED, State.DONE):
+    if stands.state is State.CANCELLED:
         return None
     ours = stands.state is State.HELD and stands.worker_id == owner
     if stands.state is State.HELD and not ours:

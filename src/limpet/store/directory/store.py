@@ -15,8 +15,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified
 from limpet.keys import Key, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Always, Blob, Stat, Version, When, check_size
-from limpet.store.base import BaseStore
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
 from limpet.store.clock import FileClock
 from limpet.store.directory import walk
 from limpet.store.directory.failure import failure
@@ -34,7 +33,7 @@ DISK_AT_ONCE = 4
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class DirectoryStore(BaseStore):
+class DirectoryStore(Store):
     """Objects as files below `root`, shared by any number of processes and threads of one machine.
 
     `durability="fsync"`: an acknowledged write survives a power loss. `"os"`: it survives the process, not the machine.
