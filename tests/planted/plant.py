@@ -80,15 +80,14 @@ def main() -> int:
         code = pytest.main(["-q", "-x", "-p", "no:xdist", str(Path(__file__).parent.parent / bug.scenario)])
         return 0 if code is pytest.ExitCode.TESTS_FAILED else 1
 
-    from limpet.sim.scenarios import SCENARIOS
-    from limpet.sim.story import tell
+    from limpet.sim.runs import SCENARIOS, trace_lines
 
     run = SCENARIOS[bug.scenario]
     for seed in range(arguments.first, arguments.first + arguments.hunt) if arguments.hunt else [bug.seed]:
         world, violation = run(seed)
         if violation is not None:
             if arguments.story:
-                print(*tell(world), sep="\n")
+                print(*trace_lines(world), sep="\n")
             print(f"seed {seed}: {str(violation).splitlines()[0]}")
             return 0
     print("not caught")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from limpet.sim.scenarios import SCENARIOS
+from limpet.sim.runs import SCENARIOS
 from planted.bug import AnchorError, Bug, Change, planted
 from planted.bugs import BUGS
 from planted.plant import lost

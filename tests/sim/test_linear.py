@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet.sim.checks import cell_model
+from limpet.sim.kernel import cell_model
 from limpet.sim.linear import OPEN, History, Operation, linearizable
 
 EMPTY = (None, 0)

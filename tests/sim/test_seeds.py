@@ -9,15 +9,13 @@ from statistics import median
 
 import pytest
 
-from limpet.sim.catalog_wire import WIRE_FAULTS
-from limpet.sim.many import Sum, coverage_table, run_seeds
+from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
+from limpet.sim.catalog import STEPS as CATALOG_STEPS
+from limpet.sim.index import STEPS as INDEX_STEPS
 from limpet.sim.nemesis import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
-from limpet.sim.scenarios import SCENARIOS
-from limpet.sim.scenarios.catalog import RPC_STEPS
-from limpet.sim.scenarios.catalog import STEPS as CATALOG_STEPS
-from limpet.sim.scenarios.index import STEPS as INDEX_STEPS
-from limpet.sim.scenarios.queue import STEPS as QUEUE_STEPS
-from limpet.sim.scenarios.supervisor import STEPS as SUPERVISOR_STEPS
+from limpet.sim.queue import STEPS as QUEUE_STEPS
+from limpet.sim.runs import SCENARIOS, RunSum, coverage_table, run_seeds
+from limpet.sim.supervisor import STEPS as SUPERVISOR_STEPS
 from support.seeds import SEEDS
 
 JOBS = 2
@@ -29,7 +27,7 @@ REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(
 RARE = 1000
 
 
-def _told(scenario: str, total: Sum) -> str:
+def _told(scenario: str, total: RunSum) -> str:
     return "\n".join(f"{why}\n  python -m limpet.sim {scenario} --seed {seed}" for seed, why in total.broken)
 
 
@@ -139,7 +137,7 @@ def test_catalog_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     missed += [
         (kind, step)
         for step in RPC_STEPS
-        for kind in (*WIRE_FAULTS, *PROCESS_FAULTS)
+        for kind in (*RPC_FAULTS, *PROCESS_FAULTS)
         if not total.coverage[kind, step] and kind != "store_clock_step"
     ]
     assert not missed, f"no seed struck {missed}"
@@ -147,7 +145,7 @@ def test_catalog_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert total.by_kind["lost_lock"] > 50
 
 
-def _missed(total: Sum, steps: Sequence[str]) -> list[tuple[str, str]]:
+def _missed(total: RunSum, steps: Sequence[str]) -> list[tuple[str, str]]:
     return [
         (kind, step)
         for step in steps

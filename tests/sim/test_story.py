@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from limpet.sim.__main__ import main
-from limpet.sim.scenarios import SCENARIOS
-from limpet.sim.shrink import shrink
-from limpet.sim.story import describe, tell
+from limpet.sim.runs import SCENARIOS, describe, shrink, trace_lines
 from limpet.sim.world import Violation, World
 
 NEEDED = {"p0/3", "p1/4"}
@@ -52,7 +50,7 @@ def test_soak_reports_seeds_faults_and_virtual_time(capsys: pytest.CaptureFixtur
 
 def test_the_story_names_who_did_what_to_which_object_and_the_fault() -> None:
     world, _ = SCENARIOS["kernel"](3)
-    told = "\n".join(tell(world))
+    told = "\n".join(trace_lines(world))
     assert "lock.create" in told
     assert "<< " in told
     assert "token 1" in told

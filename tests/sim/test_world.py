@@ -12,13 +12,12 @@ from limpet.errors import LimpetError
 from limpet.keys import Key
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.nemesis import draw
-from limpet.sim.runtime import SimRuntime
-from limpet.sim.scenarios import SCENARIOS
-from limpet.sim.world import World
+from limpet.sim.runs import SCENARIOS
+from limpet.sim.world import SimRuntime, World
 from limpet.store import Absent
 
 CODE = """
-from limpet.sim.scenarios import SCENARIOS
+from limpet.sim.runs import SCENARIOS
 print([run(seed)[0].trace_hash() for run in SCENARIOS.values() for seed in range(8)])
 """
 

@@ -1,6 +1,18 @@
-"""Limpet in a world of virtual time, faulty networks and dying processes, where one seed decides everything.
+"""Limpet in a simulated world of virtual time, faulty networks and dying processes, all decided by one seed.
 
-`python -m limpet.sim kernel --seed 7` runs one seed; `... soak --seconds 600` looks for new ones.
+`python -m limpet.sim kernel --seed 7` runs one seed; `... soak --seconds 600` tries new ones.
+
+    world       virtual time, the scheduler, the trace; the runtime of a simulated process
+    bucket      the object store, and the network between it and a process
+    disk        the file system of a machine that may lose power
+    nemesis     faults, and when they strike
+    linear      the check for linearizability
+    actors      slots of processes that take turns, crash and restart; `perform` runs them
+    runs        the scenarios by name; many seeds, fewer faults, a readable trace
+
+A scenario is one file: its actors, a model of what they did and were shown, and the invariants (`kernel`, `directory`,
+`queue`, `supervisor`, `index`, `index_disk`, `catalog`; the models of the last three are in `index_model` and
+`catalog_model`).
 """
 
 __all__: list[str] = []

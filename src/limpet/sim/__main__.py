@@ -7,18 +7,13 @@ import os
 import sys
 from statistics import median
 
-from limpet.sim.many import Sum, coverage_table, run_seeds, run_until
-from limpet.sim.scenarios import SCENARIOS
-from limpet.sim.shrink import shrink
-from limpet.sim.story import tell
-
-__all__ = ["main"]
+from limpet.sim.runs import SCENARIOS, RunSum, coverage_table, run_seeds, run_until, shrink, trace_lines
 
 SOAK_FIRST_SEED = 1_000_000
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run what the arguments say; the exit code is 1 when an invariant broke."""
+    """Run one seed, many or a soak; the exit code is 1 when an invariant broke."""
     arguments = _parser().parse_args(argv)
     if arguments.scenario == "soak":
         return _soak(arguments)
@@ -33,11 +28,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m limpet.sim", description=__doc__)
     parser.add_argument("scenario", choices=[*SCENARIOS, "soak"])
     parser.add_argument("--seed", type=int, default=0, help="the seed, or the first one (default 0)")
-    parser.add_argument("--seeds", type=int, default=0, help="run so many seeds and add up what happened")
+    parser.add_argument("--seeds", type=int, default=0, help="run so many seeds, and print the sums")
     parser.add_argument("--seconds", type=float, default=60, help="for soak: how long (default 60)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    parser.add_argument("--trace", action="store_true", help="tell the story of a run that went well, too")
-    parser.add_argument("--no-shrink", action="store_true", help="tell a failure as it is, with all its faults")
+    parser.add_argument("--trace", action="store_true", help="print the trace of a run that went well, too")
+    parser.add_argument("--no-shrink", action="store_true", help="print a failure with all its faults")
     return parser
 
 
@@ -50,7 +45,7 @@ def _one(arguments: argparse.Namespace) -> int:
         muted, world, violation = shrink(run, arguments.seed)
         print(f"shrunk from {faults} faults to {len(world.faults)} ({len(muted)} muted)\n")
     if violation is not None or arguments.trace:
-        print(*tell(world), sep="\n")
+        print(*trace_lines(world), sep="\n")
     print(f"trace {digest}")
     if violation is None:
         print(f"seed {arguments.seed} holds: {world.calls} store calls, {len(world.faults)} faults")
@@ -63,7 +58,7 @@ def _soak(arguments: argparse.Namespace) -> int:
     first = arguments.seed or SOAK_FIRST_SEED
     broken = False
     for scenario in SCENARIOS:
-        total = Sum()
+        total = RunSum()
         for total in run_until(scenario, first, arguments.seconds / len(SCENARIOS), jobs=arguments.jobs):
             if sys.stderr.isatty():
                 print(f"\r{scenario}: {total.runs} seeds", end="", file=sys.stderr)
@@ -72,7 +67,7 @@ def _soak(arguments: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _report(scenario: str, total: Sum) -> None:
+def _report(scenario: str, total: RunSum) -> None:
     if not total.runs:
         print(f"{scenario}: no seed was run")
         return

@@ -14,21 +14,17 @@ import msgspec
 from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
-from limpet.sim.nemesis import Knobs, pick_request_fault
-from limpet.sim.runtime import SimRuntime
-from limpet.sim.world import Flight, World
+from limpet.sim.nemesis import REQUEST_FAULTS, Knobs, pick_fault
+from limpet.sim.world import Flight, SimRuntime, World
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 from limpet.store.memory import clip
 
-__all__ = ["Applied", "Bucket", "Sent", "SimStore"]
-
 R = TypeVar("R")
-PAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """One mutation that the bucket really made; `data` is None for a delete. `copy`: the network did it, not `who`."""
+class BucketChange:
+    """A mutation that the bucket made; `data` is None for a delete. `copy`: by a copy of a request of `who`."""
 
     at_s: float
     who: str
@@ -39,7 +35,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A write of a lock or cell that leaves its process. `direct`: it did not first have to read anything back."""
+    """A write that leaves its process. `direct`: the object was not read back just before."""
 
     at_s: float
     who: str
@@ -57,12 +53,12 @@ class Bucket:
         self._world = world
         self._knobs = knobs
         self.objects: dict[Key, Blob] = {}
-        self.journal: list[Applied] = []
+        self.journal: list[BucketChange] = []
         self.copying = False
         self.sent: list[Sent] = []
 
     def get(self, key: Key, if_match: Version | None, if_none_match: Version | None) -> Blob:
-        """The object as it is."""
+        """The current object.   Raises: Missing, Conflict, NotModified."""
         blob = self.objects.get(key)
         if blob is None:
             raise Missing(f"there is no object {key}")
@@ -73,14 +69,14 @@ class Bucket:
         return blob
 
     def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
-        """Compare and write."""
+        """Compare and write.   Raises: Conflict."""
         found = self.objects.get(key)
         match when:
             case Absent() if found is not None:
                 raise Conflict(f"{key} exists")
             case Match(version) if found is None or found.version != version:
                 raise Conflict(f"{key} is no longer version {version}")
-        self.journal.append(Applied(self._world.now_s, who, key, data, self.copying))
+        self.journal.append(BucketChange(self._world.now_s, who, key, data, self.copying))
         digest = hashlib.md5(data).hexdigest() if self._knobs.digest_versions else f"v{len(self.journal)}"
         self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
         return self.objects[key].version
@@ -88,7 +84,23 @@ class Bucket:
     def delete(self, who: str, key: Key) -> None:
         """Remove."""
         if self.objects.pop(key, None) is not None:
-            self.journal.append(Applied(self._world.now_s, who, key, None, self.copying))
+            self.journal.append(BucketChange(self._world.now_s, who, key, None, self.copying))
+
+    def changes(self, *prefixes: str, suffix: str = "") -> Iterator[BucketChange]:
+        """The mutations of the keys that begin and end so, in order."""
+        return (each for each in self.journal if each.key.startswith(prefixes or "") and each.key.endswith(suffix))
+
+    def renewals(self, step: str) -> Iterator[Sent]:
+        """The renewals of a lease that were sent without reading it back first; each write once."""
+        written: set[str] = set()
+        for sent in self.sent:
+            if sent.write_id not in written and sent.step == step and sent.direct:
+                yield sent
+            written.add(sent.write_id)
+
+    def below(self, prefix: str) -> list[Key]:
+        """The keys under a prefix, sorted."""
+        return sorted(key for key in self.objects if key.startswith(f"{prefix}/"))
 
     def at(self, key: Key, moment: int) -> bytes | None:
         """The object's bytes after the first `moment` mutations."""
@@ -110,7 +122,10 @@ class _Body(msgspec.Struct):
 
 
 class SimStore(Store):
-    """One process's view of the bucket: every call gives way, may be struck by a fault, and is written down."""
+    """One process's view of the bucket: every call yields, may be struck by a fault, and is added to the trace."""
+
+    page_size: int | None = 4
+    """Objects in a page of a listing; None: all of them."""
 
     def __init__(self, world: World, bucket: Bucket, runtime: SimRuntime, knobs: Knobs) -> None:
         super().__init__(runtime)
@@ -131,12 +146,11 @@ class SimStore(Store):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """See `Store.get`."""
         task = id(self._world.current())
         kind = "settle" if (task, key) in self._unsettled else "read"
         self._unsettled.discard((task, key))
         self._last[task] = key
-        step = f"{_room(key)}.{kind}"
+        step = f"{room_of(key)}.{kind}"
         blob = self._call("get", step, check(key), "", lambda: self._bucket.get(key, if_match, if_none_match))
         self._clock.observe(blob.modified)
         if range is not None:
@@ -145,13 +159,11 @@ class SimStore(Store):
         return blob
 
     def head(self, key: Key) -> Stat:
-        """See `Store.head`."""
-        blob = self._call("head", f"{_room(key)}.head", check(key), "", lambda: self._bucket.get(key, None, None))
+        blob = self._call("head", f"{room_of(key)}.head", check(key), "", lambda: self._bucket.get(key, None, None))
         self._clock.observe(blob.modified)
         return Stat(key, blob.size, blob.version, blob.modified)
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`."""
         if self._process.newer and data.endswith(b"}") and len(data) > 2 and not key.endswith(".jsonl"):
             data = data[:-1] + b',"future":[1]}'
         body = msgspec.json.decode(data.split(b"\n", 1)[0], type=_Body) if data.startswith(b"{") else _Body()
@@ -171,35 +183,32 @@ class SimStore(Store):
             raise
 
     def delete(self, key: Key) -> None:
-        """See `Store.delete`."""
         self._call(
-            "delete", f"{_room(key)}.delete", check(key), "", lambda: self._bucket.delete(self._process.name, key)
+            "delete", f"{room_of(key)}.delete", check(key), "", lambda: self._bucket.delete(self._process.name, key)
         )
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """See `Store.list`: pages of four, each read at its own moment (F22)."""
+        """See `Store.list`: in small pages, each read at a different moment (F22)."""
         head = check_prefix(prefix) + "/" if prefix else ""
-        page: Sequence[Stat] = []
+        start = after or ""
         while True:
-            start = page[-1].key if page else after or ""
-            page = self._call("list", f"{_room(head)}.list", Key(head), start, partial(self._page, head, start))
+            page = self._call("list", f"{room_of(head)}.list", Key(head), start, partial(self._page, head, start))
             yield from page
-            if len(page) < PAGE:
+            if self.page_size is None or len(page) < self.page_size:
                 return
+            start = page[-1].key
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """See `Store.sample`."""
         found = [*self.list(prefix)]
         return self._runtime.rng.sample(found, min(n, len(found)))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """See `Store.list_dirs`."""
         skip = len(check_prefix(prefix)) + 1 if prefix else 0
         return sorted({stat.key[skip:].split("/")[0] for stat in self.list(prefix) if "/" in stat.key[skip:]})
 
     def _page(self, head: str, after: str) -> Sequence[Stat]:
-        names = sorted(key for key in self._bucket.objects if key.startswith(head) and key > after)
-        blobs = ((key, self._bucket.objects[key]) for key in names[:PAGE])
+        names = sorted(key for key in self._bucket.objects if key.startswith(head) and key > after)[: self.page_size]
+        blobs = ((key, self._bucket.objects[key]) for key in names)
         return [Stat(key, blob.size, blob.version, blob.modified) for key, blob in blobs]
 
     def _call(
@@ -209,13 +218,14 @@ class SimStore(Store):
         world.check_alive(process)
         world.calls += 1
         process.calls += 1
-        fault = pick_request_fault(world, process, verb, self._knobs.fault_rate)
+        kinds, rate = REQUEST_FAULTS[verb], self._knobs.fault_rate
+        fault = pick_fault(world, process, kinds, rate, salt=10, number=process.calls)
         if fault == "refused_409" and not isinstance(when, Absent | Match):
             fault = "throttled"
         world.coverage[fault or "none", step] += 1
         self._sent += 1
         process.in_flight[self._sent] = Flight(step, lambda: self._land(step, key, detail, apply))
-        world.passing(step, process)
+        world.begins(step, process)
         try:
             result = self._carry(self._sent, verb, step, key, detail, fault, apply)
         except LimpetError as error:
@@ -227,7 +237,7 @@ class SimStore(Store):
     def _carry(
         self, sent: int, verb: str, step: str, key: Key, detail: str | bytes, fault: str, apply: Callable[[], R]
     ) -> R:
-        """Take one request to the bucket and its answer back, as far as the fault lets them."""
+        """Carry a request to the bucket and the answer back, as far as the fault allows."""
         world, process = self._world, self._process
         near_s, far_s = (world.chance(n, process.index, process.calls) for n in (12, 13))
         if fault in ("slow", "torn_pages"):
@@ -245,7 +255,7 @@ class SimStore(Store):
             world.pause(0.005 + 0.05 * near_s)
             process.in_flight.pop(sent)
             if fault == "refused_409":
-                raise Conflict(f"{key} is being written by somebody else")
+                raise Conflict(f"{key} is being written by another process")
             if fault == "duplicate" and near_s < 0.5:
                 self._land(step, key, detail, apply)
             try:
@@ -263,7 +273,7 @@ class SimStore(Store):
             process.in_flight.pop(sent, None)
 
     def _land(self, step: str, key: Key, detail: str | bytes, apply: Callable[[], object]) -> None:
-        """A copy of a request reaches the bucket; nobody hears the answer."""
+        """A copy of a request reaches the bucket; its answer is lost."""
         self._bucket.copying = True
         try:
             apply()
@@ -279,7 +289,7 @@ class SimStore(Store):
         return kind(f"no answer to {verb} {key}")
 
     def _put_step(self, key: Key, body: _Body, when: When) -> str:
-        room = _room(key)
+        room = room_of(key)
         found = self._bucket.objects.get(key)
         if room in ("lock", "lease", "slot"):
             if isinstance(when, Absent):
@@ -297,28 +307,27 @@ class SimStore(Store):
         return f"{room}.put"
 
 
-def _room(key: str) -> str:
-    first, _, rest = key.partition("/")
-    if first == "queues" and rest:
-        return _queue_room(key)
-    if first == "indexes":
-        return _index_room(key)
-    return {"locks": "lock", "cells": "cell"}.get(first, first or "root")
-
-
-def _queue_room(key: str) -> str:
-    """Which of a queue's objects this is, or which of its folders."""
-    kinds = {"task.json": "task", "tasks.jsonl": "task", "lease.json": "lease"}
+def room_of(key: str) -> str:
+    """Which kind of object this is, or which folder: the first half of a protocol step's name."""
     parts = key.split("/")
+    if parts[0] == "queues" and len(parts) > 1:
+        return _queue_room(parts)
+    if parts[0] == "indexes":
+        return _index_room(parts)
+    if parts[0] == "sync":
+        return {"outbox": "outbox", "cursors": "cursor", "node.json": "node"}.get(parts[1], "sync")
+    return {"locks": "lock", "cells": "cell"}.get(parts[0], parts[0] or "root")
+
+
+def _queue_room(parts: Sequence[str]) -> str:
+    kinds = {"task.json": "task", "tasks.jsonl": "task", "lease.json": "lease", "remote.json": "remote"}
     if len(parts) < 3 or not parts[2]:
         return "queue"
     return kinds.get(parts[-1]) or {"slots": "slot"}.get(parts[2], parts[2].removesuffix(".json"))
 
 
-def _index_room(key: str) -> str:
-    """Which of an index's objects this is, or which of its folders."""
-    if key.endswith(".lock"):
+def _index_room(parts: Sequence[str]) -> str:
+    if parts[-1].endswith(".lock"):
         return "lock"
     kinds = {"inbox": "single", "packs": "pack", "shards": "shard", "manifest.json": "manifest"}
-    kind = key.split("/")[2]
-    return kinds.get(kind, "package" if kind.endswith(".json") else kind)
+    return kinds.get(parts[2], "package" if parts[2].endswith(".json") else parts[2])

@@ -12,12 +12,13 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
-from limpet.sim.world import Flight, Process, Task, World
+from limpet.sim.world import Flight, SimProcess, SimTask, World
+from limpet.store.directory.files import Files
 
-__all__ = ["Disk", "Inode", "Pinned", "SimFiles", "Stat"]
-
+P = ParamSpec("P")
 R = TypeVar("R")
 TICK_NS = 4_000_000
 EPOCH_NS = 1_767_225_600_000_000_000
@@ -25,7 +26,7 @@ EPOCH_NS = 1_767_225_600_000_000_000
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """A file or folder: as it is, and as it would be after a power loss."""
+    """A file or folder: its present content, and what a power loss would leave of it."""
 
     number: int
     mode: int
@@ -43,9 +44,13 @@ class Inode:
         """Whether it holds names."""
         return stat.S_ISDIR(self.mode)
 
+    def stat(self) -> SimStat:
+        """A snapshot of its metadata."""
+        return SimStat(self.mode, 1, self.number, len(self.data), self.mtime_ns)
+
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class SimStat:
     """A snapshot of an inode."""
 
     st_mode: int
@@ -66,14 +71,14 @@ class Disk:
     """The file system of one machine."""
 
     def __init__(self, world: World, *, folders: str) -> None:
-        """A disk on which these folders have long been there."""
+        """A disk on which these folders are durable from the start."""
         self._world = world
         self._used: set[int] = set()
         self.root = self.new(stat.S_IFDIR | 0o755)
         self.root.links = 1
-        self.locks: dict[str, Process | None] = {}
-        self.opened: dict[Process, list[SimFiles]] = {}
-        self.waiting: list[tuple[str, Task]] = []
+        self.locks: dict[str, SimProcess | None] = {}
+        self.opened: dict[SimProcess, list[SimFiles]] = {}
+        self.waiting: list[tuple[str, SimTask]] = []
         self.losses = 0
         folder = self.root
         for name in folders.strip("/").split("/"):
@@ -96,7 +101,7 @@ class Disk:
         return EPOCH_NS + int(self._world.now_s * 1e9) // TICK_NS * TICK_NS
 
     def let_go(self, inode: Inode) -> None:
-        """Free the number of an inode that nobody can reach."""
+        """Free the number of an inode that has neither names nor open descriptors."""
         if inode.links == 0 and inode.opened == 0:
             self._used.discard(inode.number)
 
@@ -111,7 +116,7 @@ class Disk:
             inode = inode.names[name] if name else inode
         return inode
 
-    def bury(self, process: Process) -> None:
+    def bury(self, process: SimProcess) -> None:
         """A process has died: its locks are free, and its files and folders closed."""
         for path, holder in self.locks.items():
             if holder is process:
@@ -120,7 +125,7 @@ class Disk:
             files.close_all()
 
     def unlock(self, path: str) -> None:
-        """Free a lock, and let one that waits try."""
+        """Free a lock, and wake the tasks that wait for it."""
         self.locks[path] = None
         for waiting in self.waiting:
             if waiting[0] == path:
@@ -137,7 +142,7 @@ class Disk:
         self._count_links(self.root, set())
 
     def _count_links(self, folder: Inode, seen: set[int]) -> None:
-        """Names have come and gone: so have links."""
+        """Count links again after names have come and gone."""
         for inode in folder.names.values():
             inode.links = inode.links + 1 if id(inode) in seen else 1
             seen.add(id(inode))
@@ -166,10 +171,22 @@ class Disk:
         return draws
 
 
-class SimFiles:
-    """One process's system calls. Each gives way, may fail, and is written down."""
+def _system_call(call: Callable[Concatenate[SimFiles, P], R]) -> Callable[Concatenate[SimFiles, P], R]:
+    """A call that yields, may fail, and is added to the trace under the name or the descriptor that it is about."""
 
-    def __init__(self, disk: Disk, world: World, process: Process, *, fault_rate: float) -> None:
+    @wraps(call)
+    def simulated(self: SimFiles, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        names = [each for each in args if isinstance(each, str)]
+        about = names[-1] if names else f"fd {args[0]}"
+        return self._simulate(call.__name__, about, lambda: call(self, *args, **kwargs))
+
+    return simulated
+
+
+class SimFiles(Files):
+    """One process's system calls."""
+
+    def __init__(self, disk: Disk, world: World, process: SimProcess, *, fault_rate: float) -> None:
         self._disk = disk
         self._world = world
         self._process = process
@@ -179,27 +196,17 @@ class SimFiles:
         self._fds = 2
         disk.opened.setdefault(process, []).append(self)
 
+    @_system_call
     def open(self, path: str, flags: int, /) -> int:
-        """See `Files.open`."""
-        return self._do("open", path, lambda: self._opened(self._disk.find(path)))
+        return self._opened(self._disk.find(path))
 
+    @_system_call
     def create(self, folder: int, name: str, mode: int, /) -> int:
-        """See `Files.create`."""
+        return self._opened(self._made(folder, name, stat.S_IFREG | mode))
 
-        def call() -> int:
-            names = self._names(folder)
-            if name in names:
-                raise FileExistsError(errno.EEXIST, "exists", name)
-            inode = self._disk.new(stat.S_IFREG | mode)
-            names[name] = inode
-            inode.links = 1
-            return self._opened(inode)
-
-        return self._do("create", name, call)
-
+    @_system_call
     def reopen(self, folder: int, name: str, /) -> int:
-        """See `Files.reopen`."""
-        return self._do("reopen", name, lambda: self._opened(self._found(folder, name)))
+        return self._opened(self._found(folder, name))
 
     def close(self, fd: int, /) -> None:
         """See `Files.close`. What a dead process had open was closed when it died."""
@@ -209,151 +216,106 @@ class SimFiles:
             self._disk.let_go(inode)
 
     def close_all(self) -> None:
-        """The process has died."""
+        """Close every descriptor: the process has died."""
         for fd in [*self._open]:
             self.close(fd)
 
     def pin(self, fd: int, /) -> Pinned:
-        """See `Files.pin`. It stays until the process ends: Python's own clean-up must not change the story."""
+        """See `Files.pin`. It lasts until the process ends: Python's garbage collector must not change the trace."""
         return Pinned(fd)
 
+    @_system_call
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
-        """See `Files.write`: a short write now and then."""
+        """See `Files.write`: one in ten writes is short."""
+        inode = self._open[fd]
+        whole = self._world.chance(53, self._process.index, self._process.calls) < 0.9
+        taken = len(data) if whole else len(data) // 2
+        inode.data += bytes(data[:taken])
+        inode.mtime_ns = self._disk.now_ns()
+        return taken
 
-        def call() -> int:
-            inode = self._open[fd]
-            taken = (
-                len(data) if self._world.chance(53, self._process.index, self._process.calls) < 0.9 else len(data) // 2
-            )
-            inode.data += bytes(data[:taken])
-            inode.mtime_ns = self._disk.now_ns()
-            return taken
-
-        return self._do("write", f"fd {fd}", call)
-
+    @_system_call
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
-        """See `Files.pread`."""
-        return self._do("pread", f"fd {fd}", lambda: self._open[fd].data[offset : offset + size])
+        return self._open[fd].data[offset : offset + size]
 
-    def fstat(self, fd: int, /) -> Stat:
-        """See `Files.fstat`."""
-        return self._do("fstat", f"fd {fd}", lambda: _stat(self._open[fd]))
+    @_system_call
+    def fstat(self, fd: int, /) -> SimStat:
+        return self._open[fd].stat()
 
-    def stat(self, folder: int, name: str, /) -> Stat:
-        """See `Files.stat`."""
-        return self._do("stat", name, lambda: _stat(self._found(folder, name)))
+    @_system_call
+    def stat(self, folder: int, name: str, /) -> SimStat:
+        return self._found(folder, name).stat()
 
-    def identify(self, path: str, /) -> Stat:
-        """See `Files.identify`."""
-        return self._do("identify", path, lambda: _stat(self._disk.find(path)))
+    @_system_call
+    def identify(self, path: str, /) -> SimStat:
+        return self._disk.find(path).stat()
 
+    @_system_call
     def utime(self, fd: int, mtime_ns: int, /) -> None:
-        """See `Files.utime`."""
+        self._open[fd].mtime_ns = mtime_ns
 
-        def call() -> None:
-            self._open[fd].mtime_ns = mtime_ns
-
-        self._do("utime", f"fd {fd}", call)
-
+    @_system_call
     def fchmod(self, fd: int, mode: int, /) -> None:
-        """See `Files.fchmod`."""
+        inode = self._open[fd]
+        inode.mode = stat.S_IFMT(inode.mode) | mode
 
-        def call() -> None:
-            inode = self._open[fd]
-            inode.mode = stat.S_IFMT(inode.mode) | mode
-
-        self._do("fchmod", f"fd {fd}", call)
-
+    @_system_call
     def fsync(self, fd: int, /) -> None:
-        """See `Files.fsync`."""
+        inode = self._open[fd]
+        inode.safe_data, inode.safe_mtime_ns = inode.data, inode.mtime_ns
+        inode.safe_names = dict(inode.names)
 
-        def call() -> None:
-            inode = self._open[fd]
-            inode.safe_data, inode.safe_mtime_ns = inode.data, inode.mtime_ns
-            inode.safe_names = dict(inode.names)
-
-        self._do("fsync", f"fd {fd}", call)
-
+    @_system_call
     def link(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        """See `Files.link`."""
+        inode = self._found(folder, name)
+        self._without(to_folder, to_name)[to_name] = inode
+        inode.links += 1
 
-        def call() -> None:
-            inode = self._found(folder, name)
-            names = self._names(to_folder)
-            if to_name in names:
-                raise FileExistsError(errno.EEXIST, "exists", to_name)
-            names[to_name] = inode
-            inode.links += 1
-
-        self._do("link", to_name, call)
-
+    @_system_call
     def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        """See `Files.rename`."""
+        inode = self._found(folder, name)
+        names = self._names(to_folder)
+        old = names.get(to_name)
+        del self._names(folder)[name]
+        names[to_name] = inode
+        if old is not None:
+            old.links -= 1
+            self._disk.let_go(old)
 
-        def call() -> None:
-            inode = self._found(folder, name)
-            names = self._names(to_folder)
-            old = names.get(to_name)
-            del self._names(folder)[name]
-            names[to_name] = inode
-            if old is not None:
-                old.links -= 1
-                self._disk.let_go(old)
-
-        self._do("rename", to_name, call)
-
+    @_system_call
     def unlink(self, folder: int, name: str, /) -> None:
-        """See `Files.unlink`."""
-        self._do("unlink", name, lambda: self._remove(folder, name))
+        self._remove(folder, name)
 
+    @_system_call
     def mkdir(self, folder: int, name: str, mode: int, /) -> None:
-        """See `Files.mkdir`."""
+        self._made(folder, name, stat.S_IFDIR | mode)
 
-        def call() -> None:
-            names = self._names(folder)
-            if name in names:
-                raise FileExistsError(errno.EEXIST, "exists", name)
-            names[name] = self._disk.new(stat.S_IFDIR | mode)
-            names[name].links = 1
-
-        self._do("mkdir", name, call)
-
+    @_system_call
     def rmdir(self, folder: int, name: str, /) -> None:
-        """See `Files.rmdir`."""
+        if self._found(folder, name).names:
+            raise OSError(errno.ENOTEMPTY, "not empty", name)
+        self._remove(folder, name)
 
-        def call() -> None:
-            if self._found(folder, name).names:
-                raise OSError(errno.ENOTEMPTY, "not empty", name)
-            self._remove(folder, name)
-
-        self._do("rmdir", name, call)
-
+    @_system_call
     def scandir(self, folder: int, /) -> Sequence[tuple[str, bool]]:
-        """See `Files.scandir`."""
-        return self._do("scandir", f"fd {folder}", lambda: [(n, i.is_folder) for n, i in self._names(folder).items()])
+        return [(name, inode.is_folder) for name, inode in self._names(folder).items()]
 
     def walk(self, folder: int, /) -> Iterator[tuple[str, bool]]:
-        """See `Files.walk`."""
         yield from self.scandir(folder)
 
+    @_system_call
     def lock(self, path: str, /) -> int:
-        """See `Files.lock`."""
-
-        def call() -> int:
-            self._disk.find(path)
-            while self._disk.locks.get(path) is not None:
-                task = self._world.current()
-                self._disk.waiting.append((path, task))
-                self._world.park(task)
-            self._disk.locks[path] = self._process
-            self._fds += 1
-            self._held[self._fds] = path
-            return self._fds
-
-        return self._do("lock", path, call)
+        self._disk.find(path)
+        while self._disk.locks.get(path) is not None:
+            task = self._world.current()
+            self._disk.waiting.append((path, task))
+            self._world.park(task)
+        self._disk.locks[path] = self._process
+        self._fds += 1
+        self._held[self._fds] = path
+        return self._fds
 
     def unlock(self, fd: int, /) -> None:
-        """See `Files.unlock`."""
         self._world.check_alive(self._process)
         self._disk.unlock(self._held.pop(fd))
 
@@ -372,6 +334,19 @@ class SimFiles:
             raise FileNotFoundError(errno.ENOENT, "the folder was removed")
         return inode.names
 
+    def _without(self, folder: int, name: str) -> dict[str, Inode]:
+        """The names in an open folder.   Raises: FileExistsError if `name` is one of them."""
+        names = self._names(folder)
+        if name in names:
+            raise FileExistsError(errno.EEXIST, "exists", name)
+        return names
+
+    def _made(self, folder: int, name: str, mode: int) -> Inode:
+        names = self._without(folder, name)
+        names[name] = inode = self._disk.new(mode)
+        inode.links = 1
+        return inode
+
     def _found(self, folder: int, name: str) -> Inode:
         names = self._names(folder)
         if name not in names:
@@ -384,8 +359,8 @@ class SimFiles:
         inode.links -= 1
         self._disk.let_go(inode)
 
-    def _do(self, what: str, path: str, call: Callable[[], R]) -> R:
-        """Give way, maybe fail, act, give way."""
+    def _simulate(self, what: str, path: str, call: Callable[[], R]) -> R:
+        """Yield, perhaps fail, and do it."""
         world, process = self._world, self._process
         world.check_alive(process)
         world.calls += 1
@@ -422,7 +397,3 @@ class SimFiles:
             kinds.append("after")
         kind = kinds[int(world.chance(56, process.index, number) * len(kinds))]
         return kind if world.strike(f"{process.name}/{number}", kind) else ""
-
-
-def _stat(inode: Inode) -> Stat:
-    return Stat(inode.mode, 1, inode.number, len(inode.data), inode.mtime_ns)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
-
-__all__ = ["OPEN", "History", "Operation", "linearizable"]
+from typing import Any, TypeVar
 
 S = TypeVar("S")
 OPEN = float("inf")
@@ -50,39 +48,34 @@ class History:
         operation.answer = answer
 
 
-class _Search(Generic[S]):
-    def __init__(self, operations: list[Operation], apply: Callable[[S, Operation], Iterable[S]]) -> None:
-        self.operations = operations
-        self.apply = apply
-        self.dead: set[tuple[int, S]] = set()
-        self.must = sum(1 << i for i, op in enumerate(operations) if op.ended != OPEN)
-
-    def run(self, state: S) -> bool | None:
-        """Depth first; None when the search is too large to finish."""
-        stack: list[tuple[int, S]] = [(0, state)]
-        while stack:
-            done, state = stack.pop()
-            if done & self.must == self.must:
-                return True
-            if (done, state) in self.dead:
-                continue
-            self.dead.add((done, state))
-            if len(self.dead) > STATES_MAX:
-                return None
-            first_end = min(op.ended for i, op in enumerate(self.operations) if not done >> i & 1)
-            for i, op in enumerate(self.operations):
-                if op.began > first_end:
-                    break
-                if not done >> i & 1:
-                    stack.extend((done | 1 << i, after) for after in self.apply(state, op))
-        return False
-
-
 def linearizable(operations: list[Operation], initial: S, apply: Callable[[S, Operation], Iterable[S]]) -> bool | None:
     """Whether the operations took effect one at a time, each between its beginning and its end.
 
     `apply(state, operation)` gives the states that may follow if the operation took effect at `state` with the answer
     that it had; none, if that answer was impossible there. An open operation may take effect at any time, or never.
-    None: the search was given up.
+    None: the search, depth first, was given up because it is too large.
     """
-    return _Search(operations, apply).run(initial)
+    must = sum(1 << i for i, op in enumerate(operations) if op.ended != OPEN)
+    dead: set[tuple[int, S]] = set()
+    stack: list[tuple[int, S]] = [(0, initial)]
+    while stack:
+        done, state = stack.pop()
+        if done & must == must:
+            return True
+        if (done, state) in dead:
+            continue
+        dead.add((done, state))
+        if len(dead) > STATES_MAX:
+            return None
+        first_end = min(op.ended for i, op in enumerate(operations) if not done >> i & 1)
+        for i, op in enumerate(operations):
+            if op.began > first_end:
+                break
+            if not done >> i & 1:
+                stack.extend((done | 1 << i, after) for after in apply(state, op))
+    return False
+
+
+def explained(what: str, operations: Iterable[Operation]) -> str:
+    """A text with the operations below it."""
+    return "\n    ".join([what, *map(str, operations)])

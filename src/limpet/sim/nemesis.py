@@ -1,4 +1,4 @@
-"""What goes wrong, and how often: drawn from the seed."""
+"""Faults: which ones exist, and the schedule by which a seed injects them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from limpet.sim.world import Process, World, mix
-
-__all__ = ["PROCESS_FAULTS", "REQUEST_FAULTS", "STEPS", "Knobs", "Nemesis", "draw", "pick_request_fault"]
+from limpet.sim.world import SimProcess, World, mix
 
 REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
     "put": ("lost_request", "lost_reply", "late", "duplicate", "refused_409", "throttled", "slow"),
@@ -17,39 +15,31 @@ REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
     "delete": ("lost_request", "lost_reply", "late", "duplicate", "slow"),
     "list": ("throttled", "slow", "torn_pages"),
 }
-"""Per verb. `refused_409`: S3's answer to a racing write, nothing landed (F6). `torn_pages`: other writes go on between
-the pages. `late`: the client gives up, and the request lands after that."""
+"""Per verb. `refused_409`: S3's answer to a racing write, nothing landed (F6). `torn_pages`: others write between the
+pages. `late`: the client gives up, and the request lands after that."""
 
-STEPS = (
-    "cell.create",
-    "cell.delete",
-    "cell.fenced",
-    "cell.list",
-    "cell.read",
-    "cell.settle",
-    "cell.swap",
-    "clock.head",
-    "clock.put",
-    "lock.create",
-    "lock.free",
-    "lock.head",
-    "lock.list",
-    "lock.read",
-    "lock.renew",
-    "lock.settle",
-    "lock.take",
-    "lock.takeover",
+
+def steps(*rooms: str) -> tuple[str, ...]:
+    """The names of protocol steps: `steps("lock: read take")` is `("lock.read", "lock.take")`."""
+    parts = (each.split(": ") for each in rooms)
+    return tuple(f"{room}.{step}" for room, names in parts for step in names.split())
+
+
+STEPS = steps(
+    "cell: create delete fenced list read settle swap",
+    "clock: head put",
+    "lock: create free head list read renew settle take takeover",
 )
 """Every step of the kernel's protocols that sends a request."""
 
 PROCESS_FAULTS = ("crash", "pause", "pause_heartbeat", "hang", "cut_off", "wall_step", "store_clock_step")
-"""Per process. `pause` is SIGSTOP or a laptop's sleep: the rising clock goes on. `hang`: only its heartbeat lives.
+"""Per process. `pause` is SIGSTOP or a laptop's sleep: the rising clock continues. `hang`: only lease renewal goes on.
 `cut_off`: no request gets through."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What this seed's world is like."""
+    """The parameters of a seed's world."""
 
     processes: int
     ttl_s: float
@@ -64,7 +54,7 @@ class Knobs:
 
     @property
     def sane_clocks(self) -> bool:
-        """Whether all rising clocks run at one rate, the store's too: then two processes never hold one lock."""
+        """Whether all rising clocks, the store's too, run at one rate: then two processes never hold one lock."""
         return not (self.drift or self.store_steps or self.breaks)
 
 
@@ -91,38 +81,38 @@ def draw(seed: int) -> Knobs:
     )
 
 
-def pick_request_fault(world: World, process: Process, verb: str, fault_rate: float) -> str:
-    """The fault that strikes this request of the process, or an empty string."""
-    call = process.calls
+def pick_fault(
+    world: World, process: SimProcess, kinds: Sequence[str], rate: float, *, salt: int, number: int, name: str = ""
+) -> str:
+    """The fault that strikes a request of the process, its `number`th, or an empty string."""
     if process.cut_off_until_s > world.now_s and not world.healed:
         return "cut_off"
-    if world.chance(10, process.index, call) >= fault_rate:
+    if world.chance(salt, process.index, number) >= rate:
         return ""
-    kinds = REQUEST_FAULTS[verb]
-    kind = kinds[mix(world.seed, 11, process.index, call) % len(kinds)]
-    return kind if world.strike(f"{process.name}/{call}", kind) else ""
+    kind = kinds[mix(world.seed, salt + 1, process.index, number) % len(kinds)]
+    return kind if world.strike(f"{process.name}/{name}{number}", kind) else ""
 
 
 class Nemesis:
-    """An actor outside all processes that kills, pauses and confuses them until the world is healed."""
+    """Kills, pauses and confuses processes until the world is healed."""
 
     def __init__(
         self,
         world: World,
         knobs: Knobs,
-        victims: Callable[[], list[Process]],
-        restart: Callable[[Process], None],
+        living: Sequence[SimProcess],
+        restart: Callable[[SimProcess], None],
         *,
         steps: Sequence[str] = STEPS,
     ) -> None:
         self._steps = steps
         self._world = world
         self._knobs = knobs
-        self._victims = victims
+        self._living = living
         self._restart = restart
 
     def run(self) -> None:
-        """Strike now and then: at anybody, or at whoever comes first to a certain step of a protocol."""
+        """Strike at random times: a random process, or the first one that reaches a certain step of a protocol."""
         world = self._world
         strikes = 0
         while not world.healed:
@@ -133,18 +123,17 @@ class Nemesis:
                 kind = "crash"
             if world.chance(24, strikes) < 0.5:
                 step = self._steps[mix(world.seed, 25, strikes) % len(self._steps)]
-                world.ambush = (step, partial(self._hit, f"nemesis/{strikes}", kind, world.chance(23, strikes)))
-            elif victims := self._victims():
+                world.strike_during = (step, partial(self._hit, f"nemesis/{strikes}", kind, world.chance(23, strikes)))
+            elif victims := self._living:
                 victim = victims[mix(world.seed, 21, strikes) % len(victims)]
                 self._hit(f"nemesis/{strikes}", kind, world.chance(23, strikes), victim)
 
-    def _hit(self, fault_id: str, kind: str, much: float, victim: Process) -> None:
-        if victim in self._victims() and self._world.strike(fault_id, kind):
-            for flight in victim.in_flight.values():
-                self._world.coverage[kind, flight.step] += 1
+    def _hit(self, fault_id: str, kind: str, much: float, victim: SimProcess) -> None:
+        if victim in self._living and self._world.strike(fault_id, kind):
+            self._world.cover(kind, victim)
             self._strike(kind, victim, much)
 
-    def _strike(self, kind: str, victim: Process, much: float) -> None:
+    def _strike(self, kind: str, victim: SimProcess, much: float) -> None:
         world, ttl_s = self._world, self._knobs.ttl_s
         world.note("nemesis", kind, detail=victim.name, result=f"{much:.2f}", fault=kind)
         match kind:
@@ -154,9 +143,8 @@ class Nemesis:
             case "pause":
                 victim.paused_until_s = world.now_s + much * 3 * ttl_s
             case "pause_heartbeat":
-                for task in victim.tasks:
-                    if task.name.startswith("limpet-heart"):
-                        task.paused_until_s = world.now_s + much * 3 * ttl_s
+                for task in victim.renewals():
+                    task.paused_until_s = world.now_s + much * 3 * ttl_s
             case "hang":
                 for task in victim.tasks:
                     if task.name == "main":

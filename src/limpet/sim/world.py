@@ -1,27 +1,36 @@
-"""A world in one thread: virtual time, processes that crash and sleep, and one seed that decides everything.
+"""A simulated world in one thread: virtual time, processes that crash and sleep, all decided by one seed.
 
-Actors are greenlets that run unchanged synchronous code. They give way only inside runtime and store calls; the hub
-then runs whichever event is next in virtual time. Chance comes from hashes of (seed, who, how often), so removing one
-fault from a run does not reshuffle the others.
+`World` is the scheduler and the trace; `SimRuntime` is the runtime of one simulated process in it. Threads are
+greenlets that run unchanged synchronous code. They yield only inside runtime and store calls; the hub then runs the
+event that is next in virtual time. Random numbers are hashes of (seed, process, counter), so removing one fault from a
+run does not reshuffle the others.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from heapq import heappop, heappush
-from typing import Any
+from random import Random
+from types import TracebackType
+from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
 from limpet.errors import LimpetError
+from limpet.runtime import Flag, Worker
 
-__all__ = ["EPOCH", "Event", "Flight", "Killed", "Process", "Task", "Violation", "World", "mix"]
+A = TypeVar("A")
+B = TypeVar("B")
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+RENEWAL_THREADS = "limpet-heart"
+"""How the names of the threads that renew leases begin."""
 _MASK = (1 << 64) - 1
 
 
@@ -47,8 +56,8 @@ def _mixed(state: int, parts: tuple[int, ...]) -> int:
 
 
 @dataclass(slots=True)
-class Event:
-    """One line of the story."""
+class TraceEvent:
+    """One line of the trace."""
 
     at_s: float
     who: str
@@ -60,10 +69,11 @@ class Event:
 
 
 @dataclass(slots=True, eq=False)
-class Task:
+class SimTask:
     """One thread of a process."""
 
-    process: Process
+    world: World
+    process: SimProcess
     name: str
     glet: greenlet
     done: bool = False
@@ -71,10 +81,17 @@ class Task:
     paused_until_s: float = 0.0
     on_done: list[Callable[[], None]] = field(default_factory=list)
 
+    def join(self) -> None:
+        """Wait until it has ended."""
+        if not self.done:
+            waiter = self.world.current()
+            self.on_done.append(lambda: self.world.wake_at(waiter, self.world.now_s))
+            self.world.park(waiter)
+
 
 @dataclass(slots=True, eq=False)
-class Process:
-    """A process on a machine of its own: its clocks, and whether it lives."""
+class SimProcess:
+    """A process on a separate machine: its clocks, its threads, and whether it is alive."""
 
     index: int
     name: str
@@ -85,22 +102,26 @@ class Process:
     boot_offset_s: float = 0.0
     wall_offset_s: float = 0.0
     newer: bool = False
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[SimTask] = field(default_factory=list)
     calls: int = 0
     served: int = 0
     in_flight: dict[int, Flight] = field(default_factory=dict)
 
+    def renewals(self) -> list[SimTask]:
+        """The threads that renew leases."""
+        return [task for task in self.tasks if task.name.startswith(RENEWAL_THREADS)]
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A request that was sent and not yet answered: its protocol step, and what its arrival does."""
+    """A request that was sent and not yet answered: its protocol step, and the effect of its arrival."""
 
     step: str
     land: Callable[[], Any]
 
 
 class World:
-    """The scheduler and the record of what happened."""
+    """The scheduler of virtual time, and the trace of everything that happened."""
 
     def __init__(self, seed: int, *, muted: frozenset[str] = frozenset()) -> None:
         self.seed = seed
@@ -110,29 +131,31 @@ class World:
         self.store_offset_s = 0.0
         self.over = False
         self.healed = False
-        self.trace: list[Event] = []
+        self.trace: list[TraceEvent] = []
         self.faults: list[str] = []
         self.fault_counts: Counter[str] = Counter()
         self.coverage: Counter[tuple[str, str]] = Counter()
         self.calls = 0
-        self.processes: list[Process] = []
+        self.processes: list[SimProcess] = []
         self.failure: BaseException | None = None
-        self.ambush: tuple[str, Callable[[Process], None]] | None = None
-        self.lurking: dict[str, Callable[[Process], None]] = {}
+        self.strike_during: tuple[str, Callable[[SimProcess], None]] | None = None
+        """A step, and what to do to the first process that sends a request of this step."""
+        self.strike_after: dict[str, Callable[[SimProcess], None]] = {}
+        """By step, what to do to the first process that has completed it, before its next call."""
         self._hub = getcurrent()
-        self._running: Task | None = None
-        self._network = Process(-1, "network")
-        self._queue: list[tuple[float, int, int, Task]] = []
+        self._running: SimTask | None = None
+        self._network = SimProcess(-1, "network")
+        self._queue: list[tuple[float, int, int, SimTask]] = []
         self._wakes = 0
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str) -> SimProcess:
         """A new process, not yet doing anything."""
-        process = Process(len(self.processes), name)
+        process = SimProcess(len(self.processes), name)
         process.boot_offset_s = float(mix(self.seed, 1, process.index) % 100_000)
         self.processes.append(process)
         return process
 
-    def spawn(self, process: Process, work: Callable[[], Any], *, name: str = "main") -> Task:
+    def spawn(self, process: SimProcess, work: Callable[[], Any], *, name: str = "main") -> SimTask:
         """Run `work` as a thread of `process`, from now on."""
 
         def body() -> None:
@@ -148,58 +171,58 @@ class World:
                 for call in task.on_done:
                     call()
 
-        task = Task(process, name, greenlet(body, parent=self._hub))
+        task = SimTask(self, process, name, greenlet(body, parent=self._hub))
         process.tasks.append(task)
         self.wake_at(task, self.now_s)
         return task
 
     def later(self, delay_s: float, work: Callable[[], Any]) -> None:
-        """Let the network do `work` after a while, whoever lives then."""
+        """Do `work` after a delay, as the network: it happens even if every process is dead by then."""
         task = self.spawn(self._network, work)
         self.wake_at(task, self.now_s + delay_s)
 
-    def wake_at(self, task: Task, at_s: float) -> None:
-        """Let `task` go on at `at_s`; replaces an earlier wake-up."""
+    def wake_at(self, task: SimTask, at_s: float) -> None:
+        """Resume `task` at `at_s`; replaces an earlier wake-up."""
         self._wakes += 1
         task.wake = self._wakes
         heappush(self._queue, (at_s, self._shuffled(self._wakes), self._wakes, task))
 
     def _shuffled(self, wake: int) -> int:
-        """Who goes first of those that wake at the same moment."""
+        """The order among tasks that wake at the same moment."""
         return (wake ^ self._mixed_seed) * 0x9E3779B97F4A7C15 >> 7 & 0xFFFF
 
     def pause(self, seconds: float) -> None:
-        """Give way: the current task goes on after so much virtual time."""
+        """Yield; the current task resumes after so much virtual time."""
         task = self.current()
         self.wake_at(task, self.now_s + seconds)
         self.park(task)
 
-    def park(self, task: Task) -> None:
-        """Give way until somebody wakes `task`."""
+    def park(self, task: SimTask) -> None:
+        """Yield until `wake_at` is called for `task`."""
         self._hub.switch()
         self.check_alive(task.process)
 
-    def current(self) -> Task:
+    def current(self) -> SimTask:
         """The running task.   Raises: Killed when its process is dead."""
         if self._running is None:
             raise Killed
         self.check_alive(self._running.process)
         return self._running
 
-    def check_alive(self, process: Process) -> None:
+    def check_alive(self, process: SimProcess) -> None:
         """Raises: Killed when the process is dead or the run is over."""
         if self.over or not process.alive:
             raise Killed
 
-    def kill(self, process: Process) -> None:
-        """kill -9: no task of it runs again. A request of it that is under way may still arrive."""
+    def kill(self, process: SimProcess) -> None:
+        """kill -9: none of its tasks runs again. A request that it has sent may still arrive."""
         process.alive = False
         for i, flight in enumerate(process.in_flight.values()):
             if self.chance(5, process.index, i) < 0.5:
                 self.later(self.chance(6, process.index, i) * 5, flight.land)
 
     def run(self, *, until_s: float, done: Callable[[], bool]) -> None:
-        """Let virtual time pass until `done()`, nothing is left to do, or `until_s`."""
+        """Advance virtual time until `done()`, nothing is left to do, or `until_s`."""
         while self._queue and not done() and self.failure is None:
             at_s, _, wake, task = heappop(self._queue)
             if task.done or wake != task.wake or not task.process.alive:
@@ -216,7 +239,7 @@ class World:
             self._running = None
 
     def close(self) -> None:
-        """End every task; nothing that they still do has an effect."""
+        """End every task; their clean-up code has no effect."""
         self.over = True
         for process in self.processes:
             for task in process.tasks:
@@ -230,8 +253,8 @@ class World:
     def note(
         self, who: str, what: str, key: str = "", detail: str | bytes = "", result: str = "", fault: str = ""
     ) -> None:
-        """Add a line to the story."""
-        self.trace.append(Event(self.now_s, who, what, key, detail, result, fault))
+        """Add a line to the trace."""
+        self.trace.append(TraceEvent(self.now_s, who, what, key, detail, result, fault))
 
     def strike(self, fault_id: str, kind: str) -> bool:
         """Whether the fault happens (the shrinker may have muted it); counts it."""
@@ -241,15 +264,20 @@ class World:
         self.fault_counts[kind] += 1
         return True
 
-    def passing(self, step: str, process: Process) -> None:
-        """A request of this step sets out. If somebody lies in wait for it, it is met half-way."""
-        if self.ambush is not None and self.ambush[0] == step and not self.healed:
-            strike, self.ambush = self.ambush[1], None
+    def cover(self, kind: str, victim: SimProcess) -> None:
+        """Count that a fault struck the steps that a process is at."""
+        for flight in victim.in_flight.values():
+            self.coverage[kind, flight.step] += 1
+
+    def begins(self, step: str, process: SimProcess) -> None:
+        """A process sends a request of this step: strike it half-way if `strike_during` names the step."""
+        if self.strike_during is not None and self.strike_during[0] == step and not self.healed:
+            strike, self.strike_during = self.strike_during[1], None
             self.later(0.002, lambda: strike(process) if process.alive else None)
 
-    def passed(self, step: str, process: Process) -> None:
-        """This step has just happened. If somebody lurks behind it, the process is met before it does anything else."""
-        strike = None if self.healed else self.lurking.pop(step, None)
+    def completed(self, step: str, process: SimProcess) -> None:
+        """A process has completed this step: strike it now if `strike_after` names the step."""
+        strike = None if self.healed else self.strike_after.pop(step, None)
         if strike is not None and process.alive:
             strike(process)
             self.check_alive(process)
@@ -259,8 +287,116 @@ class World:
         return EPOCH + timedelta(seconds=self.now_s + self.store_offset_s)
 
     def trace_hash(self) -> str:
-        """A digest of the whole story: equal for equal runs."""
+        """A digest of the whole trace: equal for equal runs."""
         digest = hashlib.sha256()
         for e in self.trace:
             digest.update(f"{e.at_s:.6f}|{e.who}|{e.what}|{e.key}|{e.detail!r}|{e.result}|{e.fault}\n".encode())
         return digest.hexdigest()
+
+
+class SimFlag(Flag):
+    """A latch on virtual time."""
+
+    def __init__(self, runtime: SimRuntime) -> None:
+        self._runtime = runtime
+        self._up = False
+        self._waiting: list[SimTask] = []
+
+    def set(self) -> None:
+        self._up = True
+        world = self._runtime.world
+        for task in self._waiting:
+            world.wake_at(task, world.now_s)
+        self._waiting.clear()
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def wait(self, timeout: float) -> bool:
+        world = self._runtime.world
+        task = world.current()
+        if not self._up:
+            self._waiting.append(task)
+            world.wake_at(task, world.now_s + timeout / self._runtime.process.clock_rate)
+            world.park(task)
+            if task in self._waiting:
+                self._waiting.remove(task)
+        return self._up
+
+
+class SimMutex:
+    """A lock between the tasks of one process."""
+
+    def __init__(self, runtime: SimRuntime) -> None:
+        self._runtime = runtime
+        self._taken = False
+        self._waiting: list[SimTask] = []
+
+    def __enter__(self) -> SimMutex:
+        world = self._runtime.world
+        while self._taken:
+            task = world.current()
+            self._waiting.append(task)
+            world.park(task)
+        self._taken = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._taken = False
+        world = self._runtime.world
+        if self._waiting:
+            world.wake_at(self._waiting.pop(0), world.now_s)
+
+
+class SimRuntime:
+    """The runtime of one simulated process: virtual clocks with errors, seeded random numbers, greenlets as threads."""
+
+    def __init__(self, world: World, process: SimProcess) -> None:
+        self.world = world
+        self.process = process
+        self.owner = self.label = process.name
+        self.rng = Random(mix(world.seed, 4, process.index))
+        self.shared: dict[Any, Any] = {}
+        self._ids = 0
+
+    def wall(self) -> datetime:
+        """A wall clock that may be wrong."""
+        return EPOCH + timedelta(seconds=self.world.now_s + self.process.wall_offset_s)
+
+    def elapsed_s(self) -> float:
+        """A rising clock that may run fast or slow."""
+        return self.world.now_s * self.process.clock_rate + self.process.boot_offset_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.world.pause(max(0.0, seconds) / self.process.clock_rate)
+
+    def new_id(self) -> str:
+        """Unique in this run, the same in every run of the seed; formed and ordered like a real id."""
+        self._ids += 1
+        return f"{int(self.world.now_s * 1000):010d}p{self.process.index:03d}n{self._ids:011d}"
+
+    def flag(self) -> Flag:
+        """A latch on virtual time."""
+        return SimFlag(self)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """A lock between the tasks of this process."""
+        return SimMutex(self)
+
+    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+        """Run `work` as a task of this process."""
+        self.world.check_alive(self.process)
+        return self.world.spawn(self.process, work, name=name)
+
+    def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = 32) -> list[B]:
+        """`call` for each item in a separate task, interleaved with the rest of the world."""
+        results: dict[int, B] = {}
+
+        def run(i: int, item: A) -> None:
+            results[i] = call(item)
+
+        workers = [self.spawn(partial(run, i, item), name=f"io{i}") for i, item in enumerate(items)]
+        for worker in workers:
+            worker.join()
+        return [results[i] for i in range(len(workers))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -9,15 +10,13 @@ from typing import TypeVar
 from limpet.cell import PLAIN, Cell
 from limpet.errors import LimpetError, Missing
 from limpet.keys import Key, cell_key
-from limpet.sim.cast import Actor, Cast, perform
-from limpet.sim.checks import cell_model
+from limpet.sim.actors import Actors, Turns
 from limpet.sim.disk import Disk, SimFiles
-from limpet.sim.linear import Operation, linearizable
-from limpet.sim.runtime import SimRuntime
-from limpet.sim.world import Process, Violation, World
+from limpet.sim.kernel import CellActor, cell_model
+from limpet.sim.linear import History, Operation, explained, linearizable
+from limpet.sim.nemesis import Knobs
+from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 from limpet.store import Absent, DirectoryStore, Match, When
-
-__all__ = ["run"]
 
 R = TypeVar("R")
 
@@ -29,70 +28,91 @@ RAW = Key("raw/object.json")
 CELLS = ("counter", "register", "once-0", "once-1", "once-2")
 
 
-def run(seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
-    """One run of the seed: the world as it ended, and the invariant that broke, if one did."""
-    world = World(seed, muted=muted)
-    return perform(world, _Machine(world))
+class MachineActors(Actors):
+    """The processes of one machine, its disk, and kill -9 and power loss at random times."""
 
+    def __init__(
+        self, world: World, knobs: Knobs, *, turns: int, pauses: tuple[float, float], power_losses: float
+    ) -> None:
+        """`pauses`: the least time between two strikes and what may be added to it, in disk calls.
 
-class _Machine(Cast):
-    """One machine: its disk, its processes, and what they were told since the power came on."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world, slots=SLOTS, turns=TURNS)
+        `power_losses`: the share of strikes that are power losses; the others kill one process.
+        """
+        super().__init__(world, knobs, slots=SLOTS, turns=turns)
         self.disk = Disk(world, folders=ROOT)
-        self.fault_rate = 0.01 + 0.05 * world.chance(60)
-        self.kept: dict[Key, object] = {}
-
-    def act(self) -> None:
-        """Run until all have had their turns, then look at what is there."""
-        self.play(self.torment, until_s=RUN_S)
-        self.world.healed = True
-        self.end_epoch("the end")
-
-    def actor(self, process: Process) -> _Actor:
-        """A process's program on this machine's disk."""
-        runtime = SimRuntime(self.world, process)
-        files = SimFiles(self.disk, self.world, process, fault_rate=self.fault_rate)
-        return _Actor(runtime, DirectoryStore(ROOT, runtime=runtime, files=files), self.history)
+        self._pauses = pauses
+        self._power_losses = power_losses
 
     def torment(self) -> None:
-        """kill -9 and power loss, now and then."""
+        """Strike until the world is healed."""
         strikes = 0
         while not self.world.healed:
             strikes += 1
-            self.world.pause(self.disk.pace_s * (15 + 250 * self.world.chance(61, strikes)))
-            kind = "power_loss" if self.world.chance(62, strikes) < 0.3 else "crash"
+            least, more = self._pauses
+            self.world.pause(self.disk.pace_s * (least + more * self.world.chance(61, strikes)))
+            kind = "power_loss" if self.world.chance(62, strikes) < self._power_losses else "crash"
             if not self.living or not self.world.strike(f"nemesis/{strikes}", kind):
                 continue
             one = int(self.world.chance(63, strikes) * len(self.living))
-            victims = [*self.living] if kind == "power_loss" else [self.living[one]]
-            self.world.note("nemesis", kind, detail=" ".join(victim.name for victim in victims), fault=kind)
-            for victim in victims:
-                for flight in victim.in_flight.values():
-                    self.world.coverage[kind, flight.step] += 1
-                self.world.kill(victim)
-                self.living.remove(victim)
-                self.disk.bury(victim)
-            if kind == "power_loss":
-                self.disk.lose_power()
-                self.end_epoch(f"power loss {strikes}")
-            for victim in victims:
-                self.relaunch(victim)
+            self.hit(kind, [*self.living] if kind == "power_loss" else [self.living[one]])
 
-    def end_epoch(self, when: str) -> None:
-        """Nobody runs. Everything that was acknowledged is on the disk, and the answers so far make sense."""
+    def hit(self, kind: str, victims: list[SimProcess]) -> None:
+        """Kill these processes, and with a power loss lose all that was not synced; then start others."""
+        self.world.note("nemesis", kind, detail=" ".join(victim.name for victim in victims), fault=kind)
+        for victim in victims:
+            self.crash(victim, kind)
+            self.disk.bury(victim)
+        if kind == "power_loss":
+            self.disk.lose_power()
+            self.recover()
+        for victim in victims:
+            self.relaunch(victim)
+
+    @abstractmethod
+    def recover(self) -> None:
+        """Check the disk after a power loss; no process runs.   Raises: Violation."""
+
+
+class StillFiles(SimFiles):
+    """System calls that take no time and never fail."""
+
+    def _simulate(self, what: str, about: str, call: Callable[[], R]) -> R:
+        return call()
+
+
+class DirectoryActors(MachineActors):
+    """Processes that use cells and objects; `kept`: the cells as the last power loss left them."""
+
+    def __init__(self, world: World, knobs: Knobs) -> None:
+        super().__init__(world, knobs, turns=TURNS, pauses=(15, 250), power_losses=0.3)
+        self.fault_rate = 0.01 + 0.05 * world.chance(60)
+        self.history = History()
+        self.kept: dict[Key, object] = {}
+
+    def act(self) -> None:
+        self.play(self.torment, until_s=RUN_S)
+        self.world.healed = True
+        self.recover()
+
+    def actor(self, process: SimProcess) -> DirectoryActor:
+        runtime = SimRuntime(self.world, process)
+        files = SimFiles(self.disk, self.world, process, fault_rate=self.fault_rate)
+        return DirectoryActor(runtime, DirectoryStore(ROOT, runtime=runtime, files=files), self.history)
+
+    def recover(self) -> None:
+        """Everything that was acknowledged is on the disk, and the answers so far are linearizable."""
+        when = "the end" if self.world.healed else f"power loss {self.disk.losses}"
         found = self.recovered()
         for key in [*(cell_key(name) for name in CELLS), RAW]:
             operations = self.history.operations.get(key, [])
             before = (self.kept.get(key), 0)
             if linearizable(operations, before, cell_model) is False:
-                raise Violation(_told(f"{key} is not linearizable before {when}", operations))
+                raise Violation(explained(f"{key} is not linearizable before {when}", operations))
             # A reader may have seen a write that was not durable yet: only acknowledged writes must be there.
             writes = [op for op in operations if op.name != "read" and op.answer not in ("Conflict",)]
             last = Operation("the disk", "read", None, float(10**9), float(10**9 + 1), found.get(key))
             if linearizable([*writes, last], before, cell_model) is False:
-                raise Violation(_told(f"after {when}, {key} is {found.get(key)!r}", operations))
+                raise Violation(explained(f"after {when}, {key} is {found.get(key)!r}", operations))
         self.kept = found
         self.history.operations.clear()
 
@@ -100,7 +120,7 @@ class _Machine(Cast):
         """The cells as the next process will find them.   Raises: Violation for one that is torn."""
         process = self.world.start("inspector")
         runtime = SimRuntime(self.world, process)
-        store = DirectoryStore(ROOT, runtime=runtime, files=_Still(self.disk, self.world, process, fault_rate=0))
+        store = DirectoryStore(ROOT, runtime=runtime, files=StillFiles(self.disk, self.world, process, fault_rate=0))
         found: dict[Key, object] = {}
         with suppress(Missing):
             found[RAW] = store.get(RAW).data
@@ -115,18 +135,10 @@ class _Machine(Cast):
         return found
 
 
-class _Still(SimFiles):
-    """Calls that take no time."""
+class DirectoryActor(CellActor):
+    """Uses cells, and objects that come and go."""
 
-    def _do(self, what: str, path: str, call: Callable[[], R]) -> R:
-        return call()
-
-
-class _Actor(Actor):
-    """Cells, and objects that come and go."""
-
-    def turns(self) -> list[tuple[float, Callable[[], None]]]:
-        """The things that users do."""
+    def turns(self) -> Turns:
         return [
             (0.25, self.count),
             (0.2, self.swap_register),
@@ -162,7 +174,3 @@ class _Actor(Actor):
         if key not in [stat.key for stat in self.store.list("queues")]:
             raise Violation(f"{key} was acknowledged and is not listed")
         self.store.delete(key)
-
-
-def _told(what: str, operations: list[Operation]) -> str:
-    return what + "\n    " + "\n    ".join(str(op) for op in operations)

@@ -1,10 +1,15 @@
-"""The bucket of a catalog: each head is checked the moment it is published, on everything that lies there then."""
+"""What must be true of a catalog: of every answer when it is given, and of every head when it is published.
+
+The order of the commits is the serial order. Each request is decided here once more, on the state that those before it
+left behind; so a mistake in `limpet.catalog` is not believed.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -15,33 +20,195 @@ from limpet.catalog.anti_entropy import Fate, Judged, will_never_be
 from limpet.catalog.compactor import Published
 from limpet.catalog.records import ACTOR, Batch, Commit, Head, Link, Row, Told
 from limpet.catalog.state import State, is_live
+from limpet.errors import Conflict
 from limpet.keys import CatalogKeys, Key
 from limpet.sim.bucket import Bucket
-from limpet.sim.catalog_books import Books, Entries
 from limpet.sim.nemesis import Knobs
 from limpet.sim.world import Violation, World
 from limpet.store.api import Version, When
 
-__all__ = ["KEYS", "CatalogBucket", "Json", "Known"]
-
 KEYS = CatalogKeys.of("catalog")
 
+Entries = Mapping[str, Any]
+"""The state: by key a value, `{"v": text}`, with `"file"` where it came with an object."""
 
-class Json:
+SLACK = timedelta(seconds=5)
+"""How far a leader's clock may be ahead of a compactor's, so that it forgets an id early."""
+
+
+class RequestRefused(Conflict):
+    """Why a request is refused: it names the value that is in the way, and no value is written twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRequest:
+    """Make, change or drop entries, if each is as expected. `expected`: by key a text, or None for no entry."""
+
+    what: str
+    expected: Mapping[str, str | None]
+    wanted: Mapping[str, str | None]
+    with_file: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A request is granted: the texts that it leaves behind, and its result."""
+
+    texts: Mapping[str, str | None]
+    result: Any
+
+
+def ruling(request: EntryRequest, entries: Entries) -> Granted | str:
+    """The decision on a request in a state; a text is the reason for a refusal."""
+    found = {key: entries[key]["v"] if key in entries else None for key in request.wanted}
+    for key, text in request.expected.items():
+        if found[key] != text:
+            return f"{key} is {found[key]}, not {text}"
+    return Granted(request.wanted, {"was": [found[key] for key in sorted(found)]})
+
+
+@dataclass(slots=True)
+class CommitCall:
+    """A call of `Leader.commit`. `first` is the serial point at which it began; an open one has no outcome."""
+
+    id: str
+    who: str
+    request: EntryRequest
+    began_s: float
+    first: int
+    actor: str
+    """The name of the client that sent it."""
+    ended_s: float = float("inf")
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class _Grant:
+    point: int
+    at: str
+    result: Any
+    by: str
+    written_s: float
+
+
+@dataclass(slots=True)
+class CatalogModel:
+    """Every call, every serial point, every grant."""
+
+    world: World
+    points: list[Entries] = field(default_factory=lambda: [{}])
+    """The state after each granted request, in order: all states that ever were."""
+    granted: dict[str, list[_Grant]] = field(default_factory=dict)
+    calls: dict[str, list[CommitCall]] = field(default_factory=dict)
+    operations: int = 0
+
+    def begins(self, id_: str, who: str, request: EntryRequest, actor: str) -> CommitCall:
+        """A process is asked to commit, by a client of that name."""
+        self.operations += 1
+        call = CommitCall(id_, who, request, self.world.now_s, len(self.points) - 1, actor)
+        self.calls.setdefault(id_, []).append(call)
+        return call
+
+    def _ends(self, call: CommitCall, outcome: str, detail: object = "") -> None:
+        call.ended_s, call.outcome = self.world.now_s, outcome
+        self.world.note(call.who, "answers", call.id, call.request.what, f"{outcome} {detail}")
+
+    def acknowledged(self, call: CommitCall, result: Any) -> None:
+        """It was acknowledged.   Raises: Violation unless it is published, with that very result."""
+        self._ends(call, "ok", result)
+        grants = self.granted.get(call.id, [])
+        if not grants:
+            raise Violation(f"{call.who} acknowledged {call.id}, which is not published")
+        if result not in [grant.result for grant in grants]:
+            raise Violation(f"{call.id} was answered with {result}, and {grants[-1].result} was published")
+
+    def refused(self, call: CommitCall, why: str) -> None:
+        """It was refused.   Raises: Violation unless that was so at some moment of the call."""
+        self._ends(call, "no", why)
+        grant = self.granted.get(call.id, [])[-1:]
+        now = self.world.store_time().isoformat(timespec="microseconds")
+        for at, entries in enumerate(self.points[call.first :], call.first):
+            if grant and grant[0].point <= at and is_live(call.id, grant[0].at, _later(now)):
+                raise Violation(f"{call.id} was published, and {call.who} refused it: {why}")
+            if ruling(call.request, entries) == why:
+                return
+        raise Violation(f"{call.who} refused {call.id} because {why}, and that was never so during the call")
+
+    def not_attempted(self, call: CommitCall) -> None:
+        """It was answered by 503."""
+        self._ends(call, "503")
+
+    def unknown(self, call: CommitCall) -> None:
+        """It was answered by 500: it stays open."""
+        self._ends(call, "unknown")
+
+    def publish(self, row: Row, at: str, by: str, written_s: float, read: Callable[[str], bytes | None]) -> None:
+        """A head holds a new row, whose batch `by` wrote.   Raises: Violation."""
+        before = self.points[-1]
+        calls = self.calls.get(row.id)
+        if not calls:
+            raise Violation(f"{row.id} was published, and no client ever sent it")
+        earlier = self.granted.get(row.id, [])[-1:]
+        if earlier and is_live(row.id, earlier[0].at, _later(at)):
+            raise Violation(f"{row.id} was published twice")
+        for call in calls:
+            if call.outcome == "no" and written_s < call.began_s:
+                raise Violation(f"{call.who} refused {row.id}, and then an older copy of it was published")
+        rules = ruling(calls[0].request, before)
+        if isinstance(rules, str):
+            raise Violation(f"{row.id} was published although {rules}")
+        if row.actor not in {call.actor for call in calls}:
+            raise Violation(f"{row.id} was published as a request of {row.actor!r}, and {calls[0].actor!r} sent it")
+        changes = [change for change in row.changes if change.key != ACTOR]
+        texts = {change.key: change.value["v"] if change.value else None for change in changes}
+        if texts != rules.texts or row.result != rules.result:
+            raise Violation(f"{row.id} was published as {row}, and should be {rules}")
+        after = dict(before)
+        for change in changes:
+            if change.value is None:
+                after.pop(change.key, None)
+                continue
+            file = change.value.get("file")
+            if file is not None and read(file) != row.id.encode():
+                raise Violation(f"{row.id} was published, and {file} is not there yet, or not its own")
+            after[change.key] = change.value
+        self.points.append(after)
+        grant = _Grant(len(self.points) - 1, at, row.result, by, written_s)
+        self.granted.setdefault(row.id, []).append(grant)
+
+    def close(self) -> None:
+        """At the end: what was published was attempted.   Raises: Violation."""
+        for id_, grants in self.granted.items():
+            for grant in grants:
+                calls = [call for call in self.calls[id_] if call.who == grant.by]
+                during = [call for call in calls if call.began_s <= grant.written_s <= call.ended_s]
+                if not any(call.outcome in ("", "ok", "unknown") for call in during):
+                    answers = [call.outcome for call in during]
+                    raise Violation(f"{id_} was published by {grant.by}, which had answered {answers}")
+
+
+def _later(at: str) -> str:
+    return (datetime.fromisoformat(at) + SLACK).isoformat(timespec="microseconds")
+
+
+# ---- every head ----
+
+
+class JsonSnapshots:
     """Snapshots as JSON."""
 
     def to_bytes(self, state: State) -> bytes:
-        """See `SnapshotCodec.to_bytes`."""
+        """The state as JSON."""
         return msgspec.json.encode([state.entries(), state.answers()])
 
     def from_bytes(self, data: bytes, *, what: str) -> State:
-        """See `SnapshotCodec.from_bytes`."""
+        """The state that `to_bytes` encoded."""
         entries, answers = msgspec.json.decode(data, type=tuple[dict[str, Any], dict[str, Told]])
         return State(entries, answers)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownVersion:
     """A version that was published: its commit, and the serial point that it left behind."""
 
     commit: Commit
@@ -50,7 +217,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenBatch:
     batch: Batch
     by: str
     at_s: float
@@ -59,39 +226,36 @@ class _Written:
 class CatalogBucket(Bucket):
     """The bucket, and what was published in it."""
 
-    def __init__(self, world: World, knobs: Knobs, books: Books, *, keeps: int) -> None:
+    def __init__(self, world: World, knobs: Knobs, model: CatalogModel, *, keeps: int) -> None:
         super().__init__(world, knobs)
         self.world = world
-        self.books = books
+        self.model = model
         self.heads: list[Head] = []
-        """As they were swapped in, those of GC too."""
-        self.known: dict[int, Known] = {}
+        """In the order in which they were swapped in, those of GC too."""
+        self.known: dict[int, KnownVersion] = {}
         self.kept_from = 1
-        """From this version on the past can be told."""
+        """The oldest version that must still be readable."""
         self._keeps = keeps
         self._dead: set[str] = set()
-        self._batches: dict[str, _Written] = {}
+        self._batches: dict[str, _WrittenBatch] = {}
         self._paths: set[str] = set()
 
     @property
     def version(self) -> int:
-        """Of the newest head; 0: there is none."""
+        """The version of the newest head; 0: there is none."""
         return self.heads[-1].version if self.heads else 0
 
     def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
-        """See `Bucket.put`. What is wrong about it ends the run, whoever did it."""
+        """See `Bucket.put`. A violation ends the run, whichever process caused it."""
         version = super().put(who, key, data, when)
         if key == KEYS.head:
-            self._watched(lambda: self._swapped(_unsealed(data)))
+            try:
+                self._swapped(_unsealed(data))
+            except Violation as violation:
+                self.world.failure = self.world.failure or violation
         elif key.startswith(KEYS.ledger) and key not in self._batches:
-            self._batches[key] = _Written(msgspec.json.decode(data, type=Batch), who, self.world.now_s)
+            self._batches[key] = _WrittenBatch(msgspec.json.decode(data, type=Batch), who, self.world.now_s)
         return version
-
-    def _watched(self, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except Violation as violation:
-            self.world.failure = self.world.failure or violation
 
     def _swapped(self, head: Head) -> None:
         before = self.heads[-1] if self.heads else None
@@ -103,9 +267,9 @@ class CatalogBucket(Bucket):
             return
         self._follows(before, head)
         commit = self._commit(before, head)
-        self.known[head.version] = Known(commit, head.links[0], {})
+        self.known[head.version] = KnownVersion(commit, head.links[0], {})
         self._rows(before, head, commit)
-        self.known[head.version] = Known(commit, head.links[0], self.books.points[-1])
+        self.known[head.version] = KnownVersion(commit, head.links[0], self.model.points[-1])
         self._state(head)
         self.world.note("bucket", "publishes", f"version {head.version}", f"token {head.token}", commit.id)
 
@@ -128,7 +292,7 @@ class CatalogBucket(Bucket):
             raise Violation(f"the links of version {head.version} are out of order")
 
     def _commit(self, before: Head | None, head: Head) -> Commit:
-        """The commit of a head, by what is written about it; the one before it must be on record by now."""
+        """The commit of a head; the one before it must be on record by now."""
         if before is not None and before.links[0].id >= before.gc_floor:
             self._on_record(before.links[0])
         paths = tuple(each.path for each in head.applied if each.version == head.version)
@@ -165,14 +329,14 @@ class CatalogBucket(Bucket):
         for path in commit.paths:
             written = self._batches.get(path)
             if written is None:
-                raise Violation(f"{path} was published, and nobody wrote it")
+                raise Violation(f"{path} was published, and no process wrote it")
             batch, led = written.batch, before.token if before else 0
             fits = batch.base_version == head.version - 1 and led == head.token
             if batch.token != head.token or not (fits or (batch.base_version is None and led < head.token)):
                 raise Violation(f"version {head.version} with token {head.token} publishes {batch}")
             for row in batch.rows:
                 rows.append(row)
-                self.books.publish(row, head.at, written.by, written.at_s, self._read)
+                self.model.publish(row, head.at, written.by, written.at_s, self._read)
         if commit.rows != tuple(rows):
             raise Violation(f"version {head.version} holds other rows than {commit.paths}")
 
@@ -181,7 +345,7 @@ class CatalogBucket(Bucket):
         return found.data if found else None
 
     def _state(self, head: Head) -> None:
-        """What a reader makes of the head is what was published."""
+        """The state that a reader derives from the head is the one that was published."""
         entries: dict[str, Any] = {}
         answers: dict[str, Told] = {}
         base = 0
@@ -189,7 +353,7 @@ class CatalogBucket(Bucket):
             found = self.objects.get(KEYS.snapshot(head.snapshot.id))
             if found is None or _digest(found.data) != head.snapshot.sha256 or found.size != head.snapshot.size:
                 raise Violation(f"the head of version {head.version} names a snapshot that is not there, or another")
-            state = Json().from_bytes(found.data, what="snapshot")
+            state = JsonSnapshots().from_bytes(found.data, what="snapshot")
             entries, answers, base = dict(state.entries()), dict(state.answers()), head.snapshot.version
         if [tail.version for tail in head.tail] != [*range(base + 1, head.version + 1)]:
             raise Violation(f"the tail of version {head.version} does not follow its snapshot of {base}")
@@ -197,15 +361,15 @@ class CatalogBucket(Bucket):
             for row in tail.rows:
                 answers[row.id] = Told(row.what, tail.at, row.result)
                 entries.update({change.key: change.value for change in row.changes if change.key != ACTOR})
-        if {key: value for key, value in entries.items() if value is not None} != self.books.points[-1]:
-            raise Violation(f"the head of version {head.version} says {entries}, not {self.books.points[-1]}")
-        for id_, grants in self.books.granted.items():
-            told = answers.get(id_)
-            if (told is None or told.result != grants[-1].result) and is_live(id_, grants[-1].at, head.at):
+        if {key: value for key, value in entries.items() if value is not None} != self.model.points[-1]:
+            raise Violation(f"the head of version {head.version} says {entries}, not {self.model.points[-1]}")
+        for id_, grants in self.model.granted.items():
+            answer = answers.get(id_)
+            if (answer is None or answer.result != grants[-1].result) and is_live(id_, grants[-1].at, head.at):
                 raise Violation(f"the head of version {head.version} has forgotten {id_}")
 
     def walked(self, commits: Sequence[Commit], head: Head) -> None:
-        """Somebody walked the chain from `head`.   Raises: Violation unless it is the true one, down to the floor."""
+        """A client walked the chain from `head`.   Raises: Violation unless it is the true one, down to the floor."""
         for commit, version in zip(commits, range(head.version, 0, -1), strict=False):
             if commit != self.known[version].commit:
                 raise Violation(f"the chain says {commit}, not {self.known[version].commit}")
@@ -226,7 +390,7 @@ class CatalogBucket(Bucket):
     def refused(self, paths: Sequence[str]) -> None:
         """A compactor says that they never will be.   Raises: Violation if they are, or still may be.
 
-        An epoch that is long past may be refused: whoever asks for it does not lead any more.
+        An epoch that is long past may be refused: the process that asks for it does not lead any more.
         """
         for written in (self._batches[path] for path in paths if path in self._batches):
             epoch = written.batch.base_version is None
@@ -242,7 +406,7 @@ class CatalogBucket(Bucket):
             raise Violation(f"{paths} were published, and then called invalid")
 
     def judged(self, found: Sequence[Judged]) -> None:
-        """Somebody looked through the ledger.   Raises: Violation unless each batch is what it is said to be."""
+        """A client classified the ledger.   Raises: Violation unless each batch has the fate that was reported."""
         for each in found:
             if each.fate is Fate.APPLIED and each.path not in self._paths:
                 raise Violation(f"{each.path} counts as applied, and never was published")
@@ -253,7 +417,7 @@ class CatalogBucket(Bucket):
 
 
 def _unsealed(data: bytes) -> Head:
-    """A head as it is in memory.   Raises: Violation unless its seal is the digest of the rest."""
+    """A head without its seal.   Raises: Violation unless its seal is the digest of the rest."""
     head = msgspec.json.decode(data, type=Head)
     bare = msgspec.structs.replace(head, seal="")
     if head.seal != _digest(records.encode(bare)):

@@ -1,0 +1,703 @@
+"""API processes that lead in turn, compactors, and clients that commit to one catalog through a faulty network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from types import ModuleType
+from typing import Any, cast
+
+import limpet.catalog.compactor as compactor_module
+import limpet.catalog.decide as decide_module
+import limpet.catalog.leader as leader_module
+import limpet.catalog.state as state_module
+import limpet.cell.decide as cell_module
+from limpet import records
+from limpet.catalog import Compactor, Grant, Leader, Published, Refusal, View
+from limpet.catalog.anti_entropy import judged
+from limpet.catalog.chain import find, log, state_of, verify
+from limpet.catalog.compactor import Unreachable
+from limpet.catalog.gc import collect_ledger, delete_below, raise_floor
+from limpet.catalog.leader import Decide
+from limpet.catalog.loaded import Ahead
+from limpet.catalog.records import Change, Head, SnapshotRef
+from limpet.catalog.refusals import NeedsMetadata
+from limpet.catalog.state import MINTED, State
+from limpet.catalog.storage import Storage
+from limpet.cell import Header
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import Key
+from limpet.lease import Lock, VersionWatch
+from limpet.lease.decide import LeaseRecord
+from limpet.lease.decide import State as LeaseState
+from limpet.sim.actors import Actor, Actors, Settings, Turns
+from limpet.sim.bucket import SimStore
+from limpet.sim.catalog_model import (
+    KEYS,
+    CatalogBucket,
+    CatalogModel,
+    EntryRequest,
+    Granted,
+    JsonSnapshots,
+    RequestRefused,
+    ruling,
+)
+from limpet.sim.nemesis import Knobs, Nemesis, pick_fault, steps
+from limpet.sim.world import EPOCH, Flight, SimProcess, SimRuntime, Violation, World
+from limpet.store.api import Absent, Put
+
+TURNS = 12
+RUN_S = 2_000.0
+HEAL_S = 700.0
+QUIET_S = 150.0
+"""After this long no copy of a request is still under way."""
+BUDGET_BASE = 400
+BUDGET_PER_OPERATION = 60
+SERVES = 1 << 30
+FOREVER_S = 600.0
+TRIES_MAX = 8
+USED = 5_000
+STORMS = 0.15
+"""In so many runs most requests between processes meet a fault, and leaders have little patience."""
+
+STEPS = steps(
+    "commits: delete list put read settle",
+    "ledger: delete list put read settle",
+    "lock: create free read renew take takeover",
+    "manifests: put read settle",
+    "snapshots: delete list put read",
+    "warehouse: put",
+)
+"""The steps of the catalog's protocol that send a request to the store."""
+RPC_STEPS = ("commit.rpc", "publish.rpc")
+"""Those that send one to another process."""
+RPC_FAULTS = ("lost_request", "lost_reply", "late", "duplicate", "slow")
+RARE = ("lock.takeover", "ledger.delete", "ledger.delete", "snapshots.delete")
+
+
+class CatalogActors(Actors):
+    """Processes on separate machines, around one catalog."""
+
+    def __init__(self, world: World, knobs: Knobs) -> None:
+        chance = world.chance
+        customers = 2 + int(2 * chance(60))
+        super().__init__(world, knobs, slots=customers, turns=TURNS)
+        duel = chance(61) < 0.4
+        self.model = CatalogModel(world)
+        storm = chance(74) < STORMS
+        self.names = ("a",) if storm or chance(62) < 0.3 else ("a", "b", "c")
+        self.apis = 2 + int(2 * chance(63))
+        self.compactors = 1 + int(3 * chance(64))
+        self.embedded = chance(65) < 0.2
+        """Each API process publishes by itself."""
+        self.rest_s = 0.5 if duel else 6.0
+        self.patience_s = 4 + 20 * chance(66)
+        self.settles = (0.0, 0.5, 1.0)[int(3 * chance(67))]
+        self.collects = (0.0, 0.05, 0.2)[int(3 * chance(68))]
+        self.keeps = 1 + int(4 * chance(69))
+        self.bucket = CatalogBucket(world, knobs, self.model, keeps=self.keeps)
+        self.slots: dict[str, tuple[SimProcess, Any]] = {}
+        """By slot, the process that runs in it now."""
+        self.pipe = RpcPipe(world, self.slots, 0.5 if storm else knobs.fault_rate)
+        servers = [f"a{n}" for n in range(self.apis)]
+        servers += [] if self.embedded else [f"k{n}" for n in range(self.compactors)]
+        self.turns_left |= dict.fromkeys(servers, SERVES)
+
+    @staticmethod
+    def tuning(world: World, knobs: Knobs) -> Settings:
+        """Constants with which, in most runs, a handful of commits makes snapshots, long chains and forgotten ids."""
+        chance = world.chance
+        settings: dict[tuple[ModuleType, str], Any] = {
+            (leader_module, "PATIENCE_S"): 2.0 if chance(74) < STORMS else 4 + 20 * chance(50),
+            (leader_module, "LOOK_EVERY_S"): 2 + 8 * chance(51),
+        }
+        if chance(52) < 0.8:
+            settings[compactor_module, "SNAPSHOT_EVERY"] = 1 + int(6 * chance(53))
+        if chance(54) < 0.2:
+            settings[compactor_module, "TAIL_BYTES_MAX"] = 300
+        if chance(49) < 0.3:
+            settings[cell_module, "RING_SIZE"] = 1
+        if chance(55) < 0.5:
+            most = 1 + int(3 * chance(56))
+            settings |= {(decide_module, "APPLIED_MAX"): most, (compactor_module, "APPLIED_MAX"): most}
+        if chance(57) < 0.3 and not knobs.drift and not knobs.store_steps:
+            settings[state_module, "ID_LIFETIME"] = timedelta(seconds=60 + 300 * chance(58))
+            settings[state_module, "MINTED_LIFETIME"] = timedelta(seconds=30)
+        settings[state_module, "TIDY_ABOVE"] = int(4 * chance(59))
+        return settings
+
+    def act(self) -> None:
+        chance = self.world.chance
+        if chance(70) < 0.25:
+            self.bucket.put("founder", KEYS.lock, _used_lock(self.knobs.ttl_s), Absent())
+            for n in range(2 + int(3 * chance(71))):
+                self.world.later(10 + 120 * chance(72, n), partial(self.lose_lock, n))
+        nemesis = Nemesis(self.world, self.knobs, self.living, self.restart, steps=(*STEPS, *RPC_STEPS, *RARE))
+        self.play(nemesis.run, until_s=RUN_S)
+        self.stop_faults()
+        for slot in [*self.turns_left]:
+            if slot == "a0" or slot.startswith("k"):
+                self.launch(slot, 1_000)
+        newcomer = CatalogClient(self, self.world.start("newcomer"))
+        self.alone(newcomer, partial(self.ask_again, newcomer), within_s=HEAL_S)
+        self.alone(newcomer, partial(self.look_back, newcomer), within_s=HEAL_S)
+        self.model.close()
+        budget = BUDGET_BASE + BUDGET_PER_OPERATION * self.model.operations
+        if self.world.calls > budget:
+            raise Violation(f"{self.world.calls} store calls for {self.model.operations} operations")
+
+    def lose_lock(self, n: int) -> None:
+        """A user's script removes the lock, and for a while its holder does not notice: tokens start again."""
+        if not self.world.strike(f"vandal/{n}", "lost_lock"):
+            return
+        self.bucket.delete("vandal", KEYS.lock)
+        self.world.note("vandal", "removes", KEYS.lock, fault="lost_lock")
+        for process in self.living:
+            for task in process.renewals():
+                task.paused_until_s = self.world.now_s + self.knobs.ttl_s * self.world.chance(73, n)
+
+    def actor(self, process: SimProcess) -> Actor:
+        slot = process.name.partition("#")[0]
+        self.vary(process, newer=False)
+        process.wall_offset_s = 20_000 * (self.world.chance(32, process.index) - 0.5)
+        role = {"a": ApiProcess, "k": CompactorProcess, "p": CatalogClient}[slot[0]](self, process)
+        self.slots[slot] = (process, role)
+        return role
+
+    def relaunch(self, dead: SimProcess) -> None:
+        """As for every actor; after the faults there are only newcomers."""
+        if not self.world.healed:
+            super().relaunch(dead)
+
+    def ask_again(self, newcomer: CatalogClient) -> None:
+        """A new request is granted; every request that was still open is granted or refused."""
+        newcomer.runtime.sleep(QUIET_S)
+        self.insist(newcomer, "newcomer", EntryRequest("put", {}, {"new": "1"}, with_file=True))
+        for id_, calls in [*self.model.calls.items()]:
+            asks = not id_.startswith(state_module.MINTED)  # no client knows such an id
+            if asks and any(call.outcome in ("", "unknown") for call in calls):
+                self.insist(newcomer, id_, calls[0].request)
+
+    def insist(self, newcomer: CatalogClient, id_: str, request: EntryRequest) -> None:
+        """Send a request until it is answered."""
+        while True:
+            try:
+                with suppress(RequestRefused):
+                    newcomer.send("a0", id_, request)
+                return
+            except (Unavailable, OutcomeUnknown):
+                newcomer.runtime.sleep(5.0)
+
+    def look_back(self, newcomer: CatalogClient) -> None:
+        """Every way to read the catalog shows what was published."""
+        head = newcomer.look_at(View(newcomer.storage))
+        if head is None or head.version != self.bucket.version:
+            raise Violation("a newcomer does not read the newest version")
+        self.bucket.walked([*log(newcomer.storage, head)], head)
+        if self.collects:
+            newcomer.collect()
+        newcomer.look_back(self.bucket.kept_from)
+        newcomer.look_back()
+
+
+def _used_lock(ttl_s: float) -> bytes:
+    """A lock that has changed hands many times."""
+    record = LeaseRecord(
+        state=LeaseState.FREE,
+        name="catalog",
+        worker_id="old",
+        label="old",
+        token=USED,
+        attempt=USED,
+        created_at=EPOCH,
+        heartbeat_at=EPOCH,
+        expires_at=EPOCH,
+        ttl_s=ttl_s,
+    )
+    return records.encode(Header(1, USED, "old"))[:-1] + b"," + records.encode(record)[1:]
+
+
+class RpcPipe:
+    """The network between processes: requests are lost, answered in vain, sent twice, or delivered late."""
+
+    def __init__(self, world: World, slots: Mapping[str, tuple[SimProcess, Any]], fault_rate: float) -> None:
+        self._world = world
+        self._slots = slots
+        self._fault_rate = fault_rate
+        self._sent: Counter[int] = Counter()
+
+    def call(
+        self,
+        caller: SimRuntime,
+        step: str,
+        slot: str,
+        work: Callable[[Any], Any],
+        *,
+        patience_s: float,
+        unreachable: LimpetError | None = None,
+    ) -> Any:
+        """Do `work` with the actor that is in the slot when the request arrives, in a task of its process.
+
+        Raises: what `work` raises there; OutcomeUnknown when no answer comes in time; `unreachable`, if it is given,
+        when no process is there to connect to.
+        """
+        world, process = self._world, caller.process
+        world.check_alive(process)
+        self._sent[process.index] += 1
+        sent = self._sent[process.index]
+        fault = pick_fault(world, process, RPC_FAULTS, self._fault_rate, salt=80, number=sent, name="rpc")
+        world.coverage[fault or "none", step] += 1
+        near, far = (world.chance(n, process.index, sent) for n in (82, 83))
+        answers: list[tuple[Any, LimpetError | None]] = []
+        answered = caller.flag()
+
+        def deliver(result: Any, error: LimpetError | None) -> None:
+            answers.append((result, error))
+            answered.set()
+
+        def serve(actor: Any, *, reply: bool) -> None:
+            result, error = _attempt(partial(work, actor))
+            if reply:
+                world.later(0.005 + 0.02 * far, partial(deliver, result, error))
+
+        def arrive(*, reply: bool) -> None:
+            found = self._slots.get(slot)
+            if found is not None and found[0].alive:
+                world.spawn(found[0], partial(serve, found[1], reply=reply), name="rpc")
+            elif unreachable is not None and reply:
+                deliver(None, unreachable)
+
+        process.in_flight[-sent] = Flight(step, partial(arrive, reply=False))
+        world.begins(step, process)
+        if fault == "late":
+            world.later(patience_s * (1 + 12 * near), process.in_flight.pop(-sent).land)
+        else:
+            world.pause(0.005 + 0.02 * near * (100 if fault == "slow" else 1))
+            process.in_flight.pop(-sent, None)
+            if fault == "duplicate":
+                world.later(8 * patience_s * far * far, partial(arrive, reply=False))
+            if fault not in ("lost_request", "cut_off"):
+                arrive(reply=fault != "lost_reply")
+        answered.wait(patience_s)
+        result, error = answers[0] if answers else (None, OutcomeUnknown("no answer came"))
+        outcome = (type(error).__name__ if error else "ok") if answers else "no answer"
+        world.note(process.name, step, result=outcome, fault=fault)
+        if error is not None:
+            raise error
+        return result
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[Any, LimpetError | None]:
+    try:
+        return work(), None
+    except LimpetError as error:
+        return None, error
+
+
+class SkewedRuntime(SimRuntime):
+    """Its ids come from the machine's wall clock, which may be wrong by days."""
+
+    def new_id(self) -> str:
+        self._ids += 1
+        ms = int((self.world.now_s + self.process.wall_offset_s + 5e6) * 1000)
+        return f"{ms:010d}p{self.process.index:03d}n{self._ids:011d}"
+
+
+class CatalogActor(Actor):
+    """A process of the catalog, with its view of the bucket."""
+
+    def __init__(self, actors: CatalogActors, process: SimProcess) -> None:
+        runtime = SkewedRuntime(actors.world, process)
+        super().__init__(runtime, SimStore(actors.world, actors.bucket, runtime, actors.knobs))
+        self.actors = actors
+        self.model = actors.model
+        self.bucket = actors.bucket
+        self.storage = Storage(self.store, KEYS, runtime, JsonSnapshots())
+
+    def turns(self) -> Turns:
+        """Servers have no turns: they serve."""
+        return [(1.0, self.serve)]
+
+    def serve(self) -> None:
+        """Serve until the process ends."""
+        while True:
+            self.runtime.sleep(FOREVER_S)
+
+
+class CompactorProcess(CatalogActor):
+    """A compactor service."""
+
+    def __init__(self, actors: CatalogActors, process: SimProcess) -> None:
+        super().__init__(actors, process)
+        self.compactor = Compactor(self.storage)
+        self.preparing = False
+
+    def publish(self, paths: Sequence[str], token: int) -> Published:
+        """See `Compactor.publish`; often the record of the commit is written after the answer is out."""
+        newest = self.bucket.heads[-1] if self.bucket.heads else None
+        try:
+            published = self.compactor.publish(paths, token)
+        except Corrupt as error:
+            raise Violation(f"{self.process.name} takes a sound catalog for broken: {error}") from error
+        except Refusal:
+            self.bucket.refused(paths)
+            raise
+        except Invalid:
+            self.bucket.not_taken(paths, newest)
+            raise
+        self.bucket.answered(paths, published)
+        if self.chance() < self.actors.settles:
+            self.runtime.spawn(self.settle, name="settle")
+            if not self.preparing:
+                self.preparing = True
+                self.runtime.spawn(self.prepare, name="prepare")
+        return published
+
+    def settle(self) -> None:
+        """See `Compactor.settle`."""
+        with suppress(Missing, OutcomeUnknown, Unavailable):
+            self.compactor.settle()
+
+    def prepare(self) -> None:
+        """See `Compactor.prepare`."""
+        with suppress(Missing, OutcomeUnknown, Unavailable):
+            self.compactor.prepare()
+        self.preparing = False
+
+
+class ApiProcess(CompactorProcess):
+    """An API service. It leads if it can, and any process may ask it to commit."""
+
+    def __init__(self, actors: CatalogActors, process: SimProcess) -> None:
+        super().__init__(actors, process)
+        lock = Lock(
+            self.store,
+            KEYS.lock,
+            "catalog",
+            self.actors.knobs.ttl_s,
+            self.runtime,
+            VersionWatch(self.runtime),
+            look_first=True,
+        )
+        self.leader = Leader(self.storage, self.ask, lock)
+        self.asked: tuple[Sequence[str], int] | None = None
+        """The batch, and its token, whose fate the leader does not know yet."""
+        self.files = 0
+
+    def serve(self) -> None:
+        """Lead, or wait for the lead."""
+        self.leader.run()
+
+    def ask(self, paths: Sequence[str], token: int) -> Published:
+        """Called by the leader. It takes a violation for a bug of ours, so the world must record it first."""
+        try:
+            return self.carry(paths, token)
+        except Violation as violation:
+            self.world.failure = self.world.failure or violation
+            raise
+
+    def carry(self, paths: Sequence[str], token: int) -> Published:
+        """Publish, or ask a compactor to.   Raises: Violation if a term continues before its last batch is settled."""
+        if self.asked is not None and self.asked[0] != paths and self.asked[1] == token:
+            raise Violation(f"{self.process.name} continues its term, and {self.asked[0]} may still be published")
+        before, self.asked = self.asked, None if self.bucket.is_epoch(paths) else (paths, token)
+        try:
+            published = self.publish(paths, token) if self.actors.embedded else self.send(paths, token)
+        except Refusal:
+            self.asked = None
+            raise
+        except Unreachable:
+            self.asked = before
+            raise
+        self.asked = None
+        return published
+
+    def send(self, paths: Sequence[str], token: int) -> Published:
+        """Ask some compactor to publish."""
+        slot = f"k{int(self.chance() * self.actors.compactors)}"
+        published: Published = self.actors.pipe.call(
+            self.runtime,
+            "publish.rpc",
+            slot,
+            lambda compactor: compactor.publish(paths, token),
+            patience_s=1 + 3 * self.chance(),
+            unreachable=Unreachable("no compactor is there"),
+        )
+        return published
+
+    def commit(self, id_: str | None, request: EntryRequest, actor: str) -> Any:
+        """Handle a request, as the service does."""
+        id_ = id_ or MINTED + self.runtime.new_id()
+        call = self.model.begins(id_, self.process.name, request, actor)
+        try:
+            result = self.ask_leader(id_, request, actor)
+        except RequestRefused as no:
+            self.model.refused(call, str(no))
+            raise
+        except Unavailable:
+            self.model.not_attempted(call)
+            raise
+        except OutcomeUnknown:
+            self.model.unknown(call)
+            raise
+        self.model.acknowledged(call, result)
+        return result
+
+    def ask_leader(self, id_: str, request: EntryRequest, actor: str) -> Any:
+        """Let the leader decide a request; a swap is worked out ahead of that, as in `Catalog.commit_table`."""
+        if request.what != "swap":
+            return self.leader.commit(id_, self.decide(id_, request, _ruled), actor)
+        ahead, known = Ahead(_Pages()), self.leader.known  # type: ignore[arg-type]
+        if known is not None:
+            ahead.work_out(_needs(request, known))
+
+        def worked_out(request: EntryRequest, state: State) -> Granted:
+            needs = _needs(request, state)
+            (path,) = needs
+            if not ahead.has(path):
+                raise NeedsMetadata(needs)
+            made: Any = ahead.result(path)
+            return cast(_WorkedDocument, made).granted
+
+        for _ in range(TRIES_MAX):
+            try:
+                return self.leader.commit(id_, self.decide(id_, request, worked_out), actor)
+            except NeedsMetadata as need:
+                ahead.work_out(need.needs)
+        raise Unavailable("others were first too often")
+
+    def decide(self, id_: str, request: EntryRequest, rule: Callable[[EntryRequest, State], Granted]) -> Decide:
+        """The request in the form that the leader takes."""
+
+        def decide(state: State) -> Grant:
+            rules = rule(request, state)
+            file = None
+            if request.with_file:
+                self.files += 1
+                file = Key(f"warehouse/{self.process.index}-{self.files}")
+            value = {"file": file} if file else {}
+            changes = tuple(
+                Change(key, None if text is None else {"v": text, **value}) for key, text in rules.texts.items()
+            )
+            writes = (Put(file, id_.encode(), Absent()),) if file else ()
+            return Grant(request.what, changes, rules.result, writes)
+
+        return decide
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkedDocument:
+    """A swap that was worked out, in place of a document."""
+
+    granted: Granted
+
+    def digest(self) -> str:
+        return ""
+
+
+class _Pages:
+    """A warehouse for `Ahead`: an entry's text is its metadata, and its path is the entry and the text."""
+
+    def cached(self, path: str) -> None:
+        return None
+
+    def read(self, path: str) -> str:
+        return path
+
+
+def _ruled(request: EntryRequest, state: State) -> Granted:
+    """Raises: RequestRefused."""
+    rules = ruling(request, {key: state.get(key) for key in request.wanted if state.get(key)})
+    if not isinstance(rules, Granted):
+        raise RequestRefused(rules)
+    return rules
+
+
+def _needs(request: EntryRequest, state: State) -> dict[str, Callable[[Any], Any]]:
+    """By the path of an entry's metadata, how a request for that entry is worked out."""
+    ((key, value),) = ((key, state.get(key)) for key in request.wanted)
+    base = State({key: value} if value else {}, {})
+    return {f"{key}={value['v'] if value else ''}": lambda _: _WorkedDocument(_ruled(request, base))}
+
+
+class _SlowStorage(Storage):
+    """Delays a reader between a head and the snapshot that it names, often until GC has run."""
+
+    bucket: CatalogBucket
+
+    def snapshot(self, ref: SnapshotRef | None) -> State:
+        for _ in range(20):
+            self.runtime.sleep(self.runtime.rng.random() * 10)
+            if ref is None or self.keys.snapshot(ref.id) not in self.bucket.objects:
+                break
+        return super().snapshot(ref)
+
+
+class CatalogClient(CatalogActor):
+    """A client: commits, reads, walks the chain, and now and then collects garbage."""
+
+    def __init__(self, actors: CatalogActors, process: SimProcess) -> None:
+        super().__init__(actors, process)
+        self.view = View(self.storage)
+        self.api = 0
+        self.name = process.name if process.index % 2 else ""
+        """The name by which the service knows it; some clients have none."""
+        self.seen: dict[str, str | None] = {}
+        self.old: Head | None = None
+
+    def turns(self) -> Turns:
+        return [
+            (self.actors.collects, self.collect),
+            (0.04, self.walk),
+            (0.04, self.look_back),
+            (0.12, self.look),
+            (0.25, self.commit_some),
+            (1.0, self.commit_one),
+        ]
+
+    def rest(self) -> None:
+        self.runtime.sleep(self.chance() * self.actors.rest_s)
+
+    def commit_one(self) -> None:
+        """A request."""
+        self.commit(self.request())
+
+    def commit_some(self) -> None:
+        """Several at once."""
+        requests = [self.request() for _ in range(2 + int(self.chance() * 3))]
+
+        def one(request: EntryRequest) -> None:
+            with suppress(Unavailable, OutcomeUnknown):
+                self.commit(request)
+
+        self.runtime.fan_out(one, requests)
+
+    def request(self) -> EntryRequest:
+        """Something that may well be refused."""
+        name, kind = self.some_key(), self.chance()
+        with_file = self.chance() < 0.25
+        if kind < 0.3:
+            return EntryRequest("create", {name: None}, {name: self.new_value()}, with_file)
+        if kind < 0.5:
+            return EntryRequest("drop", {name: self.seen.get(name)}, {name: None})
+        if kind < 0.6:
+            return EntryRequest("put", {}, {name: self.new_value()}, with_file)
+        if kind < 0.8:
+            return EntryRequest("swap", {name: self.seen.get(name)}, {name: self.new_value()}, with_file)
+        names = sorted({name, self.some_key(), self.some_key()})
+        wanted = {each: None if self.chance() < 0.3 else self.new_value() for each in names}
+        return EntryRequest("transaction", {name: self.seen.get(name)}, wanted, with_file)
+
+    def some_key(self) -> str:
+        """Some key."""
+        return self.actors.names[int(self.chance() * len(self.actors.names))]
+
+    def commit(self, request: EntryRequest) -> None:
+        """Send it until it is answered, or the client gives up: with the same id, to any API."""
+        id_ = f"{self.process.name}-{self.new_value()}" if self.chance() < 0.85 else None
+        for _ in range(8):
+            try:
+                self.send(f"a{self.api}", id_, request)
+                self.seen.update(request.wanted)
+                return
+            except RequestRefused:
+                return
+            except (OutcomeUnknown, Unavailable) as error:
+                if isinstance(error, OutcomeUnknown) and (id_ is None or self.chance() < 0.2):
+                    return
+            self.api = int(self.chance() * self.actors.apis)
+            self.runtime.sleep(self.chance() * self.actors.knobs.ttl_s / 2)
+
+    def send(self, slot: str, id_: str | None, request: EntryRequest) -> Any:
+        """One request to an API."""
+        return self.actors.pipe.call(
+            self.runtime,
+            "commit.rpc",
+            slot,
+            lambda api: api.commit(id_, request, self.name),
+            patience_s=self.actors.patience_s * (0.5 + self.chance()),
+        )
+
+    def look(self) -> None:
+        """Read, with an old view or a new one, alone or twice at a time."""
+        if self.chance() < 0.3:
+            self.runtime.fan_out(self.look_at, [self.view] * 2)
+        elif self.chance() < 0.5:
+            self.look_at(self.view)
+        elif self.chance() < 0.5:
+            self.look_at(View(self.storage))
+        else:
+            slow = _SlowStorage(self.store, KEYS, self.runtime, JsonSnapshots())
+            slow.bucket = self.bucket
+            self.look_at(View(slow))
+
+    def look_at(self, view: View) -> Head | None:
+        """Read.   Raises: Violation unless it is what was published at some moment of the call."""
+        self.model.operations += 1
+        least = self.bucket.version
+        try:
+            loaded = view.now()
+        except Unavailable:
+            return None
+        found = loaded.head.version if loaded else 0
+        if not least <= found <= self.bucket.version:
+            raise Violation(f"{self.process.name} read version {found} when {least} was published")
+        if loaded is None:
+            return None
+        if loaded.head not in self.bucket.heads:
+            raise Violation(f"{self.process.name} read a head that never was: {loaded.head}")
+        self.same(loaded.state, found)
+        self.seen = {key: value["v"] for key, value in loaded.state.entries().items()}
+        return loaded.head
+
+    def same(self, state: State, version: int) -> None:
+        """Raises: Violation unless the state is that of the version."""
+        if state.entries() != self.bucket.known[version].entries:
+            known = self.bucket.known[version].entries
+            raise Violation(f"{self.process.name} read {state.entries()} as version {version}, which is {known}")
+
+    def head(self) -> Head | None:
+        """A head to walk from: the newest, or one that was read a while ago."""
+        head = self.old if self.old and self.chance() < 0.4 else self.look_at(self.view)
+        self.old = head
+        return head
+
+    def walk(self) -> None:
+        """The whole chain."""
+        head = self.head()
+        if head is None:
+            return
+        if self.chance() < 0.5:
+            self.bucket.walked([*log(self.storage, head)], head)
+        elif (checked := verify(self.storage, head)).broken:
+            raise Violation(f"the chain of version {head.version} is broken: {checked.broken}")
+
+    def look_back(self, version: int | None = None) -> None:
+        """The state as it once was."""
+        head = self.head()
+        if head is None:
+            return
+        wanted = version or 1 + int(self.chance() * head.version)
+        try:
+            commit = find(self.storage, head, lambda commit: commit.version <= wanted)
+            if commit != self.bucket.known[wanted].commit:
+                raise Violation(f"version {wanted} was found as {commit}")
+            self.same(state_of(self.storage, head, commit), wanted)
+        except Missing as error:
+            if wanted >= self.bucket.kept_from:
+                raise Violation(f"version {wanted} must be kept: {error}") from error
+
+    def collect(self) -> None:
+        """Collect garbage, all of it or some."""
+        self.model.operations += 3
+        grace_s = self.chance() * self.actors.knobs.ttl_s
+        raise_floor(self.storage, keep=timedelta(0), keep_versions=self.actors.keeps)
+        if self.chance() < 0.8:
+            delete_below(self.storage, grace_s=grace_s)
+        if self.chance() < 0.5:
+            self.bucket.judged(judged(self.storage, grace_s=grace_s))
+            collect_ledger(self.storage, grace_s=grace_s)

@@ -1,0 +1,205 @@
+"""The scenarios by name, and what can be done with their runs: many seeds at once, fewer faults, a readable trace."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+import msgspec
+
+from limpet.runtime import system
+from limpet.sim.actors import perform
+from limpet.sim.catalog import CatalogActors
+from limpet.sim.directory import DirectoryActors
+from limpet.sim.index import IndexActors
+from limpet.sim.index_disk import IndexDiskActors
+from limpet.sim.kernel import KernelActors
+from limpet.sim.queue import QueueActors
+from limpet.sim.supervisor import SupervisorActors
+from limpet.sim.world import TraceEvent, Violation, World
+
+Scenario = Callable[..., tuple[World, Violation | None]]
+
+SCENARIOS: dict[str, Scenario] = {
+    "kernel": partial(perform, KernelActors),
+    "directory": partial(perform, DirectoryActors),
+    "queue": partial(perform, QueueActors),
+    "supervisor": partial(perform, SupervisorActors),
+    "index": partial(perform, IndexActors),
+    "index_disk": partial(perform, IndexDiskActors),
+    "catalog": partial(perform, CatalogActors),
+}
+"""Each runs a seed: `run(seed, muted=frozenset(...))`."""
+
+BLOCK = 50
+"""Seeds that a process runs before it reports."""
+SHRINK_RUNS_MAX = 400
+
+
+# ---- many seeds ----
+
+
+@dataclass(slots=True)
+class RunSum:
+    """The sum over some runs of a scenario."""
+
+    runs: int = 0
+    virtual_s: float = 0.0
+    busy_s: float = 0.0
+    calls: list[int] = field(default_factory=list)
+    faults: list[int] = field(default_factory=list)
+    actors: list[int] = field(default_factory=list)
+    by_kind: Counter[str] = field(default_factory=Counter)
+    coverage: Counter[tuple[str, str]] = field(default_factory=Counter)
+    broken: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, other: RunSum) -> None:
+        """Add the sum over other runs."""
+        self.runs += other.runs
+        self.virtual_s += other.virtual_s
+        self.busy_s += other.busy_s
+        self.calls += other.calls
+        self.faults += other.faults
+        self.actors += other.actors
+        self.by_kind += other.by_kind
+        self.coverage += other.coverage
+        self.broken += other.broken
+
+
+def run_seeds(scenario: str, first: int, count: int, *, jobs: int) -> RunSum:
+    """The sum over `count` seeds."""
+    total = RunSum()
+    for part in _spread(scenario, _blocks(first, count), jobs):
+        total.add(part)
+    return total
+
+
+def run_until(scenario: str, first: int, seconds: float, *, jobs: int) -> Iterator[RunSum]:
+    """Sums that grow until so many real seconds have passed or an invariant broke."""
+    total = RunSum()
+    started_s = system().elapsed_s()
+    for part in _spread(scenario, _blocks_until(first, started_s + seconds), jobs):
+        total.add(part)
+        yield total
+        if total.broken:
+            return
+
+
+def _blocks(first: int, count: int) -> Iterator[range]:
+    for start in range(first, first + count, BLOCK):
+        yield range(start, min(start + BLOCK, first + count))
+
+
+def _blocks_until(first: int, until_s: float) -> Iterator[range]:
+    while system().elapsed_s() < until_s:
+        yield range(first, first + BLOCK)
+        first += BLOCK
+
+
+def _spread(scenario: str, work: Iterable[range], jobs: int) -> Iterator[RunSum]:
+    if jobs == 1:
+        yield from map(partial(_run_block, scenario), work)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        work = iter(work)
+        under_way = deque(pool.apply_async(_run_block, (scenario, seeds)) for seeds in islice(work, 2 * jobs))
+        while under_way:
+            yield under_way.popleft().get()
+            under_way.extend(pool.apply_async(_run_block, (scenario, seeds)) for seeds in islice(work, 1))
+
+
+def _run_block(scenario: str, seeds: range) -> RunSum:
+    total = RunSum()
+    started_s = system().elapsed_s()
+    for seed in seeds:
+        world, violation = SCENARIOS[scenario](seed)
+        total.runs += 1
+        total.virtual_s += world.now_s
+        total.calls.append(world.calls)
+        total.faults.append(sum(world.fault_counts.values()))
+        total.actors.append(sum(1 for process in world.processes if process.calls))
+        total.by_kind.update(world.fault_counts)
+        total.coverage.update(world.coverage)
+        if violation is not None:
+            total.broken.append((seed, str(violation).splitlines()[0]))
+    total.busy_s = system().elapsed_s() - started_s
+    return total
+
+
+def coverage_table(coverage: Counter[tuple[str, str]]) -> str:
+    """How often each fault struck each protocol step."""
+    steps = sorted({step for _, step in coverage})
+    kinds = sorted({kind for kind, _ in coverage})
+    widths = [max(len(step), 6) for step in steps]
+    lines = [" " * 17 + "  ".join(step.rjust(width) for step, width in zip(steps, widths, strict=True))]
+    for kind in kinds:
+        cells = (str(coverage[kind, step] or "-").rjust(width) for step, width in zip(steps, widths, strict=True))
+        lines.append(f"{kind:<17}" + "  ".join(cells))
+    return "\n".join(lines)
+
+
+# ---- fewer faults, same failure ----
+
+
+def shrink(run: Scenario, seed: int) -> tuple[frozenset[str], World, Violation]:
+    """The largest set of muted faults, found greedily, under which the seed still breaks an invariant.
+
+    Faults are drawn per request, so muting one leaves the others where they are; each try is a whole new run.
+    """
+    world, violation = run(seed)
+    assert violation is not None, "nothing to shrink"
+    muted: frozenset[str] = frozenset()
+    left = SHRINK_RUNS_MAX
+    part = max(1, len(set(world.faults)) // 2)
+    while left > 0:
+        smaller = False
+        faults = sorted(set(world.faults))
+        for start in range(0, len(faults), part):
+            left -= 1
+            tried = muted | frozenset(faults[start : start + part])
+            world_now, violation_now = run(seed, muted=tried)
+            if violation_now is not None:
+                muted, world, violation, smaller = tried, world_now, violation_now, True
+                break
+            if left <= 0:
+                break
+        if not smaller:
+            if part == 1:
+                break
+            part = max(1, part // 2)
+    return muted, world, violation
+
+
+# ---- the trace ----
+
+
+def trace_lines(world: World) -> Iterator[str]:
+    """The trace of a run as text."""
+    yield f"seed {world.seed}: {world.calls} store calls, {len(world.faults)} faults, {world.now_s:.0f} virtual s"
+    yield from map(_line, world.trace)
+
+
+def _line(event: TraceEvent) -> str:
+    struck = f"  << {event.fault}" if event.fault else ""
+    about = " ".join(part for part in (event.key, describe(event.detail)) if part)
+    return f"{event.at_s:9.3f}  {event.who:<9} {event.what:<13} {about}  -> {event.result}{struck}".rstrip(" ->")
+
+
+def describe(detail: str | bytes) -> str:
+    """A short text for the body of a request."""
+    if isinstance(detail, str):
+        return detail
+    if not detail.startswith(b"{"):
+        return repr(detail.decode(errors="replace").replace("\x1f", "|"))
+    fields = msgspec.json.decode(detail.split(b"\n", 1)[0])
+    if not isinstance(fields, dict) or "seq" not in fields:
+        return ""
+    if "state" in fields:
+        return f"[seq {fields['seq']}: {fields['state']}, token {fields.get('token')}, {fields.get('worker_id')}]"
+    fence = fields.get("fence")
+    token = f", token {fence['token']}" if fence else ""
+    return f"[seq {fields['seq']}: {fields.get('value')!r}{token}]"
