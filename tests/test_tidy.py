@@ -90,7 +90,7 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         allowed = {"concurrent.futures"}
     if source.module == "limpet.cli.index_engine":
         allowed |= {"multiprocessing"}
-    if source.module in ("limpet.service.limits", "limpet.service.threads"):
+    if source.module in ("limpet.service.http", "limpet.service.limits"):
         allowed = {"asyncio"}
     for line, name in _imports(source):
         for banned in AMBIENT:

@@ -358,12 +358,10 @@ class CompactorProcess(CatalogActor):
         return published
 
     def settle(self) -> None:
-        """See `Compactor.settle`."""
         with suppress(Missing, OutcomeUnknown, Unavailable):
             self.compactor.settle()
 
     def prepare(self) -> None:
-        """See `Compactor.prepare`."""
         with suppress(Missing, OutcomeUnknown, Unavailable):
             self.compactor.prepare()
         self.preparing = False
