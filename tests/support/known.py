@@ -10,7 +10,6 @@ KNOWN: dict[str, frozenset[str]] = {
     "class_names_are_unique": frozenset(
         {
             "Absent",
-            "Answer",
             "Applied",
             "Batch",
             "Commit",
@@ -24,7 +23,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Held",
             "Limits",
             "Lines",
-            "Loop",
             "Order",
             "Page",
             "Part",
@@ -45,7 +43,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Worker",
             "Writer",
             "_Entry",
-            "_Job",
             "_Place",
             "_Plan",
             "_Ready",
@@ -66,14 +63,11 @@ KNOWN: dict[str, frozenset[str]] = {
             "limpet.keys.sync",
             "limpet.queue.results",
             "limpet.queue.sync.tidy",
-            "limpet.service.compactor",
-            "limpet.service.health",
             "limpet.store.answers",
         }
     ),
     "class_names_are_plain": frozenset(
         {
-            "Afterwards",
             "Again",
             "Ahead",
             "Away",
@@ -84,7 +78,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Caught",
             "Crew",
             "Desk",
-            "Doorkeeper",
             "Down",
             "Fate",
             "Flight",
@@ -101,7 +94,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Led",
             "Look",
             "Looks",
-            "Measured",
             "Nothing",
             "Older",
             "Own",
@@ -112,7 +104,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Seat",
             "Seen",
             "Settled",
-            "Shared",
             "Strays",
             "Survey",
             "Tally",

@@ -52,7 +52,7 @@ _GRANTS: dict[str, frozenset[Right]] = {
 }
 
 
-class NotAuthorized(Denied):
+class TokenUnknown(Denied):
     """The request carries no token, or one that the service does not know."""
 
 
@@ -114,7 +114,7 @@ class Tokens:
         return bool(self._sources)
 
     def demand(self, headers: Headers) -> Caller:
-        """The owner of the token in the headers.   Raises: NotAuthorized; Denied."""
+        """The owner of the token in the headers.   Raises: TokenUnknown; Denied."""
         if not self._sources:
             _demand_local(headers)
             return ANYBODY
@@ -128,7 +128,7 @@ class Tokens:
                 if hmac.compare_digest(digest, each):
                     caller = owner
         if caller is None or scheme.lower() != b"bearer":
-            raise NotAuthorized("no token, or one that is not known here", hint="send Authorization: Bearer TOKEN")
+            raise TokenUnknown("no token, or one that is not known here", hint="send Authorization: Bearer TOKEN")
         return caller
 
 

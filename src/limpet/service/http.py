@@ -47,7 +47,7 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.runtime import Runtime
-from limpet.service.auth import ANYBODY, Caller, Headers, NotAuthorized, Right, Tokens
+from limpet.service.auth import ANYBODY, Caller, Headers, Right, Tokens, TokenUnknown
 from limpet.service.log import ServiceLog
 
 T = TypeVar("T")
@@ -236,7 +236,7 @@ _KINDS: tuple[tuple[type[LimpetError], int, str], ...] = (
     (Unavailable, 503, "ServiceUnavailableException"),
     (LeaseLost, 503, "ServiceUnavailableException"),
     (Held, 503, "ServiceUnavailableException"),
-    (NotAuthorized, 401, "NotAuthorizedException"),
+    (TokenUnknown, 401, "NotAuthorizedException"),
     (Denied, 403, "ForbiddenException"),
     (Unsupported, 406, "UnsupportedOperationException"),
     (OutcomeUnknown, 500, "CommitStateUnknownException"),

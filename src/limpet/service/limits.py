@@ -170,6 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._set_deadline(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Give the seat back."""
         self._clear_deadline()
         self._unset_keepalive_if_required()
         if self._seat is not None:
@@ -193,6 +194,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_form(True)
 
     def on_message_begin(self) -> None:
+        """Refuse one request too many; else wait for its headers."""
         if self._is_refused or len(self.pipeline) >= PIPELINE_MAX:
             raise _TooMuch
         self._unset_keepalive_if_required()
@@ -229,6 +231,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.scope["limpet"] = admission  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
+        """Keep a part of the body, or drop it if the request was refused."""
         self._has_progress = True
         if self._is_refused:
             self._discarded += len(body)
@@ -238,6 +241,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Have the request answered, or close if it was refused."""
         self._is_whole, self._has_progress = True, True
         self._clear_deadline()
         if self._is_refused:
@@ -257,6 +261,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(STRANGER_IDLE_S, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
+        """Close: no further request has come."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()  # closing would wait for a client that does not read
         else:

@@ -46,7 +46,7 @@ class PublishOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fencing_token: int
 
 
-class PublishReply(msgspec.Struct, frozen=True, kw_only=True):
+class PublishAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The body of the answer; the same one however often the request is sent."""
 
     manifest_version: str
@@ -82,7 +82,7 @@ def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens) -> lis
         except Refusal as refusal:
             kind = "stale_fencing_token" if refusal.stale else "version_conflict"
             raise Rejected(409, kind, str(refusal)) from refusal
-        return json_response(PublishReply(manifest_version=f"v{published.version}", commit_ulid=published.commit))
+        return json_response(PublishAnswer(manifest_version=f"v{published.version}", commit_ulid=published.commit))
 
     return [
         Route("POST", SYNC_COMPACT, sync_compact, secret, right="publish"),
@@ -99,7 +99,7 @@ class _ErrorModel(msgspec.Struct, frozen=True):
     code: int
 
 
-class _ErrorReply(msgspec.Struct, frozen=True):
+class _ErrorBody(msgspec.Struct, frozen=True):
     error: _ErrorModel
 
 
@@ -222,7 +222,7 @@ class RpcPublisher:
 
     def _refuse(self, status: int, body: bytes) -> NoReturn:
         try:
-            error = records.decoder(_ErrorReply).decode(body).error
+            error = records.decoder(_ErrorBody).decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise OutcomeUnknown(f"{self.url} answered {status}, but not as a compactor does") from None
         match status, error.type:
@@ -260,7 +260,7 @@ class RpcPublisher:
 
 def _published(body: bytes) -> Published:
     try:
-        answer = records.decoder(PublishReply).decode(body)
+        answer = records.decoder(PublishAnswer).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise OutcomeUnknown("the compactor's answer cannot be read") from None
     version = _VERSION.fullmatch(answer.manifest_version)

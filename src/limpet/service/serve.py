@@ -451,7 +451,7 @@ def _not_ready(error: str, hint: str = "") -> Response:
 # ---- metrics ----
 
 
-class _Readings(Collector):
+class _ReadCounts(Collector):
     """Figures that the gate and the store count themselves, read when Prometheus asks."""
 
     def __init__(self, gate: Gate, fleet: Fleet) -> None:
@@ -472,7 +472,7 @@ class _Readings(Collector):
         return [connections, CounterMetricFamily("limpet_connections_ended_total", ended, gate.ended), requests]
 
 
-class _WithoutCreated(Collector):
+class _RegistryView(Collector):
     """A registry without the `_created` series, one for each counter and histogram, which we do not need."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -486,7 +486,7 @@ class _WithoutCreated(Collector):
 
 def metrics_text(registry: CollectorRegistry) -> bytes:
     """All metrics of a process, in Prometheus' text format."""
-    return generate_latest(_WithoutCreated(registry))
+    return generate_latest(_RegistryView(registry))
 
 
 # ---- the process ----
@@ -511,7 +511,7 @@ def run(
     gate = _gate(peer_max)
     for name in ("uvicorn.error", "asyncio"):
         context.log.hear(name)
-    context.registry.register(_Readings(gate, context.fleet))
+    context.registry.register(_ReadCounts(gate, context.fleet))
     seconds = Histogram(
         "limpet_request_seconds",
         "Time to answer.",
