@@ -4,7 +4,7 @@ A task queue, a record index, locks with fencing and a table catalog whose only 
 already have, or a plain directory.
 """
 
-from limpet.app import Fleet, TaskFunction, TaskRun, open
+from limpet.app import Fleet, TaskFunction, TaskPush, TaskRun, open
 from limpet.cell import Cell, Fence
 from limpet.errors import (
     Conflict,
@@ -71,6 +71,7 @@ __all__ = [
     "Stats",
     "Task",
     "TaskFunction",
+    "TaskPush",
     "TaskRun",
     "Unavailable",
     "Unsupported",

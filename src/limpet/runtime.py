@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
+P = ParamSpec("P")
 
 FAN_OUT_MAX = 32
 POOL_MAX = 128
@@ -170,6 +171,13 @@ class SystemRuntime:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(POOL_MAX, thread_name_prefix="limpet-io")
             return self._pool
+
+
+async def in_thread(call: Callable[P, B], *args: P.args, **kwargs: P.kwargs) -> B:
+    """What `call` returns, from a thread: the event loop of the coroutine that waits for it goes on."""
+    import asyncio  # slow to import, and needed by coroutines only
+
+    return await asyncio.to_thread(call, *args, **kwargs)
 
 
 class ProcessMutex:

@@ -32,8 +32,8 @@ from limpet.queue.names import entry_of
 from limpet.records import Count, Digest, Instant, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
-from limpet.store.doctor import quick
 from limpet.store.metered import MeteredStore
+from limpet.store.probe import quick
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,9 +25,9 @@ from limpet.index import Index
 from limpet.index.stamps import stamps_of
 from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
 from limpet.queue import Queue
-from limpet.runtime import Runtime, system
+from limpet.runtime import Runtime, in_thread, system
 from limpet.store import MeteredStore, ScopedStore, Store
-from limpet.store.doctor import Findings, quick, use_etag_style
+from limpet.store.probe import Findings, quick, use_etag_style
 
 if TYPE_CHECKING:
     from limpet.app.publish import Published, TableWriter
@@ -224,7 +223,7 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await in_thread(self.close)
 
     def close(self) -> None:
         """Write the events that wait in memory. A fleet without events has nothing to close, and can be used on."""

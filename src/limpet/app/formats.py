@@ -9,7 +9,7 @@ import msgspec
 
 from limpet.errors import Invalid, Unsupported
 from limpet.records import Count, Name
-from limpet.store.doctor import Findings
+from limpet.store.probe import Findings
 
 LEVEL = 1
 """What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""

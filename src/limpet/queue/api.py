@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 from limpet.cell import Fence
 from limpet.errors import Invalid, Unsupported
 from limpet.lease.decide import check_ttl
+from limpet.runtime import in_thread
 
 Feature = Literal[
     "attempts",
@@ -322,10 +322,12 @@ class AsyncQueue:
     """The forms of a queue's methods for coroutines: each runs the plain method in a thread."""
 
     async def push_async(self: Queue, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        return await asyncio.to_thread(self.push, payload, id=id, delay_s=delay_s)
+        """`push` in a thread."""
+        return await in_thread(self.push, payload, id=id, delay_s=delay_s)
 
     async def result_async(self: Queue, id: str) -> Result:
-        return await asyncio.to_thread(self.result, id)
+        """`result` in a thread."""
+        return await in_thread(self.result, id)
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:
