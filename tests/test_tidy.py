@@ -280,8 +280,8 @@ def _undocumented(body: list[ast.stmt], prefix: str, inherited: frozenset[str] =
 
 
 def _inherited(node: ast.ClassDef) -> frozenset[str]:
-    """The methods of the classes of the package that it derives from."""
-    names: set[str] = set()
+    """The methods of the classes of the package that it derives from, and of the protocols that it may implement."""
+    names: set[str] = set() if "Protocol" in _bases(node) else {*_protocol_methods()}
     waiting, met = [*_bases(node)], set()
     while waiting:
         base = waiting.pop()
@@ -290,6 +290,14 @@ def _inherited(node: ast.ClassDef) -> frozenset[str]:
             waiting += _bases(one)
         met.add(base)
     return frozenset(names)
+
+
+@cache
+def _protocol_methods() -> frozenset[str]:
+    """The documented methods of the package's protocols; the classes that implement one need not name it."""
+    protocols = [one for each in _classes().values() for one in each if "Protocol" in _bases(one)]
+    methods = [part for one in protocols for part in one.body if isinstance(part, Function)]
+    return frozenset(method.name for method in methods if ast.get_docstring(method))
 
 
 def _bases(node: ast.ClassDef) -> Iterator[str]:
