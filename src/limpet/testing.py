@@ -28,8 +28,7 @@ from typing import Any
 from limpet.app import Fleet, open
 from limpet.app.tasks import TaskFunction
 from limpet.errors import Invalid
-from limpet.queue.api import Task
-from limpet.queue.verdicts import Retry
+from limpet.queue.api import Retry, Task
 from limpet.queue.work import RunningTask, Tally, Worker
 from limpet.queue.work.aio import Loop, in_loop
 from limpet.queue.work.judge import Caught, one_line, record_done, trace_of

@@ -13,7 +13,7 @@ import limpet
 from cli.harness import Here
 from limpet.keys import Key
 from limpet.queue import Queue
-from limpet.queue.names import batch_of
+from limpet.queue.entry import batch_of
 from limpet.runtime import system
 
 WORKER = f"{os.uname().nodename}:{os.getpid()}"

@@ -19,7 +19,7 @@ from limpet.cell import Cell, struct_codec
 from limpet.errors import LimpetError
 from limpet.keys import Key, QueueKeys
 from limpet.queue import BucketQueue
-from limpet.queue.records import SweepRecord
+from limpet.queue.entry import SweepRecord
 from limpet.store import Store
 from support.index import keys_in
 from support.queue import Network

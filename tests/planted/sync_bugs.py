@@ -115,7 +115,7 @@ SYNC_BUGS = [
             "cell = self._cell(QueueKeys(line.root).remote(line.entry))",
             "from limpet.queue.decide import claimed\n"
             "from limpet.queue.api import Policy\n"
-            "from limpet.queue.storage import Storage\n"
+            "from limpet.queue.entry import Storage\n"
             "wall = self._runtime.wall()\n"
             "record = claimed(\n"
             "    None, entry=line.entry, worker_id=line.worker_id, label='', policy=Policy(), wall=wall\n"

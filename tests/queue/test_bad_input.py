@@ -14,7 +14,7 @@ import limpet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unsupported
 from limpet.lease import State
 from limpet.queue import Policy
-from limpet.queue.records import PAYLOAD_BYTES_MAX, batch_bytes
+from limpet.queue.entry import PAYLOAD_BYTES_MAX, batch_bytes
 from support.clock import EPOCH
 from support.queue import LATER_S, TTL_S, World, rounds
 

@@ -9,8 +9,7 @@ import pytest
 from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import State
 from limpet.queue import Result, Retry
-from limpet.queue.claim import EntryClaim, EntryTask
-from limpet.queue.results import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX
+from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX, EntryClaim, EntryTask
 from support.queue import TTL_S, Crash, Process, World, crash, held, raises, rounds
 from support.stores import lost_reply, lost_request
 

@@ -36,7 +36,7 @@ from limpet.queue.decide import (
     progressed,
     waits_left,
 )
-from limpet.queue.records import DELAY_MAX_S, AttemptRecord, EntryLease
+from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, EntryLease
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0

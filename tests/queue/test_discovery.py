@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from limpet.keys import Key
-from limpet.queue.pages import AGE_MAX_S, PAGE, YOUNG_READS_MAX
+from limpet.queue.queue import AGE_MAX_S, PAGE, YOUNG_READS_MAX
 from limpet.store import MemoryStore
 from limpet.store.api import Stat
 from support.queue import ROOT, TTL_S, Process, World, held, rounds

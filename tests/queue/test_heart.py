@@ -9,7 +9,7 @@ import pytest
 from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy
-from limpet.queue.heart import TICK_PART, Heart
+from limpet.queue.claim import TICK_PART, Heart
 from limpet.runtime import SystemRuntime
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime

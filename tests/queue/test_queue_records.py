@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.lease import State
-from limpet.queue.names import batch_of, check_id, count_of, entry_of, is_batch, life_before, name_of_receipt
-from limpet.queue.records import (
+from limpet.queue.entry import (
     PAYLOAD_BYTES_MAX,
     RESULT_BYTES_MAX,
     EntryLease,
@@ -22,6 +21,13 @@ from limpet.queue.records import (
     Receipt,
     batch_bytes,
     batch_lines,
+    batch_of,
+    check_id,
+    count_of,
+    entry_of,
+    is_batch,
+    life_before,
+    name_of_receipt,
     new_task,
     payload_bytes,
     read_task,

@@ -33,11 +33,10 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.queue.api import Claim, Policy, Queue, Task
+from limpet.queue.api import Claim, Fail, Policy, Queue, Retry, Task
 from limpet.queue.sqs import SqsQueue, connect
 from limpet.queue.sqs_claim import SqsClaim, SqsTask
 from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Wire, pack
-from limpet.queue.verdicts import Fail, Retry
 from limpet.runtime import SystemRuntime, Worker, system
 from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
 from support.servers.process import NotInstalled

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from limpet.errors import Invalid, LeaseLost
-from limpet.queue.verdicts import Fail, Retry
+from limpet.queue.api import Fail, Retry
 from limpet.queue.work.cron import Cron
 from limpet.queue.work.events import TallyKeeper
 from limpet.queue.work.judge import Again, Caught, Dropped, Failed, Halt, judge, one_line, trace_of

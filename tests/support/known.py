@@ -61,7 +61,7 @@ KNOWN: dict[str, frozenset[str]] = {
             "limpet.cli.upgrade",
             "limpet.index.plain",
             "limpet.keys.sync",
-            "limpet.queue.results",
+            "limpet.queue.claim",
             "limpet.queue.sync.tidy",
         }
     ),

@@ -10,7 +10,7 @@ from limpet.keys import Key
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim, EntryTask
-from limpet.queue.records import EntryLease, Receipt
+from limpet.queue.entry import EntryLease, Receipt
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Always, Blob, MemoryStore, Stat, Store, Version, When
 from support.clock import ManualRuntime, QueueRuntime, Time

@@ -28,7 +28,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Outc
 from limpet.events import EXECUTIONS
 from limpet.index.manifest import Manifest
 from limpet.keys import Key
-from limpet.queue.names import entry_of
+from limpet.queue.entry import entry_of
 from limpet.records import Count, Digest, Instant, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version

@@ -14,7 +14,7 @@ from limpet.errors import Denied, Invalid, Missing, Unsupported
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import VersionWatch
 from limpet.queue import BucketQueue, Policy, Queue
-from limpet.queue.storage import Journal, NoJournal
+from limpet.queue.entry import Journal, NoJournal
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store.api import Always, Blob, Stat, Store, Version, When

@@ -22,8 +22,7 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid
 from limpet.events import Event, EventSink
-from limpet.queue.api import Pushed, Queue, need
-from limpet.queue.verdicts import Fail
+from limpet.queue.api import Fail, Pushed, Queue, need
 from limpet.queue.work import Cron, Job, current_task
 from limpet.queue.work.judge import Caught
 from limpet.runtime import in_thread, system

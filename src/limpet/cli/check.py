@@ -174,7 +174,7 @@ def _age_s(moment: datetime, now: datetime) -> float:
 def _failed(fleet: Fleet, found: Found, enough: int, runtime: Runtime) -> tuple[int, bool]:
     """How many tasks failed, by their receipts; and whether all were read, for more than enough is enough."""
     from limpet.cell import Cell
-    from limpet.queue.storage import RECEIPT_CODEC
+    from limpet.queue.entry import RECEIPT_CODEC
 
     names = found.ended_badly()
     failed = 0

@@ -13,13 +13,12 @@ import msgspec
 from limpet.cli.demo_tasks import QUEUE, expected, payload
 from limpet.cli.queue_options import in_store
 from limpet.errors import LimpetError
-from limpet.queue.names import batch_of, name_of_receipt
+from limpet.queue.entry import batch_of, name_of_receipt
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.keys import Key
-    from limpet.queue.records import Receipt
-    from limpet.queue.storage import Storage
+    from limpet.queue.entry import Receipt, Storage
 
 
 @dataclass(frozen=True, slots=True)

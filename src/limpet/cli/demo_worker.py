@@ -16,7 +16,7 @@ from limpet.cli.demo_tasks import INDEX, KEY, QUEUE, TTL_S, Result, square
 from limpet.cli.demo_wire import Wire
 from limpet.errors import LimpetError
 from limpet.queue import Claim, Fail, Retry, Task
-from limpet.queue.names import batch_of
+from limpet.queue.entry import batch_of
 from limpet.runtime import system
 
 WORK_S = 0.002

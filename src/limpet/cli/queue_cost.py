@@ -24,7 +24,7 @@ from limpet.cli.status import APPROXIMATE
 if TYPE_CHECKING:
     from limpet.keys import Key
     from limpet.queue import BucketQueue
-    from limpet.queue.storage import Storage
+    from limpet.queue.entry import Storage
     from limpet.runtime import Runtime
 
 COST_EPILOG = lines(
@@ -101,7 +101,7 @@ def work_of(queue: BucketQueue, runtime: Runtime) -> tuple[Work, int]:
     Cost: 1 LIST per 1,000 objects, and at most 200 GETs.
     """
     from limpet.keys import is_minted
-    from limpet.queue.names import batch_of, count_of, name_of_receipt
+    from limpet.queue.entry import batch_of, count_of, name_of_receipt
 
     storage = queue.storage
     tally: Counter[str] = Counter()

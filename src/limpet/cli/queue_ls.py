@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.cell import Versioned
     from limpet.queue import BucketQueue
-    from limpet.queue.records import EntryLease, Receipt
+    from limpet.queue.entry import EntryLease, Receipt
     from limpet.store.api import Stat
 
 EPILOG = lines(
@@ -245,7 +245,7 @@ def _pending(queue: BucketQueue) -> Iterator[dict[str, Any]]:
 
 
 def _pending_row(queue: BucketQueue, entry: str, stat: Stat, lease: Stat | None) -> dict[str, Any]:
-    from limpet.queue.names import count_of
+    from limpet.queue.entry import count_of
 
     row = {
         "id": _id_of(queue, entry, batch=stat.key.endswith(".jsonl")),

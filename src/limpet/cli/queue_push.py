@@ -111,7 +111,7 @@ def _remark(text: str) -> None:
 def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:
     """A task's payload from JSON text, strictly.   Raises: Invalid, with a hint for the shell."""
     from limpet import records
-    from limpet.queue.records import PAYLOAD_BYTES_MAX, payload_bytes
+    from limpet.queue.entry import PAYLOAD_BYTES_MAX, payload_bytes
 
     size = len(text) if isinstance(text, bytes) else len(text.encode(errors="surrogatepass"))
     if size > records.RECORD_BYTES_MAX:

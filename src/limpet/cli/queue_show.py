@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.queue import BucketQueue, Result
     from limpet.queue.api import AttemptError
-    from limpet.queue.records import EntryLease
+    from limpet.queue.entry import EntryLease
 
 SHOW_EPILOG = lines(
     "Example:",
@@ -115,7 +115,7 @@ def _errors(errors: Sequence[AttemptError]) -> dict[str, Any]:
 
 
 def _ended(queue: BucketQueue, result: Result) -> dict[str, Any]:
-    from limpet.queue.names import entry_of
+    from limpet.queue.entry import entry_of
 
     keys = queue.storage.keys
     name = entry_of(result.id)
@@ -141,7 +141,7 @@ def _ended(queue: BucketQueue, result: Result) -> dict[str, Any]:
 
 def _waiting(queue: BucketQueue, id: str) -> dict[str, Any] | None:
     """A task, a task of a batch, or a whole batch that has not ended."""
-    from limpet.queue.names import batch_of, entry_of, is_batch
+    from limpet.queue.entry import batch_of, entry_of, is_batch
 
     part = batch_of(id)
     entry = part[0] if part else entry_of(id)
@@ -186,9 +186,8 @@ def _in_batch(lease: EntryLease, n: int, state: str) -> dict[str, Any]:
 
 def _scheduled(queue: BucketQueue, id: str) -> dict[str, Any] | None:
     """A push that waits for its time. Cost: 1 LIST per 1,000 of them."""
-    from limpet.queue.names import entry_of
+    from limpet.queue.entry import entry_of, read_task
     from limpet.queue.push import due_of
-    from limpet.queue.records import read_task
 
     storage = queue.storage
     entry = entry_of(id)

@@ -18,9 +18,16 @@ from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import QUEUES, Key, QueueKeys, name_of
 from limpet.lease import State
 from limpet.queue.decide import at_work
-from limpet.queue.names import batch_of, count_of, is_batch, life_before, name_of_receipt
-from limpet.queue.records import EntryLease, lease_of
-from limpet.queue.storage import CONTROL_CODEC
+from limpet.queue.entry import (
+    CONTROL_CODEC,
+    EntryLease,
+    batch_of,
+    count_of,
+    is_batch,
+    lease_of,
+    life_before,
+    name_of_receipt,
+)
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Stat, Store
 

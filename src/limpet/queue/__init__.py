@@ -7,6 +7,8 @@ of an entry, `queue` for how one is found and taken.
 from limpet.queue.api import (
     AttemptError,
     Claim,
+    EmptyClaim,
+    Fail,
     Failure,
     Feature,
     Notice,
@@ -15,13 +17,12 @@ from limpet.queue.api import (
     Pushed,
     Queue,
     Result,
+    Retry,
     Stats,
     Task,
 )
 from limpet.queue.claim import EntryClaim
-from limpet.queue.nothing import EmptyClaim
 from limpet.queue.queue import BucketQueue
-from limpet.queue.verdicts import Fail, Retry
 
 __all__ = [
     "AttemptError",

@@ -11,24 +11,29 @@ from limpet.errors import Conflict, Corrupt, Invalid, Missing
 from limpet.keys import Key, is_minted
 from limpet.lease import State
 from limpet.queue.api import Policy
-from limpet.queue.decide import attempts_of, cancelled, claimed
-from limpet.queue.look import Look
-from limpet.queue.names import (
+from limpet.queue.decide import attempts_of, cancelled, claimed, task_receipt
+from limpet.queue.entry import (
     BATCH,
+    NOTHING,
     RETRY_MARK,
     TASK,
+    Content,
+    ControlRecord,
+    EntryLease,
+    Receipt,
+    Storage,
     batch_of,
     count_of,
     entry_of,
     is_batch,
     name_of_receipt,
+    new_task,
     parts_of_entry,
+    read_task,
 )
+from limpet.queue.finish import reject_entry
+from limpet.queue.look import Look
 from limpet.queue.push import Pusher
-from limpet.queue.receipts import task_receipt
-from limpet.queue.records import NOTHING, ControlRecord, EntryLease, Receipt, new_task, read_task
-from limpet.queue.reject import reject_entry
-from limpet.queue.storage import Content, Storage
 
 CANCEL_TRIES_MAX = 10
 CANCELLED = "cancelled"

@@ -337,3 +337,42 @@ def need(queue: str, provider: str, supports: frozenset[Feature], feature: Featu
             f"queue {queue!r} lives in {provider}, which has no {feature}",
             hint=f"it has {', '.join(sorted(supports))}; a bucket or a directory has everything",
         )
+
+
+class EmptyClaim:
+    """Falsy, without tasks; what is not there cannot be lost."""
+
+    token = 0
+    lost = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(())
+
+    def __enter__(self) -> EmptyClaim:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        return None
+
+    def hand_back(self) -> None:
+        pass
+
+
+class Retry(Exception):
+    """Try this task again, after `after_s` seconds (None: after the queue's own back-off). It costs an attempt."""
+
+    def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
+        super().__init__(reason or "the handler asked for another try")
+        if after_s is not None and not after_s >= 0:
+            raise Invalid(f"after_s must not be negative, and is {after_s:g}")
+        self.after_s = after_s
+
+
+class Fail(Exception):
+    """This task cannot succeed: put it into `failed/` at once, whatever attempts are left."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler gave the task up")

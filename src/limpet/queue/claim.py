@@ -6,32 +6,47 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from limpet import records
 from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.lease import HeldLease
-from limpet.queue.api import Policy
+from limpet.lease.decide import renew_interval_s
+from limpet.queue.api import Fail, Policy, Retry
 from limpet.queue.decide import (
     Progress,
+    attempt_record,
     attempts_of,
     backoff_s,
+    batch_receipt,
     charged,
+    clean_text,
     freed,
     handed_back,
+    lists_done,
     must_charge,
     open_tasks,
     progressed,
+    task_receipt,
 )
-from limpet.queue.heart import Heart
-from limpet.queue.receipts import attempt_record, batch_receipt, clean_text, lists_done, task_receipt
-from limpet.queue.records import DELAY_MAX_S, NOTHING, Ended, EntryLease, Receipt, result_bytes
-from limpet.queue.results import Results
-from limpet.queue.storage import Content, Storage, task_name
-from limpet.queue.verdicts import Fail, Retry
+from limpet.queue.entry import (
+    DELAY_MAX_S,
+    NOTHING,
+    Content,
+    Ended,
+    EntryLease,
+    Part,
+    Receipt,
+    Storage,
+    result_bytes,
+    task_name,
+)
+from limpet.runtime import Runtime
+from limpet.store.api import Absent
 
 NO_VERDICT = "the block ended without a verdict"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
@@ -499,3 +514,118 @@ def _short(error: Exception) -> str:
         return "it is nested too deeply"
     said = " ".join(str(error).split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
+
+
+TICK_PART = 12
+
+
+class Beating(Protocol):
+    """What wants to be renewed."""
+
+    def beat(self) -> None:
+        """Renew, or do not: a claim that is over or hangs gives itself up."""
+
+
+class Heart:
+    """Calls `beat` of each claim every ttl_s / 3; after one that failed, every ttl_s / 12.
+
+    The thread starts with the first claim and ends when there was none for a while. A claim that is over before its
+    first beat costs nothing.
+    """
+
+    def __init__(self, runtime: Runtime, ttl_s: float, *, name: str) -> None:
+        self._runtime = runtime
+        self._ttl_s = ttl_s
+        self._name = name
+        self._mutex = runtime.mutex()
+        self._due_s: dict[Beating, float] = {}
+        self._owner: str | None = None
+
+    def add(self, claim: Beating) -> None:
+        """Keep `claim` alive from now on."""
+        with self._mutex:
+            self._due_s[claim] = self._runtime.elapsed_s() + renew_interval_s(self._ttl_s)
+            if self._owner != self._runtime.owner:
+                self._owner = self._runtime.owner  # a forked child has no thread of its parent's
+                self._runtime.spawn(self._run, name=self._name)
+
+    def remove(self, claim: Beating) -> None:
+        """Let `claim` go. A beat that is under way may still end."""
+        with self._mutex:
+            self._due_s.pop(claim, None)
+
+    def _run(self) -> None:
+        resting = 0
+        while resting < TICK_PART:
+            self._runtime.sleep(self._ttl_s / TICK_PART)
+            resting = 0 if self._tick() else resting + 1
+            with self._mutex:
+                if resting == TICK_PART and self._due_s:
+                    resting = 0
+                elif resting == TICK_PART:
+                    self._owner = None
+
+    def _tick(self) -> bool:
+        """Beat what is due; whether there is anything to keep alive."""
+        at_s = self._runtime.elapsed_s()
+        with self._mutex:
+            due = [claim for claim, due_s in self._due_s.items() if due_s <= at_s]
+            alive = bool(self._due_s)
+        for claim in due:
+            try:
+                claim.beat()
+                pause_s = renew_interval_s(self._ttl_s)
+            except LimpetError:
+                pause_s = 0.0
+            with self._mutex:
+                if claim in self._due_s:
+                    self._due_s[claim] = at_s + pause_s
+        return alive
+
+
+INLINE_BYTES_MAX = 1024
+INLINE_TOTAL_MAX = 256 * 1024
+PART_BYTES_MAX = 512 * 1024
+
+
+class Results:
+    """Keeps the results of one claim, and the large ones until they are written.
+
+    `inline_bytes`: what earlier claims of the entry have put into the record.
+    """
+
+    def __init__(self, storage: Storage, entry: str, *, inline_bytes: int) -> None:
+        self._storage = storage
+        self._entry = entry
+        self._inline_bytes = inline_bytes
+        self.all: dict[int, msgspec.Raw] = {}
+        self.large: dict[int, msgspec.Raw] = {}
+
+    def is_large(self, n: int, data: msgspec.Raw) -> bool:
+        """Whether the result of task `n` goes into a part object; then it is kept here."""
+        self.all[n] = data
+        size = len(bytes(data))
+        if size <= INLINE_BYTES_MAX and self._inline_bytes + size <= INLINE_TOTAL_MAX:
+            self._inline_bytes += size
+            return False
+        self.large[n] = data
+        return True
+
+    def write_large(self) -> Iterator[Key]:
+        """Write what is kept; the keys of the parts. It comes before the record that names them.
+
+        Cost: 1 PUT per 512 KiB.
+        """
+        while self.large:
+            some: dict[int, msgspec.Raw] = {}
+            size = 0
+            for n, data in [*self.large.items()]:
+                size += len(bytes(data))
+                if some and size > PART_BYTES_MAX:
+                    break
+                some[n] = data
+            key = self._storage.keys.part(self._entry, self._storage.runtime.new_id())
+            self._storage.store.put(key, records.encode(Part(results=some)), when=Absent())
+            for n in some:
+                self.large.pop(n, None)
+            yield key

@@ -16,23 +16,27 @@ from limpet.cell import Versioned
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Policy, Result, Stats
-from limpet.queue.decide import at_work
-from limpet.queue.names import (
+from limpet.queue.decide import at_work, attempt_errors, completion, errors_of, lists_done
+from limpet.queue.entry import (
     BATCH,
+    ENTRY_BYTES_MAX,
     LEASE,
+    NOTHING,
     TASK,
+    Part,
+    Receipt,
+    Storage,
     batch_of,
     count_of,
     entry_of,
     is_batch,
+    lease_of,
     life_before,
     name_of_receipt,
     parts_of_entry,
+    read_content,
 )
 from limpet.queue.push import Pusher
-from limpet.queue.receipts import attempt_errors, completion, errors_of, lists_done
-from limpet.queue.records import ENTRY_BYTES_MAX, NOTHING, Part, Receipt, lease_of
-from limpet.queue.storage import Storage, read_content
 
 IDS_MAX = 10
 KIND_CHARS_MAX = 200

@@ -10,10 +10,18 @@ from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key, is_minted
 from limpet.queue.api import Pushed
-from limpet.queue.names import check_id
-from limpet.queue.records import BATCH_MAX, DELAY_MAX_S, ENTRY_BYTES_MAX, TaskRecord, batch_bytes, new_task, read_task
-from limpet.queue.reject import reject_scheduled
-from limpet.queue.storage import Storage
+from limpet.queue.entry import (
+    BATCH_MAX,
+    DELAY_MAX_S,
+    ENTRY_BYTES_MAX,
+    Storage,
+    TaskRecord,
+    batch_bytes,
+    check_id,
+    new_task,
+    read_task,
+)
+from limpet.queue.finish import reject_scheduled
 from limpet.store.api import Absent, Put
 
 SENDS_MAX = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from limpet.errors import Corrupt, LimpetError
 from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue.api import Policy
-from limpet.queue.heart import Heart
-from limpet.queue.storage import Storage
+from limpet.queue.claim import Heart
+from limpet.queue.entry import Storage
 
 LOOKS_MAX = 8
 

@@ -27,6 +27,7 @@ from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.queue.api import (
     AsyncQueue,
     AttemptError,
+    EmptyClaim,
     Failure,
     Feature,
     Notice,
@@ -37,9 +38,8 @@ from limpet.queue.api import (
     Stats,
     need,
 )
-from limpet.queue.heart import Heart
-from limpet.queue.nothing import EmptyClaim
-from limpet.queue.records import payload_bytes
+from limpet.queue.claim import Heart
+from limpet.queue.entry import payload_bytes
 from limpet.queue.sqs_claim import HIDDEN_MAX_S, Desk, Held, SqsClaim
 from limpet.queue.sqs_messages import Burial, TaskMessage, next_life, read_failed, read_task, task_text
 from limpet.queue.sqs_wire import BATCH_MAX, POLL_MAX_S, Message, Wire, check, pack

@@ -13,13 +13,11 @@ from typing import Any, Literal
 import msgspec
 
 from limpet.errors import Invalid, LeaseLost, OutcomeUnknown, Unavailable
-from limpet.queue.api import Feature, Policy, need
-from limpet.queue.claim import NO_VERDICT
+from limpet.queue.api import Fail, Feature, Policy, Retry, need
+from limpet.queue.claim import NO_VERDICT, Heart
 from limpet.queue.decide import backoff_s
-from limpet.queue.heart import Heart
 from limpet.queue.sqs_messages import Burial, TaskMessage, failed_text
 from limpet.queue.sqs_wire import TRIES, Message, Wire, check, pack
-from limpet.queue.verdicts import Fail, Retry
 from limpet.runtime import Runtime
 
 HIDDEN_MAX_S = 12 * 3600

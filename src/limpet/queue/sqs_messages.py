@@ -10,8 +10,8 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid
-from limpet.queue.names import RETRY_MARK
-from limpet.queue.receipts import TRACEBACK_CHARS_MAX, clean_text
+from limpet.queue.decide import TRACEBACK_CHARS_MAX, clean_text
+from limpet.queue.entry import RETRY_MARK
 from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Message
 from limpet.records import Count, Instant, Name, Text
 from limpet.runtime import Runtime

@@ -14,11 +14,9 @@ from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import Policy
-from limpet.queue.names import LEASE, REMOTE, batch_of, name_of_receipt, parts_of_entry
+from limpet.queue.decide import lists_done
+from limpet.queue.entry import LEASE, REMOTE, Receipt, Storage, SweepRecord, batch_of, name_of_receipt, parts_of_entry
 from limpet.queue.push import due_of
-from limpet.queue.receipts import lists_done
-from limpet.queue.records import Receipt, SweepRecord
-from limpet.queue.storage import Storage
 from limpet.store.api import Stat
 
 CHUNK = 1000

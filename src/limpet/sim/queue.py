@@ -19,10 +19,8 @@ from limpet.keys import Key, QueueKeys, is_minted
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy, Result, Task
 from limpet.queue.claim import EntryClaim
-from limpet.queue.decide import attempts_of
-from limpet.queue.names import batch_of, count_of, entry_of, is_batch, name_of_receipt
-from limpet.queue.receipts import completion
-from limpet.queue.records import EntryLease, Receipt
+from limpet.queue.decide import attempts_of, completion
+from limpet.queue.entry import EntryLease, Receipt, batch_of, count_of, entry_of, is_batch, name_of_receipt
 from limpet.sim.actors import Actor, Actors, Turns
 from limpet.sim.bucket import Bucket, BucketChange, SimStore
 from limpet.sim.nemesis import Knobs, Nemesis, steps

@@ -18,9 +18,7 @@ from limpet.keys import Key, queue_place
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy, Task
 from limpet.queue.claim import EntryClaim
-from limpet.queue.names import entry_of, name_of_receipt
-from limpet.queue.records import EntryLease, Receipt
-from limpet.queue.storage import Storage
+from limpet.queue.entry import EntryLease, Receipt, Storage, entry_of, name_of_receipt
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync import ClientLog, Outbox, Supervisor
 from limpet.queue.sync.records import RemoteLease

@@ -11,7 +11,7 @@ import pytest
 from limpet import keys
 from limpet.errors import Conflict
 from limpet.keys import Key, log_key, log_of, queue_place
-from limpet.queue.records import ENTRY_BYTES_MAX
+from limpet.queue.entry import ENTRY_BYTES_MAX
 from limpet.queue.sync import Blocked, Cycle, Event
 from limpet.queue.sync.log import LINES_MAX
 from limpet.queue.sync.records import LINE_BYTES_MAX

@@ -12,7 +12,7 @@ from limpet import records
 from limpet.lease import State
 from limpet.queue.api import Policy
 from limpet.queue.decide import claimed, freed
-from limpet.queue.records import EntryLease, Receipt, new_task
+from limpet.queue.entry import EntryLease, Receipt, new_task
 from limpet.queue.sync.decide import (
     absent,
     ends,

@@ -11,7 +11,7 @@ import pytest
 from limpet import keys
 from limpet.errors import Corrupt, OutcomeUnknown, Unavailable, Unsupported
 from limpet.keys import Key
-from limpet.queue.records import Receipt
+from limpet.queue.entry import Receipt
 from limpet.queue.sync.records import (
     LINE_BYTES_MAX,
     EndLine,

@@ -11,7 +11,7 @@ from limpet.cli.queue_show import _waiting
 from limpet.keys import Key, QueueKeys
 from limpet.lease import State
 from limpet.queue.claim import EntryClaim
-from limpet.queue.records import EntryLease
+from limpet.queue.entry import EntryLease
 from limpet.queue.sync import Collision, Outbox
 from limpet.queue.sync.records import RemoteLease
 from limpet.store import MemoryStore

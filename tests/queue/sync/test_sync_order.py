@@ -11,8 +11,7 @@ import pytest
 from limpet.errors import Unavailable
 from limpet.keys import QueueKeys
 from limpet.queue import Result
-from limpet.queue.records import Receipt
-from limpet.queue.storage import Storage
+from limpet.queue.entry import Receipt, Storage
 from limpet.queue.sync.log import LINES_MAX, LOG_BYTES_MAX, _packed
 from limpet.queue.sync.records import HeldLine, PushLine, log_bytes, read_log
 from support.queue import Crash, crash, raises

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from limpet.keys import Key, queue_place
-from limpet.queue.names import is_batch
-from limpet.queue.records import ENTRY_BYTES_MAX
-from limpet.queue.storage import Storage
+from limpet.queue.entry import ENTRY_BYTES_MAX, Storage, is_batch
 from limpet.queue.sync.journal import Outbox
 from limpet.queue.sync.objects import DAMAGE, Aside, each, queues_of
 from limpet.runtime import Runtime

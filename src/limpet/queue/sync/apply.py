@@ -14,8 +14,7 @@ from limpet import records
 from limpet.cell import Lost, Replaced, Unclear, Won
 from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
-from limpet.queue.records import ENTRY_BYTES_MAX, Part, Receipt, read_task
-from limpet.queue.storage import Storage, task_name
+from limpet.queue.entry import ENTRY_BYTES_MAX, Part, Receipt, Storage, read_task, task_name
 from limpet.queue.sync.decide import ends, merged, ran_twice, won_back
 from limpet.queue.sync.objects import DAMAGE
 from limpet.queue.sync.records import EndLine, place_of

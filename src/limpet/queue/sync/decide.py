@@ -15,8 +15,7 @@ import msgspec
 from limpet.errors import Corrupt, Unsupported
 from limpet.lease import State
 from limpet.lease.decide import Take, next_step
-from limpet.queue.records import EntryLease, Receipt, read_task
-from limpet.queue.storage import task_name
+from limpet.queue.entry import EntryLease, Receipt, read_task, task_name
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, RemoteLease, place_of
 
 ABSENT_PART = 6 / 7

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from limpet.errors import Missing
 from limpet.keys import Key, QueueKeys, log_key, log_of
-from limpet.queue.records import ENTRY_BYTES_MAX, Receipt
+from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import absent, is_stale, unread
 from limpet.queue.sync.fresh import Fresh

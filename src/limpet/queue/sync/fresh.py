@@ -8,8 +8,7 @@ from limpet import keys
 from limpet.errors import Corrupt
 from limpet.keys import Key, QueueKeys, queue_place
 from limpet.lease import State
-from limpet.queue.names import batch_of, is_batch, name_of_receipt
-from limpet.queue.records import ENTRY_BYTES_MAX
+from limpet.queue.entry import ENTRY_BYTES_MAX, batch_of, is_batch, name_of_receipt
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import entry_of_line
 from limpet.queue.sync.lease_down import RemoteLeases

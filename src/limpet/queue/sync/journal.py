@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from limpet import keys
 from limpet.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.keys import Key, QueueKeys
-from limpet.queue.records import Receipt
+from limpet.queue.entry import Receipt
 from limpet.queue.sync.lease_down import RemoteLeases
 from limpet.queue.sync.records import (
     LOG_READ_MAX,

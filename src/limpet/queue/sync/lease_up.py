@@ -13,7 +13,7 @@ from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import OutcomeUnknown
 from limpet.keys import Key, QueueKeys
 from limpet.lease import State, VersionWatch
-from limpet.queue.records import EntryLease
+from limpet.queue.entry import EntryLease
 from limpet.queue.sync.apply import Applier
 from limpet.queue.sync.decide import let_go, published
 from limpet.queue.sync.objects import DAMAGE, queue_name

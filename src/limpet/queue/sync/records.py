@@ -16,8 +16,7 @@ from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.keys import LOG_MAX, QueueKeys, QueuePlace, queue_place, segment
 from limpet.lease.decide import TTL_MAX_S
-from limpet.queue.names import batch_of
-from limpet.queue.records import ENTRY_BYTES_MAX, Receipt
+from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt, batch_of
 from limpet.records import Count, Digest, Instant, Name, Seconds
 
 SCHEMA = 1

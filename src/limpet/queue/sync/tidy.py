@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from limpet.keys import QueueKeys
 from limpet.queue.api import Policy
+from limpet.queue.entry import Storage
 from limpet.queue.push import Pusher
-from limpet.queue.storage import Storage
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync.objects import DAMAGE, queues_of
 from limpet.runtime import Runtime

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any
 
-from limpet.queue.verdicts import Retry
+from limpet.queue.api import Retry
 
 LOOK_S = 0.2
 

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from limpet.errors import Invalid, LeaseLost, Unsupported
-from limpet.queue.api import Task
-from limpet.queue.verdicts import Fail, Retry
+from limpet.queue.api import Fail, Retry, Task
 
 TRACE_BYTES_MAX = 8 * 1024
 LINE_CHARS_MAX = 500

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from limpet.errors import LeaseLost
 from limpet.events import EventSink, task_run
-from limpet.queue.api import Claim, Queue, Task
-from limpet.queue.verdicts import Retry
+from limpet.queue.api import Claim, Queue, Retry, Task
 from limpet.queue.work.cron import Cron
 from limpet.queue.work.events import ROUTINE, Event, EventKind, TallyKeeper
 from limpet.queue.work.judge import Again, Caught, Dropped, Failed, Halt, judge, record_done

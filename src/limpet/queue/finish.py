@@ -6,9 +6,7 @@ import msgspec
 
 from limpet.errors import Corrupt, Missing, Unsupported
 from limpet.keys import Key
-from limpet.queue.names import count_of
-from limpet.queue.records import NOTHING, Ended, Receipt
-from limpet.queue.storage import Content, Storage, task_name
+from limpet.queue.entry import NOTHING, Content, Ended, Receipt, Storage, count_of, task_name
 from limpet.store.api import Absent
 
 

@@ -1,0 +1,549 @@
+"""The objects of one queue: entries, leases, receipts, and the order in which they come and go.
+
+Nothing here decides. Names are single-use: a receipt ends one, and only an ended one is deleted, so no delete, however
+late, can hit a newer object of the same name (F18).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+
+from limpet import records
+from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.keys import Key, QueueKeys, is_minted, segment
+from limpet.lease import LeaseRecord
+from limpet.queue.api import Notice
+from limpet.records import Count, Digest, Instant, Name, Positive, Text
+from limpet.runtime import Runtime
+from limpet.store.api import Absent, Blob, Stat, Store
+
+RETRY_MARK = "~"
+TASK = "task.json"
+BATCH = "tasks.jsonl"
+LEASE = "lease.json"
+REMOTE = "remote.json"
+KINDS = frozenset((TASK, BATCH, LEASE, REMOTE))
+
+
+def check_id(id_: str) -> str:
+    """The entry of a user's id.   Raises: Invalid for an id that no name can hold, or of a form that we mint."""
+    if not isinstance(id_, str) or RETRY_MARK in id_:
+        raise Invalid(f"the task id {id_!r} has a {RETRY_MARK!r}", hint="limpet marks retried tasks with it")
+    if is_minted(id_):
+        raise Invalid(f"the task id {id_!r} looks like one that limpet makes", hint="prefix it with a word of yours")
+    return segment(id_)
+
+
+def entry_of(id_: str) -> str:
+    """The entry that a task id names: a minted one as it is, a user's encoded, a retried one with its mark."""
+    if not isinstance(id_, str) or not id_:
+        raise Invalid(f"a task id is a non-empty string, not {id_!r}")
+    base, mark, life = id_.rpartition(RETRY_MARK)
+    if mark and _is_number(life):
+        return f"{base if is_minted(base) else segment(base)}{mark}{life}"
+    return id_ if is_minted(id_) else segment(id_)
+
+
+def batch_of(id_: str) -> tuple[str, int] | None:
+    """The batch and the number of a task of a batch; None for any other id."""
+    entry, dot, n = id_.rpartition(".")
+    return (entry, int(n)) if dot and is_minted(id_) and _is_number(n) else None
+
+
+def count_of(entry: str) -> int:
+    """How many tasks an entry holds: a batch says so in its name."""
+    return int(entry.rpartition("-")[2]) if is_batch(entry) else 1
+
+
+def is_batch(entry: str) -> bool:
+    """Whether an entry is a batch."""
+    _, dash, count = entry.rpartition("-")
+    return bool(dash) and _is_number(count) and is_minted(entry)
+
+
+def life_before(name: str) -> str | None:
+    """The name whose next life this is; None for a first life."""
+    base, mark, life = name.rpartition(RETRY_MARK)
+    if not mark or not _is_number(life):
+        return None
+    return base if life == "1" else f"{base}{RETRY_MARK}{int(life) - 1}"
+
+
+def name_of_receipt(key: str) -> str:
+    """The entry, or the task of a batch, that a receipt is about."""
+    return key.rsplit("/", 1)[1].removesuffix(".json")
+
+
+def parts_of_entry(key: str, pending: str) -> tuple[str, str] | None:
+    """The entry and the kind of one of its objects; None for a key that is not ours."""
+    if not key.startswith(f"{pending}/"):
+        return None
+    entry, _, kind = key[len(pending) + 1 :].partition("/")
+    return (entry, kind) if kind in KINDS else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+SCHEMA = 1
+PAYLOAD_BYTES_MAX = 256 * 1024
+RESULT_BYTES_MAX = 256 * 1024
+BATCH_MAX = 1000
+ENTRY_BYTES_MAX = 8 * 1024 * 1024
+DELAY_MAX_S = 366 * 86400.0
+ERROR_CHARS_MAX = 2_000
+NOTHING = msgspec.Raw(b"null")
+
+TOKEN_MAX = 1 << 50
+ATTEMPTS_KEPT = 3
+"""Of how many failed attempts of a task the error is kept in its lease."""
+ATTEMPT_TRACE_CHARS_MAX = 2048
+
+Ended = Literal["completed", "failed", "cancelled", "retried"]
+
+TaskNumber = Annotated[int, msgspec.Meta(ge=0, lt=BATCH_MAX)]
+"""The place of a task in its entry, from 0; a single task is number 0."""
+TaskNumbers = Annotated[list[TaskNumber], msgspec.Meta(max_length=BATCH_MAX)]
+TaskCount = Annotated[int, msgspec.Meta(ge=1, le=BATCH_MAX)]
+WaitSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=DELAY_MAX_S)]
+ByTask = msgspec.Meta(max_length=BATCH_MAX)
+PartKeys = Annotated[list[Name], msgspec.Meta(max_length=10 * BATCH_MAX)]
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One task. `write_id` tells whose push it was; `retries` counts its earlier lives; `sha256` is the payload's.
+
+    `delayed`: it was scheduled first, so it may be made pending more than once.
+    """
+
+    schema: Positive = SCHEMA
+    id: Text
+    payload: msgspec.Raw
+    sha256: Digest
+    pushed_at: Instant
+    write_id: Name
+    retries: Count = 0
+    delayed: bool = False
+
+
+class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a batch: how many payload lines follow, and the digest of them all."""
+
+    schema: Positive = SCHEMA
+    count: TaskCount
+    sha256: Digest
+    pushed_at: Instant
+    write_id: Name
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A failed attempt of a task: which, when, in which worker, and why."""
+
+    attempt: Count
+    at: Instant
+    worker: Name
+    error: Annotated[str, msgspec.Meta(max_length=ERROR_CHARS_MAX)]
+    traceback: Annotated[str, msgspec.Meta(max_length=ATTEMPT_TRACE_CHARS_MAX)] | None = None
+
+
+AttemptRecords = Annotated[list[AttemptRecord], msgspec.Meta(max_length=16)]
+
+
+class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
+    """Who works on an entry, and how far its tasks are. Tasks are numbered from 0; a single task is number 0.
+
+    Waits are seconds after this record's own LastModified: writer and reader need no common clock.
+    """
+
+    charged: Count = 1
+    """Attempts of every task that `attempts` does not name. Limpet 0.1 wrote 1 with a first claim."""
+    attempts: Annotated[dict[TaskNumber, Count], ByTask] = msgspec.field(default_factory=dict)
+    running: TaskNumber | None = None
+    """The task whose handler was started by the swap that wrote this."""
+    done: TaskNumbers = msgspec.field(default_factory=list)
+    failed: TaskNumbers = msgspec.field(default_factory=list)
+    waits: Annotated[dict[TaskNumber, WaitSeconds], ByTask] = msgspec.field(default_factory=dict)
+    wait_s: WaitSeconds = 0.0
+    """How long a free entry rests."""
+    results: Annotated[dict[TaskNumber, msgspec.Raw], ByTask] = msgspec.field(default_factory=dict)
+    parts: PartKeys = msgspec.field(default_factory=list)
+    error: Text | None = None
+    """The last error of a single task. Limpet 0.1 wrote that of any task of a batch, too."""
+    errors: Annotated[dict[TaskNumber, AttemptRecords], ByTask] = msgspec.field(default_factory=dict)
+    """The last failed attempts of the tasks that have not ended, oldest first."""
+    contested: bool = False
+    """Whether a claim of it was ever taken over from a holder that did not let go: it may still finish tasks."""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The end of an entry, or of one task of a batch. `failed` lists a batch's failed tasks; all others are done."""
+
+    state: Ended
+    id: Text
+    count: TaskCount = 1
+    attempts: Count = 0
+    token: Count = 0
+    worker_id: Name = ""
+    label: Name = ""
+    pushed_at: Instant | None = None
+    finished_at: Instant
+    payload: msgspec.Raw = NOTHING
+    result: msgspec.Raw = NOTHING
+    error: Text | None = None
+    traceback: Text | None = None
+    errors: AttemptRecords = msgspec.field(default_factory=list)
+    """The last failed attempts, oldest first, with the one that ended the task. Empty if that was the only one."""
+    failed: TaskNumbers = msgspec.field(default_factory=list)
+    results: Annotated[dict[TaskNumber, msgspec.Raw], ByTask] = msgspec.field(default_factory=dict)
+    parts: PartKeys = msgspec.field(default_factory=list)
+    own: TaskNumbers = msgspec.field(default_factory=list)
+    """Tasks of a batch whose own receipts stood before this one, and count."""
+    retries: Count = 0
+    retried_as: Text | None = None
+    raw: Name | None = None
+    """The key of bytes that could not be read, kept as they were."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Results that are too large for a lease record, by the number of their task."""
+
+    schema: Positive = SCHEMA
+    results: Annotated[dict[TaskNumber, msgspec.Raw], ByTask]
+
+
+class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator has set."""
+
+    paused: bool = False
+
+
+class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """When a sweep was last begun; it lasts until another one takes its turn."""
+
+    worker_id: Name
+    begun_at: Instant
+    retained_at: Instant
+
+
+def new_task(
+    id_: str, payload: bytes, *, pushed_at: datetime, write_id: str, retries: int = 0, delayed: bool = False
+) -> TaskRecord:
+    """A task to be pushed."""
+    return TaskRecord(
+        id=id_,
+        payload=msgspec.Raw(payload),
+        sha256=hashlib.sha256(payload).hexdigest(),
+        pushed_at=pushed_at,
+        write_id=write_id,
+        retries=retries,
+        delayed=delayed,
+    )
+
+
+def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
+    """The payload as JSON.   Raises: Invalid for what JSON cannot hold, or more than 256 KiB (F32)."""
+    data = records.plain_bytes(payload, what=what)
+    if len(data) > PAYLOAD_BYTES_MAX:
+        raise Invalid(
+            f"{what} takes {len(data)} bytes; a task holds {PAYLOAD_BYTES_MAX}",
+            hint="put the data into an object of its own and its name into the task",
+        )
+    return data
+
+
+def result_bytes(result: Any) -> bytes:
+    """A task's result as JSON.   Raises: Invalid."""
+    data = records.plain_bytes(result, what="the result")
+    if len(data) > RESULT_BYTES_MAX:
+        raise Invalid(
+            f"the result takes {len(data)} bytes; a receipt holds {RESULT_BYTES_MAX}",
+            hint="put the data into an object of its own and its name into the result",
+        )
+    return data
+
+
+def read_task(data: bytes, *, what: str) -> TaskRecord:
+    """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote."""
+    record = records.decode(data, TaskRecord, what=what)
+    _check_schema(record.schema, what)
+    if hashlib.sha256(record.payload).hexdigest() != record.sha256:
+        raise Corrupt(f"{what} does not match its digest")
+    return record
+
+
+def lease_of(data: bytes, *, count: int, what: str) -> EntryLease:
+    """The lease of an entry that has `count` tasks.   Raises: Corrupt, also if it tells of a task beyond them."""
+    record = records.decode(data, EntryLease, what=what)
+    if record.token > TOKEN_MAX:
+        raise Corrupt(f"{what} has token {record.token}: no claim could have a higher one")
+    told = (record.done, record.failed, record.attempts, record.waits, record.results, record.errors)
+    highest = max((max(numbers) for numbers in told if numbers), default=0)
+    if max(highest, record.running or 0) >= count:
+        raise Corrupt(f"{what} tells of task {max(highest, record.running or 0)}; its entry has {count}")
+    return record
+
+
+def batch_bytes(payloads: Sequence[bytes], *, pushed_at: datetime, write_id: str) -> bytes:
+    """The object of a batch."""
+    body = b"\n".join(payloads)
+    header = BatchHeader(
+        count=len(payloads), sha256=hashlib.sha256(body).hexdigest(), pushed_at=pushed_at, write_id=write_id
+    )
+    return records.encode(header) + b"\n" + body
+
+
+def batch_lines(data: bytes, *, what: str) -> tuple[BatchHeader, bytes]:
+    """The header of a batch and its payload lines, one per task.   Raises: Corrupt; Unsupported."""
+    first, _, body = data.partition(b"\n")
+    header = records.decode(first, BatchHeader, what=what)
+    _check_schema(header.schema, what)
+    if body.count(b"\n") != header.count - 1:
+        raise Corrupt(f"{what} is cut short: it should hold {header.count} tasks")
+    if hashlib.sha256(body).hexdigest() != header.sha256:
+        raise Corrupt(f"{what} does not match its digest")
+    return header, body
+
+
+def _check_schema(schema: int, what: str) -> None:
+    if schema > SCHEMA:
+        raise Unsupported(f"{what} has schema {schema}; this limpet reads up to {SCHEMA}")
+
+
+LEASE_CODEC = struct_codec(EntryLease)
+NOTICES_MAX = 1_000
+RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
+"""How much of an object that nobody can read is kept."""
+RECEIPT_CODEC = struct_codec(Receipt)
+CONTROL_CODEC = struct_codec(ControlRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The tasks of an entry: the payload of each as JSON, when they were pushed, and their earlier lives.
+
+    `minted`: the name was made for this one push, so nothing of it can have ended before it was first claimed.
+    """
+
+    ids: Sequence[str]
+    payloads: Sequence[bytes]
+    pushed_at: datetime
+    retries: int
+    minted: bool
+
+
+class Journal(Protocol):
+    """Where a supervised node notes each push and each end before it takes effect (H8).
+
+    `travels`: what is pushed and ended here comes from, and goes to, other places too. Then a name may come back after
+    it ended, so that every claim looks for a receipt.
+    """
+
+    travels: bool
+
+    def pushed(self, key: Key, data: bytes) -> None:
+        """A task or batch will be put there."""
+
+    def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
+        """A receipt of the entry, or of one of its tasks, will be put there."""
+
+    def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
+        """A claim of the entry lasts: others may want to know."""
+
+    def foreign(self, found: Iterable[Stat]) -> Collection[str]:
+        """The entries among those found that somebody elsewhere works on, as far as is known."""
+
+
+class NoJournal:
+    """Nobody listens."""
+
+    travels = False
+
+    def pushed(self, key: Key, data: bytes) -> None:
+        pass
+
+    def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
+        pass
+
+    def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
+        pass
+
+    def foreign(self, found: Iterable[Stat]) -> Collection[str]:
+        return ()
+
+
+class Notices:
+    """What the threads of this process met while they looked for work, until somebody asks."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._mutex = runtime.mutex()
+        self._notices: list[Notice] = []
+        self._warned: set[str] = set()
+
+    def failed(self, id_: str, note: str, count: int = 1) -> None:
+        """Tasks were ended in failed/ without being run."""
+        with self._mutex:
+            self._notices = [*self._notices[1 - NOTICES_MAX :], Notice(id_, note, count)]
+
+    def warn(self, id_: str, note: str) -> None:
+        """Something could not be read, and was passed over. It is said once."""
+        with self._mutex:
+            if note not in self._warned:
+                if len(self._warned) >= NOTICES_MAX:
+                    self._warned.clear()
+                self._warned.add(note)
+                self._notices = [*self._notices[1 - NOTICES_MAX :], Notice(id_, note)]
+
+    def take(self) -> list[Notice]:
+        """All of them; they are forgotten then."""
+        if not self._notices:
+            return []
+        with self._mutex:
+            notices, self._notices = self._notices, []
+        return notices
+
+
+def task_name(entry: str, n: int, *, batch: bool) -> str:
+    """The name of task `n` of an entry, as receipts have it."""
+    return f"{entry}.{n}" if batch else entry
+
+
+class Storage:
+    """One queue in one store."""
+
+    def __init__(self, store: Store, keys: QueueKeys, runtime: Runtime, journal: Journal | None = None) -> None:
+        self.store = store
+        self.keys = keys
+        self.runtime = runtime
+        self.journal: Journal = journal or NoJournal()
+        self.notices = Notices(runtime)
+
+    def lease(self, entry: str) -> Cell[EntryLease]:
+        """The lease of an entry."""
+        count = count_of(entry)
+        codec = Codec(EntryLease, lambda record: record, lambda data, what: lease_of(data, count=count, what=what))
+        return Cell(self.store, self.keys.lease(entry), codec, self.runtime, deletable=True)
+
+    def receipt(self, key: Key) -> Cell[Receipt]:
+        """A receipt."""
+        return Cell(self.store, key, RECEIPT_CODEC, self.runtime, deletable=True)
+
+    def control(self) -> Cell[ControlRecord]:
+        """What an operator has set."""
+        return Cell(self.store, self.keys.control, CONTROL_CODEC, self.runtime)
+
+    def content(self, entry: str, *, batch: bool) -> Content:
+        """The tasks of an entry.   Raises: Missing; Corrupt; Unsupported.   Cost: 1 GET."""
+        key = self.keys.tasks(entry, batch=batch)
+        return read_content(self.store.get(key, size_max=ENTRY_BYTES_MAX), entry, batch=batch, what=key)
+
+    def ended(self, entry: str) -> bool:
+        """Whether a receipt ends the entry. failed/ first: receipts move only from there to completed/ (H6).
+
+        Cost: 1 or 2 HEADs.
+        """
+        return self.exists(self.keys.failed_of(entry)) or self.exists(self.keys.completed_of(entry))
+
+    def read_receipt(self, key: Key) -> Receipt | None:
+        """A receipt; None if there is none, or none that can be read.   Cost: 1 GET."""
+        try:
+            seen = self.receipt(key).read()
+        except (Corrupt, Unsupported):
+            return None
+        return seen.value if seen else None
+
+    def own_receipts(self, folder: str, entry: str) -> set[int]:
+        """The tasks of a batch that have receipts of their own in completed/ or failed/.   Cost: 1 LIST."""
+        after = f"{folder}/{entry}."
+        names = takewhile(lambda stat: stat.key.startswith(after), self.store.list(folder, after=after))
+        return {part[1] for stat in names if (part := batch_of(name_of_receipt(stat.key)))}
+
+    def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
+        """Put a receipt there unless one stands there already; the one that stands.
+
+        One that stands there and cannot be read ends the name all the same: then ours is the answer.
+        Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if one stands there.
+        """
+        self.journal.ended(entry, batch, key, receipt)
+        try:
+            outcome = self.receipt(key).attempt(None, receipt)
+        except (Corrupt, Unsupported) as error:
+            self.notices.warn(entry, str(error))
+            return receipt
+        match outcome:
+            case Won(seen):
+                return seen.value
+            case Replaced(_, now) | Lost(now) | Unclear(now):
+                return now.value
+
+    def paused(self) -> bool:
+        """Whether an operator has paused the queue.   Raises: Corrupt; Unsupported.   Cost: 1 GET."""
+        seen = self.control().read()
+        return seen is not None and seen.value.paused
+
+    def raw_bytes(self, key: Key) -> bytes:
+        """An object as it is, for keeping: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""
+        try:
+            return self.store.get(key, range=(0, RAW_BYTES_MAX)).data
+        except Invalid:  # no byte is in that range: it is empty
+            return b""
+
+    def kept_payload(self, entry: str, payload: bytes) -> Key | None:
+        """Keep a payload that is not JSON as it is, in a part object; None for one that a receipt can hold.
+
+        Cost: 1 PUT, or nothing.
+        """
+        try:
+            records.plain(records.decode(payload, Any, what="the payload"), what="the payload")
+        except (Corrupt, Invalid):
+            key = self.keys.part(entry, self.runtime.new_id())
+            self.store.put(key, payload, when=Absent())
+            return key
+        return None
+
+    def close(self, entry: str, *, batch: bool) -> None:
+        """Remove an entry that a receipt ends: the task, then the lease, so that a lease is never missed in between.
+
+        A delete that fails leaves the rest to the next claim or sweep.   Cost: 2 DELETEs (3 on a supervised node).
+        """
+        with suppress(LimpetError):
+            self.store.delete(self.keys.tasks(entry, batch=batch))
+            self.drop_lease(entry)
+            if self.journal.travels:
+                self.store.delete(self.keys.remote(entry))
+
+    def drop_lease(self, entry: str) -> None:
+        """Remove the lease of an entry that has no task any more.   Cost: 1 DELETE."""
+        self.store.delete(self.keys.lease(entry))
+
+    def exists(self, key: Key) -> bool:
+        """Whether there is such an object.   Cost: 1 HEAD."""
+        try:
+            self.store.head(key)
+        except Missing:
+            return False
+        return True
+
+
+def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
+    """The tasks in an object that was read.   Raises: Corrupt; Unsupported."""
+    if blob.size > ENTRY_BYTES_MAX:
+        raise Corrupt(f"{what} has {blob.size} bytes, more than the {ENTRY_BYTES_MAX} that an entry may have")
+    if not batch:
+        task = read_task(blob.data, what=what)
+        minted = is_minted(entry) and not task.delayed
+        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted)
+    header, body = batch_lines(blob.data, what=what)
+    if header.count != count_of(entry):
+        raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
+    ids = [f"{entry}.{n}" for n in range(header.count)]
+    return Content(ids, body.split(b"\n"), header.pushed_at, 0, minted=True)
