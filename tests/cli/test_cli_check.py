@@ -11,8 +11,9 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from limpet.cli.check import AT_ONCE, Limits, violations
+from limpet.cli.check import Limits, violations
 from limpet.keys import QueueKeys
+from limpet.queue.inspect import RECEIPTS_AT_ONCE
 from limpet.runtime import system
 from limpet.store import DirectoryStore
 
@@ -105,13 +106,13 @@ def test_retried_and_cancelled_tasks_have_not_failed(here: Here) -> None:
 
 
 def test_it_stops_reading_when_there_are_enough() -> None:
-    _fail("a", 3 * AT_ONCE)
+    _fail("a", 3 * RECEIPTS_AT_ONCE)
     fleet = limpet.open("fleet", read_only=True)
     fleet.check()
     with fleet.meter.measure() as cost:
         _, [wrong] = violations(fleet, Limits(failed=5), None, system())
-    assert wrong.message == f"a: at least {AT_ONCE} tasks failed, and --max-failed is 5"
-    assert cost.requests["get"] == AT_ONCE
+    assert wrong.message == f"a: at least {RECEIPTS_AT_ONCE} tasks failed, and --max-failed is 5"
+    assert cost.requests["get"] == RECEIPTS_AT_ONCE
 
 
 def test_what_no_rule_is_about_is_not_listed() -> None:

@@ -132,7 +132,7 @@ QUEUE_BUGS = [
         "a hung worker is renewed for ever",
         "F16",
         16,
-        ("EntryClaim.beat", "self._runtime.elapsed_s() - self._started_s <= limit_s:", "limit_s:"),
+        ("EntryClaim.renew", "self._runtime.elapsed_s() - self._started_s <= limit_s:", "limit_s:"),
     ),
     _bug(
         "a task that kills its process is not charged",
@@ -263,14 +263,14 @@ QUEUE_BUGS = [
             "if own is None and whole is not None and lists_done(whole, n):",
         ),
         ("_complete_late", "if whole is None or not lists_done(whole, n)]", "if n >= 0]"),
-        ("Look.completed", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
+        ("Inspection.completed", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
     ),
     _bug(
         "of several claims only the first is renewed",
         "planted from outside",
         0,
-        ("Heart._tick", "for claim in due:", "for claim in due[:1]:"),
-        scenario="queue/test_heart.py::test_every_claim_that_is_due_is_renewed_in_the_same_tick",
+        ("Renewer._tick", "for claim in due:", "for claim in due[:1]:"),
+        scenario="queue/test_renewer.py::test_every_claim_that_is_due_is_renewed_in_the_same_tick",
     ),
     _bug(
         "receipts are kept by the wall clock",

@@ -236,7 +236,7 @@ SYNC_BUGS = [
         "a late finisher of a batch that is not here yet counts",
         "F",
         "queue/sync/test_sync_order.py::test_a_late_finisher_of_a_batch_that_is_not_here_yet_does_not_count_yet",
-        ("Look.result", "gone = not self._storage.journal.travels", "gone = True"),
+        ("Inspection.result", "gone = not self._storage.journal.travels", "gone = True"),
     ),
     _bug(
         "a delayed push that was done stays scheduled in the bucket",

@@ -368,7 +368,7 @@ def test_a_task_is_not_started_when_the_lease_turns_out_lost(world: World) -> No
     world.process().queue.cancel("x")
     assert [*claim] == []
     with pytest.raises(LeaseLost):
-        claim.beat()
+        claim.renew()
 
 
 def test_a_failure_that_could_not_be_written_down_costs_its_attempt(world: World) -> None:

@@ -312,7 +312,7 @@ def test_a_part_is_written_before_the_swap_that_counts_its_task_as_done(world: W
         die_at(process, moment)
         try:
             next(tasks).done(LARGE)
-            claim.beat()
+            claim.renew()
         except (Crash, LimpetError):
             assert moment < 9
         process.freeze()
@@ -513,9 +513,9 @@ def test_a_result_that_comes_while_a_beat_is_under_way_is_not_counted_without_it
     process.store.puts.append(lost_reply)
     process.store.before("get", "lease.json", raises(Unavailable("away")))
     with pytest.raises(OutcomeUnknown):
-        claim.beat()
+        claim.renew()
     process.store.before("get", "lease.json", lambda: task.done("x" * 3_000))
-    claim.beat()
+    claim.renew()
     process.freeze()
     world.process().drain(lambda task: task.done("x" * 3_000))
     assert [world.process().queue.result(id_).value for id_ in ids] == ["x" * 3_000] * 2

@@ -75,7 +75,7 @@ def test_two_workers_share_a_backlog_and_spread(world: World) -> None:
     fill(world, 400)
     one, two = world.process(), world.process()
     for process in (one, two):
-        process.queue._pages.turn()
+        process.queue._discovery.list_page()
     taken = Counter[str]()
     while True:
         claims = [process.queue.claim() for process in (one, two)]
@@ -95,7 +95,7 @@ def test_many_workers_on_one_stale_page(world: World) -> None:
     fill(world, 60)
     workers = [world.process() for _ in range(6)]
     for worker in workers:
-        worker.queue._pages.turn()
+        worker.queue._discovery.list_page()
     ran = [id_ for worker in workers for id_ in worker.drain(idle_s=0)]
     assert sorted(Counter(ran).values()) == [1] * 60
     assert all(key.startswith("completed/") for key in world.names())
@@ -202,7 +202,7 @@ def test_a_page_that_ends_between_a_lease_and_its_task(world: World) -> None:
     one.queue.push({}, id="x")
     one.take()
     everything = [*world.memory.list(ROOT)]
-    (candidate,) = two.queue._pages._candidates([stat for stat in everything if stat.key.endswith("task.json")])
+    (candidate,) = two.queue._discovery._candidates([stat for stat in everything if stat.key.endswith("task.json")])
     assert candidate.lease is None
     assert two.queue._claim(candidate) is None
 

@@ -324,7 +324,7 @@ def test_a_dead_workers_task_is_taken_over(fleet: Fleet, url: str) -> None:
     queue.push({}, id="x")
     dead = held(queue.claim())
     (zombie,) = dead
-    queue._heart.remove(dead)
+    queue._renewer.remove(dead)
     other = limpet.open(url).queue("q", ttl_s=2)
     with other.claim(wait_s=WAIT_S) as claim:
         assert claim.token == 2

@@ -236,7 +236,7 @@ def test_a_task_that_runs_is_cancelled_and_its_worker_learns_of_it(world: World)
     world.time.sleep(TTL_S / 2)
     assert task.lost
     with pytest.raises(LeaseLost):
-        claim.beat()
+        claim.renew()
     with claim:
         pass
     assert world.names() == ["failed/x.json"]
@@ -291,7 +291,7 @@ def test_a_cancel_against_a_claim(world: World) -> None:
     assert operator.queue.cancel("x")
     assert world.names() == ["failed/x.json"]
     worker.queue.push({}, id="y")
-    worker.queue._pages.turn()
+    worker.queue._discovery.list_page()
     worker.store.before("put", "pending/y/lease.json", lambda: operator.queue.cancel("y"))
     assert not worker.queue.claim()
     world.process().queue.sweep()

@@ -79,7 +79,7 @@ def test_an_idle_slot_is_given_back(world: World) -> None:
     assert not two.queue.claim(), "one may go on at once"
     assert two.queue.claim(wait_s=3 * TTL_S)
     assert one.cost(lambda: world.time.sleep(20 * TTL_S)) == {}, "what was given back costs nothing"
-    assert not one.queue._heart._due_s
+    assert not one.queue._renewer._due_s
 
 
 def test_the_slot_of_a_dead_process_is_taken_over(world: World) -> None:

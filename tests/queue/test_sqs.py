@@ -761,7 +761,7 @@ def test_a_long_task_is_kept_from_others(world: World) -> None:
     assert not task.lost
     beats = [asked for name, asked in world.requests if name == "ChangeMessageVisibilityBatch"]
     assert len(beats) >= 2
-    assert {beat["Entries"][0]["VisibilityTimeout"] for beat in beats} == {2}
+    assert {renew["Entries"][0]["VisibilityTimeout"] for renew in beats} == {2}
     task.done()
     claim.hand_back()
     world.spent()
@@ -784,7 +784,7 @@ def test_nothing_is_kept_past_its_time(world: World) -> None:
     task.retry()
     assert world.failed() == []
     with suppress(LimpetError):
-        theirs.beat()
+        theirs.renew()
     again.done()
     assert queue.stats().pending == 0
 
@@ -799,11 +799,11 @@ def test_the_time_of_a_task_counts_from_when_it_was_handed_out(world: World) -> 
     first = next(tasks)
     runtime.skipped_s += 20
     world.spent()
-    claim.beat()
+    claim.renew()
     assert world.spent() == [], "the first one runs for too long, and whatever waits behind it is let go too"
     first.done()
     next(tasks)
-    claim.beat()
+    claim.renew()
     assert world.spent() == ["DeleteMessageBatch", "ChangeMessageVisibilityBatch"]
     claim.hand_back()
 
@@ -826,11 +826,11 @@ def test_a_lost_receipt_is_noticed_by_the_next_beat(world: World) -> None:
     queue.push({"n": 1})
     claim, task = take(queue)
     world.client.purge_queue(QueueUrl=world.url())
-    claim.beat()
+    claim.renew()
     assert task.lost
     assert claim.lost
     world.spent()
-    claim.beat()
+    claim.renew()
     task.retry()
     task.fail("not ours to say")
     assert world.spent() == []
@@ -859,7 +859,7 @@ def test_all_the_ways_in_which_sqs_says_that_a_receipt_is_over(
     claim, task = take(queue)
     over = refusing(lambda entry: True, code, ours=True, message=message)
     meddler.next("ChangeMessageVisibilityBatch", over)
-    claim.beat()
+    claim.renew()
     assert task.lost
     meddler.next("DeleteMessageBatch", over)
     task.done()
@@ -871,12 +871,12 @@ def test_a_beat_that_fails_loses_nothing_yet(world: World, meddler: Meddler) -> 
     claim, task = take(queue)
     meddler.next("ChangeMessageVisibilityBatch", failing(503, "ServiceUnavailable"))
     with pytest.raises(OutcomeUnknown):
-        claim.beat()
+        claim.renew()
     meddler.next("ChangeMessageVisibilityBatch", refusing(lambda entry: True))
     with pytest.raises(Unavailable, match=task.id):
-        claim.beat()
+        claim.renew()
     assert not task.lost
-    claim.beat()
+    claim.renew()
     task.done()
 
 
@@ -904,7 +904,7 @@ def test_a_yes_that_comes_too_late_is_none(world: World, meddler: Meddler) -> No
 
     meddler.always("ChangeMessageVisibilityBatch", late)
     poll(lambda: answered, "the heartbeat has its answer")
-    claim.beat()
+    claim.renew()
     assert task.lost
     claim.hand_back()
 

@@ -310,7 +310,7 @@ def test_a_lease_whose_task_a_listing_did_not_show_is_not_dropped(world: World) 
     world.delete("pending/x/task.json")
     sweeper.store.before("list", "pending/x", lambda: world.write("pending/x/task.json", task))
     assert sweeper.queue.sweep() == 0
-    claim.beat()
+    claim.renew()
 
 
 def test_more_receipts_than_a_page_holds(world: World) -> None:

@@ -104,7 +104,7 @@ def open_queue(
         provider=provider,
         payload_type=payload_type,
         journal=cast(Journal, journal),
-        sightings=sightings,
+        watch=sightings,
     )
 
 

@@ -11,11 +11,11 @@ import typer
 
 from limpet.cli.queue_options import DELAY_HELP, demand_queue, duration_s, many, now_of
 from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, opened, print_json, say
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.errors import Invalid
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cli.queue_survey import Folder, Found, Survey
+    from limpet.queue.inspect import Folder, QueueCount, QueueSummary
     from limpet.runtime import Runtime
 
 EPILOG = lines(
@@ -24,8 +24,6 @@ EPILOG = lines(
     "$ limpet check --max-pending 50000 -q enrich -q mail -u s3://acme/prod",
     "Exit codes: 0 all rules hold; 1 a rule is violated, or it could not be found out; 2 wrong usage.",
 )
-
-AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +104,21 @@ def violations(
     where there are more than allowed.
     """
     from limpet.app.queues import SQS, provider_of
-    from limpet.cli.queue_survey import find, surveys
+    from limpet.cli.status import summaries
+    from limpet.queue.inspect import count_queues
 
     wanted = [*dict.fromkeys(queues)] if queues else None
     for name in wanted or ():
         demand_queue(fleet, fleet.queue(name))
     if provider_of(fleet.url) == SQS:
-        counted = surveys(fleet, runtime, wanted)
+        counted = summaries(fleet, wanted)
         return [each.queue for each in counted], [wrong for each in counted for wrong in _broken_on_sqs(each, limits)]
-    found = sorted(find(fleet.store, wanted, _folders(limits)), key=lambda each: each.queue)
+    found = count_queues(fleet.store, wanted, _folders(limits))
     wrong = [broken for each in found for broken in _broken(fleet, each, limits, runtime)]
     return wanted or [each.queue for each in found], wrong
 
 
-def _broken_on_sqs(counted: Survey, limits: Limits) -> list[Violation]:
+def _broken_on_sqs(counted: QueueSummary, limits: Limits) -> list[Violation]:
     name, wrong = counted.queue, []
     if limits.age_s is not None:
         said = f"{name}: --max-age cannot be checked: SQS does not tell how old a task is"
@@ -145,15 +144,17 @@ def _folders(limits: Limits) -> Mapping[Folder, float]:
     }
 
 
-def _broken(fleet: Fleet, found: Found, limits: Limits, runtime: Runtime) -> list[Violation]:
+def _broken(fleet: Fleet, found: QueueCount, limits: Limits, runtime: Runtime) -> list[Violation]:
+    from limpet.queue.inspect import count_failed
+
     wrong = []
     now = now_of(found.newest)
     if limits.age_s is not None and found.oldest is not None and _age_s(found.oldest, now) > limits.age_s:
         age_s = _age_s(found.oldest, now)
         said = f"the oldest task was pushed {ago(age_s)} ago, and --max-age is {ago(limits.age_s)}"
         wrong.append(_violation(found, "max-age", limits.age_s, round(age_s, 1), said))
-    if limits.failed is not None and len(found.ended_badly()) > limits.failed:
-        failed, whole = _failed(fleet, found, limits.failed, runtime)
+    if limits.failed is not None and len(found.failed_names()) > limits.failed:
+        failed, whole = count_failed(fleet.store, runtime, found, limits.failed)
         if failed > limits.failed:
             said = f"{'' if whole else 'at least '}{many(failed, 'task')} failed, and --max-failed is {limits.failed:,}"
             wrong.append(_violation(found, "max-failed", limits.failed, failed, said))
@@ -163,33 +164,9 @@ def _broken(fleet: Fleet, found: Found, limits: Limits, runtime: Runtime) -> lis
     return wrong
 
 
-def _violation(found: Found, rule: str, limit: float, value: float, said: str) -> Violation:
+def _violation(found: QueueCount, rule: str, limit: float, value: float, said: str) -> Violation:
     return Violation(found.queue, rule, limit, value, f"{found.queue}: {said}")
 
 
 def _age_s(moment: datetime, now: datetime) -> float:
     return (now - moment).total_seconds()
-
-
-def _failed(fleet: Fleet, found: Found, enough: int, runtime: Runtime) -> tuple[int, bool]:
-    """How many tasks failed, by their receipts; and whether all were read, for more than enough is enough."""
-    from limpet.cell import Cell
-    from limpet.queue.entry import RECEIPT_CODEC
-
-    names = found.ended_badly()
-    failed = 0
-    for start in range(0, len(names), AT_ONCE):
-        keys = [found.keys.failed_of(name) for name in names[start : start + AT_ONCE]]
-        for key, blob in fleet.store.get_many(keys).items():
-            if isinstance(blob, Missing):
-                continue
-            try:
-                if isinstance(blob, LimpetError):
-                    raise blob
-                cell = Cell(fleet.store, key, RECEIPT_CODEC, runtime, deletable=True)
-                failed += cell.decode(blob).value.state == "failed"
-            except (Corrupt, Invalid, Unsupported):  # something failed, and how it ended cannot be read
-                failed += 1
-        if failed > enough and start + AT_ONCE < len(names):
-            return failed, False
-    return failed, True

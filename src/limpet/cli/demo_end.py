@@ -13,10 +13,10 @@ from limpet.cli.demo_index import QUERY, by_worker, find_records, read_records, 
 from limpet.cli.demo_report import find, read_back, runs_in
 from limpet.cli.demo_screen import MARGIN
 from limpet.cli.demo_tasks import INDEX
-from limpet.cli.queue_bill import SQS_BATCH, sqs
 from limpet.cli.queue_options import many
 from limpet.cli.shared import clean
 from limpet.errors import Unsupported
+from limpet.queue.cost import SQS_BATCH, sqs
 from limpet.store.metered import AS_OF, dollars
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from limpet.app import Fleet
     from limpet.queue import BucketQueue, Queue
+    from limpet.queue.inspect import Inspection
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The task's id.")]
@@ -52,6 +53,17 @@ def in_store(queue: Queue, what: str) -> BucketQueue:
         f"queue {queue.name!r} lives in {queue.provider}, which cannot {what}",
         hint="a bucket or a directory can",
     )
+
+
+def inspection(fleet: Fleet, name: str, what: str) -> Inspection:
+    """The reading side of the queue `name`, if it lives in the fleet's own store.   Raises: Unsupported."""
+    from limpet.app.queues import SQS, provider_of
+    from limpet.queue.inspect import Inspection
+    from limpet.runtime import system
+
+    if provider_of(fleet.url) == SQS:
+        in_store(fleet.queue(name), what)
+    return Inspection.of(fleet.store, name, system())
 
 
 def demand_queue(fleet: Fleet, queue: Queue) -> None:

@@ -111,6 +111,11 @@ def next_step(
     return Wait(until, confirm=expired or (not watched and wall > record.expires_at))
 
 
+def is_live(record: LeaseRecord, *, modified: datetime, now: datetime) -> bool:
+    """Whether the lease is held and its holder has renewed it lately, for those who only look."""
+    return record.state is State.HELD and now <= modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)
+
+
 def taken(
     record: LeaseRecord | None, *, name: str, worker_id: str, label: str, ttl_s: float, wall: datetime
 ) -> LeaseRecord:

@@ -11,7 +11,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, Missing
 from limpet.keys import Key, is_minted
 from limpet.lease import State
 from limpet.queue.api import Policy
-from limpet.queue.decide import attempts_of, cancelled, claimed, task_receipt
+from limpet.queue.decide import cancelled, claimed
 from limpet.queue.entry import (
     BATCH,
     NOTHING,
@@ -31,38 +31,37 @@ from limpet.queue.entry import (
     parts_of_entry,
     read_task,
 )
-from limpet.queue.finish import reject_entry
-from limpet.queue.look import Look
+from limpet.queue.finish import cancelled_receipt, finish_cancelled, reject_entry
+from limpet.queue.inspect import Inspection
 from limpet.queue.push import Pusher
 
 CANCEL_TRIES_MAX = 10
-CANCELLED = "cancelled"
 
 
 class Admin:
     """The operator's side of one queue."""
 
-    def __init__(self, storage: Storage, pusher: Pusher, look: Look, policy: Policy) -> None:
+    def __init__(self, storage: Storage, pusher: Pusher, inspect: Inspection, policy: Policy) -> None:
         self._storage = storage
         self._store = storage.store
         self._keys = storage.keys
         self._runtime = storage.runtime
         self._pusher = pusher
-        self._look = look
+        self._inspect = inspect
         self._policy = policy
 
     def retry(self, id_: str | None, *, all: bool, where: str | None, since_s: float | None) -> list[str]:
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if id_ is None:
-            since = None if since_s is None else self._pusher.exact_now() - timedelta(seconds=since_s)
-            failures = self._look.failures(where=where, since=since)
+            since = None if since_s is None else self._storage.exact_now() - timedelta(seconds=since_s)
+            failures = self._inspect.failures(where=where, since=since)
             return [self._retry(key, seen) for key, seen in failures if _has_payload(seen.value)]
         if where is not None or since_s is not None:
             raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")
         key = self._keys.failed_of(entry_of(id_))
         seen = self._storage.receipt(key).read()
-        if seen is None or self._look.completed(id_, gone=True) is not None:
+        if seen is None or self._inspect.completed(id_, gone=True) is not None:
             raise Missing(f"there is no failed task {id_!r}", hint="`limpet queue ls --failed` shows them")
         if seen.value.state == "retried":
             return [seen.value.retried_as] if seen.value.retried_as else []
@@ -98,14 +97,14 @@ class Admin:
         if self._storage.ended(entry):
             return False
         if self._swap_to_cancelled(entry):
-            return self.finish_cancelled(entry, batch=is_batch(entry))
-        later = self._look.scheduled(entry)
+            return finish_cancelled(self._storage, entry, batch=is_batch(entry))
+        later = self._inspect.scheduled(entry)
         if not later:
             raise Missing(f"there is no task {id_!r} waiting")
         return self._cancel_scheduled(entry, later)
 
     def _swap_to_cancelled(self, entry: str) -> bool:
-        """Let nobody take the entry any more; False if there is none."""
+        """Mark the entry as cancelled, so that no worker takes it; False if there is no such entry."""
         cell = self._storage.lease(entry)
         seen = cell.read()
         for _ in range(CANCEL_TRIES_MAX):
@@ -131,43 +130,6 @@ class Admin:
             wall=self._runtime.wall(),
         )
 
-    def finish_cancelled(self, entry: str, *, batch: bool) -> bool:
-        """The receipt of a cancelled entry, then its removal; whether it was still there to be ended.
-
-        Tasks of a batch that were done before keep their completion.
-        """
-        try:
-            content = self._storage.content(entry, batch=batch)
-        except Missing:
-            self._storage.drop_lease(entry)
-            return False
-        if self._storage.ended(entry):
-            self._storage.close(entry, batch=batch)
-            return False
-        seen = self._storage.lease(entry).read()
-        if seen is not None and batch:
-            for n in seen.value.done:
-                self._keep_done(entry, content, seen.value, n)
-        payload = msgspec.Raw(content.payloads[0]) if not batch else NOTHING
-        receipt = self._cancelled(content.ids[0] if not batch else entry, content, payload, len(content.ids))
-        stands = self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=batch)
-        self._storage.close(entry, batch=batch)
-        return stands.state == "cancelled"
-
-    def _keep_done(self, entry: str, content: Content, record: EntryLease, n: int) -> None:
-        receipt = task_receipt(
-            record,
-            content,
-            n,
-            "completed",
-            attempts=max(1, attempts_of(record, n)),
-            wall=self._runtime.wall(),
-            result=record.results.get(n),
-            parts=[] if n in record.results else record.parts,
-        )
-        key = self._keys.completed_of(f"{entry}.{n}")
-        self._storage.write_receipt(entry, key, receipt, batch=True)
-
     def _cancel_scheduled(self, entry: str, keys: list[Key]) -> bool:
         """The receipt first: from then on no promotion can make the entry pending."""
         for key in keys:
@@ -176,24 +138,10 @@ class Admin:
             except Missing:
                 continue
             content = Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted=False)
-            receipt = self._cancelled(task.id, content, task.payload, 1)
+            receipt = cancelled_receipt(self._storage, task.id, content, task.payload, 1)
             self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=False)
             self._store.delete(key)
         return True
-
-    def _cancelled(self, id_: str, content: Content, payload: msgspec.Raw, count: int) -> Receipt:
-        return Receipt(
-            state="cancelled",
-            id=id_,
-            count=count,
-            worker_id=self._runtime.owner,
-            label=self._runtime.label,
-            pushed_at=content.pushed_at,
-            finished_at=self._runtime.wall(),
-            payload=payload,
-            error=CANCELLED,
-            retries=content.retries,
-        )
 
     def set_paused(self, paused: bool) -> None:
         """A record that cannot be read is replaced."""
@@ -233,7 +181,7 @@ class Admin:
 
     def _purge_named(self, entry: str, *, batch: bool) -> int:
         try:
-            ended = self._swap_to_cancelled(entry) and self.finish_cancelled(entry, batch=batch)
+            ended = self._swap_to_cancelled(entry) and finish_cancelled(self._storage, entry, batch=batch)
             return count_of(entry) if ended else 0
         except Corrupt as error:
             reject_entry(self._storage, entry, str(error), batch=batch)

@@ -113,7 +113,7 @@ class EntryClaim:
         storage: Storage,
         policy: Policy,
         decoder: msgspec.json.Decoder[Any],
-        heart: Heart,
+        renewer: Renewer,
         holding: HeldLease[EntryLease],
         content: Content,
         *,
@@ -125,7 +125,7 @@ class EntryClaim:
         self._runtime = storage.runtime
         self._policy = policy
         self._decoder = decoder
-        self._heart = heart
+        self._renewer = renewer
         self._holding = holding
         record = holding.record
         open_now = open_tasks(record, len(content.ids))
@@ -143,7 +143,7 @@ class EntryClaim:
         self._settled = self._told = self._hurry = False
         self._inherited = [*record.failed]
         self._after: Callable[[], None] | None = None
-        heart.add(self)
+        renewer.add(self)
 
     @property
     def over(self) -> bool:
@@ -236,7 +236,7 @@ class EntryClaim:
         """Let it run out, as after a crash."""
         self._end()
 
-    def beat(self) -> None:
+    def renew(self) -> None:
         """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
         limit_s = float("inf") if self._policy.timeout_s is None else self._policy.timeout_s
         with self._writing:
@@ -469,7 +469,7 @@ class EntryClaim:
         if self._settled:
             return
         self._settled = True
-        self._heart.remove(self)
+        self._renewer.remove(self)
         if self._after is not None:
             self._after()
 
@@ -519,15 +519,15 @@ def _short(error: Exception) -> str:
 TICK_PART = 12
 
 
-class Beating(Protocol):
+class Renewable(Protocol):
     """What wants to be renewed."""
 
-    def beat(self) -> None:
+    def renew(self) -> None:
         """Renew, or do not: a claim that is over or hangs gives itself up."""
 
 
-class Heart:
-    """Calls `beat` of each claim every ttl_s / 3; after one that failed, every ttl_s / 12.
+class Renewer:
+    """Calls `renew` of each claim every ttl_s / 3; after one that failed, every ttl_s / 12.
 
     The thread starts with the first claim and ends when there was none for a while. A claim that is over before its
     first beat costs nothing.
@@ -538,10 +538,10 @@ class Heart:
         self._ttl_s = ttl_s
         self._name = name
         self._mutex = runtime.mutex()
-        self._due_s: dict[Beating, float] = {}
+        self._due_s: dict[Renewable, float] = {}
         self._owner: str | None = None
 
-    def add(self, claim: Beating) -> None:
+    def add(self, claim: Renewable) -> None:
         """Keep `claim` alive from now on."""
         with self._mutex:
             self._due_s[claim] = self._runtime.elapsed_s() + renew_interval_s(self._ttl_s)
@@ -549,7 +549,7 @@ class Heart:
                 self._owner = self._runtime.owner  # a forked child has no thread of its parent's
                 self._runtime.spawn(self._run, name=self._name)
 
-    def remove(self, claim: Beating) -> None:
+    def remove(self, claim: Renewable) -> None:
         """Let `claim` go. A beat that is under way may still end."""
         with self._mutex:
             self._due_s.pop(claim, None)
@@ -573,7 +573,7 @@ class Heart:
             alive = bool(self._due_s)
         for claim in due:
             try:
-                claim.beat()
+                claim.renew()
                 pause_s = renew_interval_s(self._ttl_s)
             except LimpetError:
                 pause_s = 0.0

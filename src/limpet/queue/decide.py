@@ -1,4 +1,4 @@
-"""The queue's decisions about one entry: pure functions, no store and no clock.
+"""The queue's decisions about one entry, and its receipts: pure functions, no store and no clock.
 
 An entry's tasks share one lease record. Every rule here answers an interleaving that broke an earlier wording of it
 (COUNTEREXAMPLES.md H3, H4).
@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from limpet.lease import State
-from limpet.lease.decide import RESOLUTION_S, Take, Wait, next_step
+from limpet.lease.decide import Take, Wait, is_live, next_step
 from limpet.queue.api import AttemptError, Policy
 from limpet.queue.entry import (
     ATTEMPT_TRACE_CHARS_MAX,
@@ -79,7 +79,7 @@ def at_work(record: EntryLease, count: int, *, modified: datetime, now: datetime
     """How many of an entry's `count` tasks are in the hands of a living worker, and how many rest until a retry."""
     since_s = (now - modified).total_seconds()
     unfinished = open_tasks(record, count)
-    if record.state is State.HELD and since_s <= record.ttl_s + RESOLUTION_S:
+    if is_live(record, modified=modified, now=now):
         resting = sum(1 for n in unfinished if record.waits.get(n, since_s) > since_s)
         return len(unfinished) - resting, resting
     if record.state is State.FREE and record.wait_s > since_s:

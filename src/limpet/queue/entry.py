@@ -1,7 +1,9 @@
-"""The objects of one queue: entries, leases, receipts, and the order in which they come and go.
+"""The objects of one queue: their names, what is in them, and the order in which they are written and deleted.
 
-Nothing here decides. Names are single-use: a receipt ends one, and only an ended one is deleted, so no delete, however
-late, can hit a newer object of the same name (F18).
+An entry is one task (`task.json`) or a batch (`tasks.jsonl`: a header line, then one payload a line), and its lease
+while it is worked on. Length, digest and schema are in what we write, so that a truncated or rotten file is recognised
+(F23). Entry names are single-use: a receipt ends one, and only an ended one is deleted, so no delete, however late, can
+hit a newer object of the same name (F18). Nothing here decides.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 
 from limpet import records
-from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key, QueueKeys, is_minted, segment
 from limpet.lease import LeaseRecord
@@ -89,6 +91,26 @@ def parts_of_entry(key: str, pending: str) -> tuple[str, str] | None:
         return None
     entry, _, kind = key[len(pending) + 1 :].partition("/")
     return (entry, kind) if kind in KINDS else None
+
+
+def due_name(due: datetime) -> str:
+    """A moment as a name that sorts by time."""
+    return due.strftime("%Y%m%dT%H%M%SZ")
+
+
+def due_of(name: str) -> datetime | None:
+    """The moment behind such a name; None if it is none."""
+    try:
+        return datetime.strptime(f"{name}+0000", "%Y%m%dT%H%M%SZ%z")
+    except ValueError:
+        return None
+
+
+def parts_of_scheduled(key: str) -> tuple[datetime, str] | None:
+    """When a delayed push is due, and its entry; None for a key that is not ours."""
+    due_at, name = key.rsplit("/", 2)[1:]
+    due, entry = due_of(due_at), name.removesuffix(".json").rpartition("@")[0]
+    return (due, entry) if due is not None and entry else None
 
 
 def _is_number(text: str) -> bool:
@@ -261,6 +283,19 @@ def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
     return data
 
 
+def encoded_payload(payload: Any, payload_type: Any) -> bytes:
+    """The payload as JSON, checked against the queue's type (None: any dict).   Raises: Invalid."""
+    if payload_type is not None:
+        try:
+            payload = msgspec.to_builtins(payload, str_keys=True)
+            records.converted(payload, payload_type, str_keys=True)
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"the payload is no {getattr(payload_type, '__name__', payload_type)}: {error}") from None
+    elif not isinstance(payload, dict):
+        raise Invalid(f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type=")
+    return payload_bytes(payload)
+
+
 def result_bytes(result: Any) -> bytes:
     """A task's result as JSON.   Raises: Invalid."""
     data = records.plain_bytes(result, what="the result")
@@ -321,6 +356,7 @@ def _check_schema(schema: int, what: str) -> None:
 
 LEASE_CODEC = struct_codec(EntryLease)
 NOTICES_MAX = 1_000
+EXACT_S = 3600.0
 RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
 """How much of an object that nobody can read is kept."""
 RECEIPT_CODEC = struct_codec(Receipt)
@@ -426,6 +462,15 @@ class Storage:
         self.runtime = runtime
         self.journal: Journal = journal or NoJournal()
         self.notices = Notices(runtime)
+        self._exact_at_s: float | None = None
+
+    def exact_now(self) -> datetime:
+        """The store's clock to within a round trip.   Cost: once an hour 1 PUT + 1 HEAD, else nothing."""
+        at_s = self.runtime.elapsed_s()
+        if self._exact_at_s is None or at_s - self._exact_at_s > EXACT_S:
+            self._exact_at_s = at_s
+            return self.store.now(max_age_s=-1.0)
+        return self.store.now()
 
     def lease(self, entry: str) -> Cell[EntryLease]:
         """The lease of an entry."""
@@ -452,6 +497,12 @@ class Storage:
         Cost: 1 or 2 HEADs.
         """
         return self.exists(self.keys.failed_of(entry)) or self.exists(self.keys.completed_of(entry))
+
+    def decoded_receipt(self, key: Key, blob: Blob | LimpetError) -> Versioned[Receipt]:
+        """The receipt in an answer of `get_many`.   Raises: the error that it is; Corrupt; Unsupported."""
+        if isinstance(blob, LimpetError):
+            raise blob
+        return self.receipt(key).decode(blob)
 
     def read_receipt(self, key: Key) -> Receipt | None:
         """A receipt; None if there is none, or none that can be read.   Cost: 1 GET."""

@@ -1,4 +1,7 @@
-"""What cannot be read ends in failed/ with the reason, its bytes kept: never lost, never in a loop of crashes (F23)."""
+"""How an entry ends without a worker's verdict: it cannot be read, or it was cancelled.
+
+What cannot be read ends in failed/ with the reason, its bytes kept: never lost, never in a loop of crashes (F23).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,21 @@ import msgspec
 
 from limpet.errors import Corrupt, Missing, Unsupported
 from limpet.keys import Key
-from limpet.queue.entry import NOTHING, Content, Ended, Receipt, Storage, count_of, task_name
+from limpet.queue.decide import attempts_of, task_receipt
+from limpet.queue.entry import (
+    NOTHING,
+    Content,
+    Ended,
+    EntryLease,
+    Receipt,
+    Storage,
+    count_of,
+    name_of_receipt,
+    task_name,
+)
 from limpet.store.api import Absent
+
+CANCELLED = "cancelled"
 
 
 def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None:
@@ -30,11 +46,12 @@ def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None
     storage.notices.failed(entry, why, count_of(entry))
 
 
-def reject_scheduled(storage: Storage, key: Key, name: str, why: str) -> None:
-    """A delayed push that cannot be read. Its receipt has a name of its own: the id may be pending, and good.
+def reject_scheduled(storage: Storage, key: Key, why: str) -> None:
+    """End a delayed push that cannot be read. Its receipt has another name: a good task of that id may be pending.
 
     Cost: 1 GET + 2 PUTs.
     """
+    name = name_of_receipt(key)
     raw = storage.keys.part(name, storage.runtime.new_id())
     storage.store.put(raw, storage.raw_bytes(key), when=Absent())
     receipt = _receipt(storage, name, "failed", why, raw)
@@ -92,4 +109,61 @@ def _receipt(
         failed=failed or [],
         retries=retries,
         raw=raw,
+    )
+
+
+def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
+    """Write the receipt of a cancelled entry and remove the entry; whether this call ended it.
+
+    Tasks of a batch that were done before keep their completion.
+    Cost: 1 GET, 2 HEADs, 1 GET, 1 PUT, 2 DELETEs; for a batch 1 PUT more for each task that was done.
+    """
+    keys = storage.keys
+    try:
+        content = storage.content(entry, batch=batch)
+    except Missing:
+        storage.drop_lease(entry)
+        return False
+    if storage.ended(entry):
+        storage.close(entry, batch=batch)
+        return False
+    seen = storage.lease(entry).read()
+    if seen is not None and batch:
+        for n in seen.value.done:
+            done = _done_receipt(storage, seen.value, content, n)
+            storage.write_receipt(entry, keys.completed_of(f"{entry}.{n}"), done, batch=True)
+    payload = msgspec.Raw(content.payloads[0]) if not batch else NOTHING
+    id_ = entry if batch else content.ids[0]
+    receipt = cancelled_receipt(storage, id_, content, payload, len(content.ids))
+    stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
+    storage.close(entry, batch=batch)
+    return stands.state == "cancelled"
+
+
+def _done_receipt(storage: Storage, record: EntryLease, content: Content, n: int) -> Receipt:
+    return task_receipt(
+        record,
+        content,
+        n,
+        "completed",
+        attempts=max(1, attempts_of(record, n)),
+        wall=storage.runtime.wall(),
+        result=record.results.get(n),
+        parts=[] if n in record.results else record.parts,
+    )
+
+
+def cancelled_receipt(storage: Storage, id_: str, content: Content, payload: msgspec.Raw, count: int) -> Receipt:
+    """The receipt of an entry that an operator cancelled."""
+    return Receipt(
+        state="cancelled",
+        id=id_,
+        count=count,
+        worker_id=storage.runtime.owner,
+        label=storage.runtime.label,
+        pushed_at=content.pushed_at,
+        finished_at=storage.runtime.wall(),
+        payload=payload,
+        error=CANCELLED,
+        retries=content.retries,
     )

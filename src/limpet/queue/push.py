@@ -1,4 +1,4 @@
-"""Pushing: the rule by which a name comes to be pending, once."""
+"""Enqueue: create an entry at most once per id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from limpet.queue.entry import (
     TaskRecord,
     batch_bytes,
     check_id,
+    due_name,
     new_task,
+    parts_of_scheduled,
     read_task,
 )
 from limpet.queue.finish import reject_scheduled
@@ -27,20 +29,6 @@ from limpet.store.api import Absent, Put
 SENDS_MAX = 4
 BACKOFF_S = 0.2
 AT_ONCE = 32
-EXACT_S = 3600.0
-
-
-def due_name(due: datetime) -> str:
-    """A moment as a name that sorts by time."""
-    return due.strftime("%Y%m%dT%H%M%SZ")
-
-
-def due_of(name: str) -> datetime | None:
-    """The moment behind such a name; None if it is none."""
-    try:
-        return datetime.strptime(f"{name}+0000", "%Y%m%dT%H%M%SZ%z")
-    except ValueError:
-        return None
 
 
 class Pusher:
@@ -51,7 +39,6 @@ class Pusher:
         self._store = storage.store
         self._keys = storage.keys
         self._runtime = storage.runtime
-        self._exact_at_s: float | None = None
 
     def push(self, payload: bytes, *, id: str | None, delay_s: float) -> Pushed:
         """One task.   Cost: 1 PUT; with an id 1 PUT + 2 HEADs. Delayed: 1 PUT (with an id + 2 HEADs), and once an hour
@@ -116,15 +103,14 @@ class Pusher:
         """
         placed: list[str] = []
         for key in keys:
-            due_at, name = key.rsplit("/", 2)[1:]
-            due = due_of(due_at)
-            entry, mark, _ = name.removesuffix(".json").rpartition("@")
-            if due is None or not mark or not entry:
+            found = parts_of_scheduled(key)
+            if found is None:
                 continue
+            due, entry = found
             if due > now:
                 break
             try:
-                if self._place_scheduled(key, entry, name):
+                if self._place_scheduled(key, entry):
                     placed.append(entry)
                 self._store.delete(key)
             except (Missing, Unsupported, OutcomeUnknown):
@@ -133,26 +119,18 @@ class Pusher:
                 self._storage.notices.warn(entry, f"{key} is passed over: {error}")
         return placed
 
-    def _place_scheduled(self, key: Key, entry: str, name: str) -> bool:
+    def _place_scheduled(self, key: Key, entry: str) -> bool:
         try:
             task = read_task(self._store.get(key).data, what=key)
         except Corrupt as error:
-            reject_scheduled(self._storage, key, name.removesuffix(".json"), str(error))
+            reject_scheduled(self._storage, key, str(error))
             return False
         return self.place(entry, task)
-
-    def exact_now(self) -> datetime:
-        """The store's clock to within a round trip.   Cost: once an hour 1 PUT + 1 HEAD, else nothing."""
-        at_s = self._runtime.elapsed_s()
-        if self._exact_at_s is None or at_s - self._exact_at_s > EXACT_S:
-            self._exact_at_s = at_s
-            return self._store.now(max_age_s=-1.0)
-        return self._store.now()
 
     def _schedule(self, entry: str, task: TaskRecord, delay_s: float) -> Pushed:
         if not is_minted(entry) and self._storage.ended(entry):
             return Pushed(task.id, False)
-        due = self.exact_now() + timedelta(seconds=delay_s + 1)
+        due = self._storage.exact_now() + timedelta(seconds=delay_s + 1)
         key = self._keys.scheduled_at(due_name(due), entry, task.write_id)
         data = records.encode(task)
         self._storage.journal.pushed(key, data)

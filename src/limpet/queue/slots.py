@@ -5,7 +5,7 @@ from __future__ import annotations
 from limpet.errors import Corrupt, LimpetError
 from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue.api import Policy
-from limpet.queue.claim import Heart
+from limpet.queue.claim import Renewer
 from limpet.queue.entry import Storage
 
 LOOKS_MAX = 8
@@ -20,7 +20,7 @@ class Slot:
         self.used = True
         self.busy = True
 
-    def beat(self) -> None:
+    def renew(self) -> None:
         """Keep it while it is of use.   Cost: 1 PUT."""
         if self._slots.wants(self):
             self.lease.renew()
@@ -34,11 +34,11 @@ class Slots:
     The limit is as good as a lease: a process that sleeps past its `ttl_s` may overlap with the next one.
     """
 
-    def __init__(self, storage: Storage, policy: Policy, sightings: VersionWatch, heart: Heart) -> None:
+    def __init__(self, storage: Storage, policy: Policy, watch: VersionWatch, renewer: Renewer) -> None:
         self._storage = storage
         self._policy = policy
-        self._sightings = sightings
-        self._heart = heart
+        self._watch = watch
+        self._renewer = renewer
         self._mutex = storage.runtime.mutex()
         self._held: list[Slot] = []
 
@@ -61,7 +61,7 @@ class Slots:
                 slot = Slot(self, lease)
                 with self._mutex:
                     self._held.append(slot)
-                self._heart.add(slot)
+                self._renewer.add(slot)
                 return slot
         return None
 
@@ -77,13 +77,13 @@ class Slots:
             if not wanted and slot in self._held:
                 self._held.remove(slot)
         if not wanted:
-            self._heart.remove(slot)
+            self._renewer.remove(slot)
         return wanted
 
     def _acquired(self, number: int) -> Lease | None:
         storage = self._storage
         key = storage.keys.slot(number)
-        lock = Lock(storage.store, key, key, self._policy.ttl_s, storage.runtime, self._sightings, look_first=True)
+        lock = Lock(storage.store, key, key, self._policy.ttl_s, storage.runtime, self._watch, look_first=True)
         try:
             lease = lock.try_acquire()
         except Corrupt as error:

@@ -38,7 +38,7 @@ from limpet.queue.api import (
     Stats,
     need,
 )
-from limpet.queue.claim import Heart
+from limpet.queue.claim import Renewer
 from limpet.queue.entry import payload_bytes
 from limpet.queue.sqs_claim import HIDDEN_MAX_S, Desk, Held, SqsClaim
 from limpet.queue.sqs_messages import Burial, TaskMessage, next_life, read_failed, read_task, task_text
@@ -124,7 +124,7 @@ class SqsQueue(AsyncQueue):
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
         self._receive = receive
-        self._heart = Heart(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
+        self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
         self._urls: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -337,7 +337,7 @@ class SqsQueue(AsyncQueue):
             wire=self._wire,
             runtime=self._runtime,
             policy=self.policy,
-            heart=self._heart,
+            renewer=self._renewer,
             decoder=self._decoder,
             main_url=self._main(create=True),
             failed_url=self._failed(create=True),

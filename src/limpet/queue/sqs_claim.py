@@ -14,7 +14,7 @@ import msgspec
 
 from limpet.errors import Invalid, LeaseLost, OutcomeUnknown, Unavailable
 from limpet.queue.api import Fail, Feature, Policy, Retry, need
-from limpet.queue.claim import NO_VERDICT, Heart
+from limpet.queue.claim import NO_VERDICT, Renewer
 from limpet.queue.decide import backoff_s
 from limpet.queue.sqs_messages import Burial, TaskMessage, failed_text
 from limpet.queue.sqs_wire import TRIES, Message, Wire, check, pack
@@ -32,7 +32,7 @@ class Desk:
     wire: Wire
     runtime: Runtime
     policy: Policy
-    heart: Heart
+    renewer: Renewer
     decoder: msgspec.json.Decoder[Any]
     main_url: str
     failed_url: str
@@ -142,7 +142,7 @@ class SqsClaim:
         self._held = held
         self._mutex = desk.runtime.mutex()
         self._started_s = desk.runtime.elapsed_s()
-        desk.heart.add(self)
+        desk.renewer.add(self)
 
     @property
     def lost(self) -> bool:
@@ -176,7 +176,7 @@ class SqsClaim:
 
     def hand_back(self) -> None:
         """SQS cannot take an attempt back: the delivery stays counted.   Cost: 1 request."""
-        self._desk.heart.remove(self)
+        self._desk.renewer.remove(self)
         with self._mutex:
             back = self._ours()
             for held in back:
@@ -188,7 +188,7 @@ class SqsClaim:
                     with suppress(Unavailable, OutcomeUnknown):  # then they come back when their hiding runs out
                         self._desk.wire.hide(self._desk.main_url, [held.message.receipt for held in back], 0)
 
-    def beat(self) -> None:
+    def renew(self) -> None:
         """Delete what has ended, and hide the rest for another `ttl_s`. Not once a task has run past its time (F16).
 
         Raises: LimpetError, after which it is tried again soon.   Cost: 1 request, and 1 if something has ended.
@@ -269,7 +269,7 @@ class SqsClaim:
 
     def _rest(self) -> None:
         if not any(held.state in ("waiting", "running", "ended") for held in self._held):
-            self._desk.heart.remove(self)
+            self._desk.renewer.remove(self)
 
     def _delete_ended(self, *, tries: int = TRIES) -> None:
         ended = [held for held in self._held if held.state == "ended"]

@@ -15,8 +15,17 @@ from limpet.errors import Corrupt, LimpetError, Unsupported
 from limpet.keys import Key
 from limpet.queue.api import Policy
 from limpet.queue.decide import lists_done
-from limpet.queue.entry import LEASE, REMOTE, Receipt, Storage, SweepRecord, batch_of, name_of_receipt, parts_of_entry
-from limpet.queue.push import due_of
+from limpet.queue.entry import (
+    LEASE,
+    REMOTE,
+    Receipt,
+    Storage,
+    SweepRecord,
+    batch_of,
+    name_of_receipt,
+    parts_of_entry,
+    parts_of_scheduled,
+)
 from limpet.store.api import Stat
 
 CHUNK = 1000
@@ -36,18 +45,17 @@ class Sweeper:
         self._keys = storage.keys
         self._runtime = storage.runtime
         self._policy = policy
-        self._next_s = self._runtime.elapsed_s() + SWEEP_EVERY_S * self._runtime.rng.uniform(0.1, 1.0)
+        self.due_s = self._runtime.elapsed_s() + SWEEP_EVERY_S * self._runtime.rng.uniform(0.1, 1.0)
 
-    def now_and_then(self) -> None:
-        """Sweep if this process is the one whose turn it is: about once an hour over all of them.
+    def sweep_when_due(self) -> None:
+        """Take a turn if `due_s` has passed: about one process sweeps an hour.
 
-        Cost: nothing mostly; once an hour 1 GET, and 1 PUT + the sweep for the one that takes its turn.
+        Cost: nothing mostly; once an hour 1 GET, and 1 PUT + the sweep for the process that takes its turn.
         """
         at_s = self._runtime.elapsed_s()
-        if at_s < self._next_s:
-            return
-        self._next_s = at_s + SWEEP_EVERY_S * self._runtime.rng.uniform(0.9, 1.1)
-        self.take_turn()
+        if at_s >= self.due_s:
+            self.due_s = at_s + SWEEP_EVERY_S * self._runtime.rng.uniform(0.9, 1.1)
+            self.take_turn()
 
     def take_turn(self) -> None:
         """Sweep unless some process did so within the last hour.   Cost: 1 GET; for its turn 1 PUT + the sweep."""
@@ -134,10 +142,9 @@ class Sweeper:
         for chunk in _chunks(self._store.list(self._keys.scheduled)):
             entries: dict[str, list[Key]] = {}
             for stat in chunk:
-                due, name = stat.key.rsplit("/", 2)[1:]
-                entry = name.rpartition("@")[0]
-                if entry and due_of(due) is not None and stat.modified <= before:
-                    entries.setdefault(entry, []).append(stat.key)
+                found = parts_of_scheduled(stat.key)
+                if found is not None and stat.modified <= before:
+                    entries.setdefault(found[1], []).append(stat.key)
             over = self._receipts(self._keys.completed, entries) | self._receipts(self._keys.failed, entries)
             keys = [key for entry in sorted(over) for key in entries[entry]]
             gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)

@@ -233,7 +233,7 @@ def test_a_bad_object_where_ours_belongs_does_not_hold_up_the_rest(fleet: Fleet,
     a.push("x", "y")
     claim = a.take()
     a.fleet.pass_by(30.0)
-    claim.beat()
+    claim.renew()
     name = {"task": "pending/x/task.json", "receipt": "completed/x.json", "lease": "pending/x/lease.json"}[what]
     fleet.memory.put(at(name), data)
     if what == "receipt":
@@ -354,7 +354,7 @@ def test_a_damaged_note_about_a_foreign_lease_holds_up_nobody(fleet: Fleet, data
     b.down()
     claim = b.take()
     fleet.pass_by(30.0)
-    claim.beat()
+    claim.renew()
     b.up()
     a.down()
     assert a.work() == [], "b has it"

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from limpet import keys
-from limpet.cli.queue_ls import rows_of
-from limpet.cli.queue_show import _waiting
 from limpet.keys import Key, QueueKeys
 from limpet.lease import State
 from limpet.queue.claim import EntryClaim
@@ -308,15 +306,15 @@ def test_whoever_holds_a_task_elsewhere_is_shown(fleet: Fleet) -> None:
     _taken(a)
     a.up()
     b.down()
-    assert {row["id"]: (row["state"], row["worker"]) for row in rows_of(b.queue, "pending")} == {
+    assert {row["id"]: (row["state"], row["worker"]) for row in b.queue.inspect.entries("pending")} == {
         "x": ("held elsewhere", "host:a.w at a"),
         "free": ("waits", None),
     }
-    shown = _waiting(b.queue, "x")
+    shown = b.queue.inspect.waiting_facts("x")
     assert shown is not None
     assert (shown["state"], shown["worker"]) == ("held elsewhere", "host:a.w at a")
     b.memory.put(at("pending/free/remote.json"), b"rubbish")
-    assert _waiting(b.queue, "free") is not None
+    assert b.queue.inspect.waiting_facts("free") is not None
     fleet.pass_by(2 * DOWN_S)
-    assert {row["state"] for row in rows_of(b.queue, "pending")} == {"waits"}
+    assert {row["state"] for row in b.queue.inspect.entries("pending")} == {"waits"}
     assert sorted(b.work()) == ["free", "x"]

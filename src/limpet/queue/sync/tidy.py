@@ -51,5 +51,5 @@ class Tidy:
         waiting = [stat.key for stat in store.list(queue.scheduled)]
         if waiting:
             pusher = Pusher(storage)
-            pusher.promote(now=pusher.exact_now(), keys=waiting)
+            pusher.promote(now=storage.exact_now(), keys=waiting)
         Sweeper(storage, Policy()).take_turn()

@@ -1,12 +1,13 @@
-"""`limpet queue cost` and `limpet queue stats`."""
+"""`limpet queue cost`: what a queue costs in requests and dollars, beside SQS."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from limpet.cli.queue_bill import (
+from limpet.cli.queue_options import QueueArgument, demand_queue, in_store, many
+from limpet.cli.shared import JsonOption, UrlOption, clean, console, lines, opened, print_json
+from limpet.queue.cost import (
     MILLION,
     NOT_COUNTED,
     SQS_BATCH,
@@ -16,61 +17,17 @@ from limpet.cli.queue_bill import (
     break_even,
     requests_of,
     sqs,
+    work_of,
 )
-from limpet.cli.queue_options import QueueArgument, demand_queue, in_store, many
-from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
-from limpet.cli.status import APPROXIMATE
 
-if TYPE_CHECKING:
-    from limpet.keys import Key
-    from limpet.queue import BucketQueue
-    from limpet.queue.entry import Storage
-    from limpet.runtime import Runtime
-
-COST_EPILOG = lines(
+EPILOG = lines(
     "Example:",
     "$ limpet queue cost enrich -u s3://acme/prod",
     "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
 )
-STATS_EPILOG = lines(
-    "Example:",
-    "$ limpet queue stats enrich --json -u s3://acme/prod",
-    "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
-)
-
-RECEIPTS_READ = 200
 BATCHES = (1, 10, 100, 1000)
 PROVIDERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 NAMES = {"s3": "S3", "gcs": "Cloud Storage", "azure": "Azure Blob Storage"}
-
-
-def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Count the tasks of one queue, all of them. Changes nothing.
-
-    It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
-    """
-    from limpet.cli.queue_survey import ALL, surveys
-    from limpet.runtime import system
-
-    fleet = opened(url, read_only=True)
-    found = surveys(fleet, system(), [queue], limits=ALL)
-    if not found:
-        demand_queue(fleet, fleet.queue(queue))
-    facts = found[0].facts()
-    del facts["at_least"]
-    if json:
-        print_json(facts)
-        return
-    out = console()
-    paused = "  [yellow]paused[/yellow]" if facts["paused"] else ""
-    out.print(f"[bold]{clean(queue)}[/bold]{paused}")
-    for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed"):
-        out.print(f"  {key.replace('_', ' '):<10} {'-' if facts[key] is None else format(facts[key], ','):>9}")
-    out.print(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
-    if "trouble" in facts:
-        out.print(f"  [red]{clean(facts['trouble'])}[/red]", soft_wrap=True)
-    if "approximate" in facts:
-        out.print(f"[dim]{APPROXIMATE}[/dim]", soft_wrap=True)
 
 
 def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
@@ -83,7 +40,7 @@ def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) 
 
     fleet = opened(url, read_only=True)
     handle = in_store(fleet.queue(queue), "be priced")
-    work, read = work_of(handle, system())
+    work, read = work_of(fleet.store, queue, system())
     if not work.ended and not work.waiting:
         demand_queue(fleet, handle)
     free = handle.provider != "bucket"
@@ -93,47 +50,6 @@ def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) 
         print_json(facts)
     else:
         _print(facts, provider, free=free)
-
-
-def work_of(queue: BucketQueue, runtime: Runtime) -> tuple[Work, int]:
-    """What the store shows of a queue's work, and how many receipts were read to learn how often entries are claimed.
-
-    Cost: 1 LIST per 1,000 objects, and at most 200 GETs.
-    """
-    from limpet.keys import is_minted
-    from limpet.queue.entry import batch_of, count_of, name_of_receipt
-
-    storage = queue.storage
-    tally: Counter[str] = Counter()
-    sample: list[Key] = []
-    for folder in (storage.keys.completed, storage.keys.failed):
-        for stat in storage.store.list(folder):
-            name = name_of_receipt(stat.key)
-            if batch_of(name):
-                tally["parts"] += 1
-                continue
-            tally.update(ended=1, tasks=count_of(name), named=not is_minted(name))
-            if len(sample) < RECEIPTS_READ:
-                sample.append(stat.key)
-            elif (place := runtime.rng.randrange(tally["ended"])) < RECEIPTS_READ:
-                sample[place] = stat.key
-    for stat in storage.store.list(storage.keys.pending):
-        entry, kind = stat.key.rsplit("/", 2)[1:]
-        if kind in ("task.json", "tasks.jsonl"):
-            tally.update(waiting=1, waiting_named=not is_minted(entry))
-    tally["waiting"] += sum(1 for _ in storage.store.list(storage.keys.scheduled))
-    tokens = _tokens(storage, sample)
-    tally["claims"] = round(tally["ended"] * sum(tokens) / len(tokens)) if tokens else tally["ended"]
-    return Work(**tally), len(tokens)
-
-
-def _tokens(storage: Storage, keys: list[Key]) -> list[int]:
-    """How often the entries behind these receipts were claimed: a claim's token is its number."""
-    from limpet.errors import LimpetError
-
-    blobs = storage.store.get_many(keys).items()
-    seen = [storage.receipt(key).decode(blob) for key, blob in blobs if not isinstance(blob, LimpetError)]
-    return [max(1, each.value.token) for each in seen]
 
 
 def _facts(queue: str, work: Work, read: int, provider: str, *, free: bool) -> dict[str, Any]:

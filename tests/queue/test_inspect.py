@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.cli.queue_survey import ALL, FOLDERS, Survey, find, survey
 from limpet.keys import Key
 from limpet.queue import Queue
+from limpet.queue.inspect import ALL, FOLDERS, QueueSummary, count_queues, summarize
 from limpet.runtime import SystemRuntime, system
 from support.servers.process import Bucket
 
@@ -26,8 +26,8 @@ class _Later(SystemRuntime):
         return super().wall() + timedelta(hours=1)
 
 
-def _counted(fleet: limpet.Fleet, name: str) -> Survey:
-    [found] = survey(fleet.store, system(), [name], limits=ALL)
+def _counted(fleet: limpet.Fleet, name: str) -> QueueSummary:
+    [found] = summarize(fleet.store, system(), [name], limits=ALL)
     return found
 
 
@@ -78,7 +78,7 @@ def test_a_reader_counts_and_writes_nothing() -> None:
     _busy(fleet)
     before = {stat.key: stat.version for stat in fleet.store.list()}
     reader = limpet.open("memory://counts", read_only=True)
-    assert [each.queue for each in survey(reader.store, system())] == ["busy"]
+    assert [each.queue for each in summarize(reader.store, system())] == ["busy"]
     assert {stat.key: stat.version for stat in fleet.store.list()} == before
 
 
@@ -87,7 +87,7 @@ def test_all_queues_take_one_listing() -> None:
     for name in ("b", "a", "with space/and slash", "x" * 300):
         fleet.queue(name).push_many([{}] * 30, batch=10)
     with fleet.meter.measure() as cost:
-        found = survey(fleet.store, system())
+        found = summarize(fleet.store, system())
     assert cost.requests == {"list": 1}
     assert [each.pending for each in found] == [30] * 4
     assert {"a", "b", "with space/and slash"} < {each.queue for each in found}
@@ -100,10 +100,10 @@ def test_counting_stops_and_says_so() -> None:
         fleet.store.put(Key(f"queues/q/completed/{n:04d}.json"), b"{}")
     fleet.store.put(Key("queues/q/pending/a/task.json"), b"{}")
     with fleet.meter.measure() as cost:
-        [found] = survey(fleet.store, system(), limits=dict.fromkeys(FOLDERS, 1000.0))
+        [found] = summarize(fleet.store, system(), limits=dict.fromkeys(FOLDERS, 1000.0))
     assert (found.completed, found.pending, found.at_least) == (1000, 1, ("completed",))
     assert cost.requests["list"] == 3
-    [whole] = survey(fleet.store, system(), limits=ALL)
+    [whole] = summarize(fleet.store, system(), limits=ALL)
     assert (whole.completed, whole.pending, whole.at_least) == (2500, 1, ())
 
 
@@ -125,7 +125,7 @@ def test_jumping_over_a_folder_misses_nothing(
                 fleet.store.put(Key(f"queues/{queue}/{folder}/{name}.json"), b"{}")
         fleet.store.put(Key(f"queues/{queue}/pending/a/task.json"), b"{}")
     fleet.store.put(Key("queues/stray.json"), b"{}")
-    found = survey(fleet.store, system(), limits={"completed": 2, "failed": 0, "pending": 9, "scheduled": 9})
+    found = summarize(fleet.store, system(), limits={"completed": 2, "failed": 0, "pending": 9, "scheduled": 9})
     assert [(each.queue, each.completed, each.failed, each.pending, each.scheduled) for each in found] == [
         (queue, 2, 0, 1, 2) for queue in ("q", "q-b", "q.b", "q0")
     ]
@@ -134,8 +134,8 @@ def test_jumping_over_a_folder_misses_nothing(
 def test_folders_that_nobody_asked_for_are_not_listed() -> None:
     fleet = limpet.open("memory://")
     _busy(fleet)
-    [found] = find(fleet.store, ["busy"], {"completed": 0, "failed": 0, "pending": 0, "scheduled": 9})
-    assert (found.scheduled, found.pending, found.completed, found.failed) == (1, 0, 0, [])
+    [found] = count_queues(fleet.store, ["busy"], {"completed": 0, "failed": 0, "pending": 0, "scheduled": 9})
+    assert (found.scheduled, found.pending, found.completed_tasks(), found.failed) == (1, 0, 0, [])
     assert found.cut == {"completed", "failed", "pending"}
 
 
@@ -145,9 +145,9 @@ def test_in_flight_is_what_a_living_worker_holds() -> None:
     queue.push_many([{"n": n} for n in range(7)], batch=7)
     assert queue.claim()
     queue.push({"n": 7})
-    [found] = survey(fleet.store, system())
+    [found] = summarize(fleet.store, system())
     assert (found.pending, found.in_flight) == (8, 7)
-    [later] = survey(fleet.store, _Later())
+    [later] = summarize(fleet.store, _Later())
     assert (later.pending, later.in_flight) == (8, 0)
     assert later.oldest_s is not None
     assert later.oldest_s >= 3600
@@ -161,7 +161,7 @@ def test_what_rests_is_not_in_flight() -> None:
     queue.push_many([{"n": n} for n in range(3)], batch=3)
     assert queue.claim()
     queue.push({}, id="waits")
-    stats, [found] = queue.stats(), survey(fleet.store, system())
+    stats, [found] = queue.stats(), summarize(fleet.store, system())
     assert (found.pending, found.in_flight, found.resting) == (stats.pending, stats.in_flight, stats.resting)
     assert (found.pending, found.in_flight, found.resting) == (5, 3, 1)
 
@@ -172,6 +172,6 @@ def test_a_lease_that_is_corrupt_or_has_no_task_counts_for_nothing(entry: str) -
     fleet.queue("q").push({}, id="a")
     fleet.store.put(Key(f"queues/q/pending/{entry}/lease.json"), b"{garbage")
     with fleet.meter.measure() as cost:
-        [found] = survey(fleet.store, system())
+        [found] = summarize(fleet.store, system())
     assert (found.pending, found.in_flight, found.resting) == (1, 0, 0)
     assert cost.requests.get("get", 0) == (1 if entry == "a" else 0)

@@ -9,7 +9,7 @@ import pytest
 from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy
-from limpet.queue.claim import TICK_PART, Heart
+from limpet.queue.claim import TICK_PART, Renewer
 from limpet.runtime import SystemRuntime
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime
@@ -26,8 +26,8 @@ class Beater:
         self.at_s: list[float] = []
         self.start_s = runtime.elapsed_s()
 
-    def beat(self) -> None:
-        """See `Beating.beat`."""
+    def renew(self) -> None:
+        """See `Renewable.renew`."""
         self.at_s.append(self.runtime.elapsed_s() - self.start_s)
         if self.failures:
             self.failures -= 1
@@ -39,9 +39,9 @@ class Beater:
 
 def test_it_beats_three_times_a_ttl() -> None:
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
+    renewer = Renewer(runtime, TTL_S, name="heart")
     beater = Beater(runtime)
-    heart.add(beater)
+    renewer.add(beater)
     runtime.sleep(10 * TTL_S)
     gaps = [after - before for before, after in zip([0.0, *beater.at_s], beater.at_s, strict=False)]
     assert len(gaps) >= 24
@@ -50,9 +50,9 @@ def test_it_beats_three_times_a_ttl() -> None:
 
 def test_after_a_failure_it_beats_again_soon() -> None:
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
+    renewer = Renewer(runtime, TTL_S, name="heart")
     beater = Beater(runtime, failures=3)
-    heart.add(beater)
+    renewer.add(beater)
     runtime.sleep(2 * TTL_S)
     first, second, third, fourth, fifth = beater.at_s[:5]
     assert [second - first, third - second, fourth - third] == pytest.approx([TTL_S / TICK_PART] * 3, abs=0.01)
@@ -61,14 +61,14 @@ def test_after_a_failure_it_beats_again_soon() -> None:
 
 def test_what_is_removed_is_not_beaten_and_the_thread_ends_and_starts_again() -> None:
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
+    renewer = Renewer(runtime, TTL_S, name="heart")
     for _ in range(3):
         beater = Beater(runtime)
-        heart.add(beater)
+        renewer.add(beater)
         runtime.sleep(TTL_S)
         beats = len(beater.at_s)
         assert beats >= 2
-        heart.remove(beater)
+        renewer.remove(beater)
         runtime.sleep(10 * TTL_S)
         assert len(beater.at_s) == beats
         assert runtime.time._due == [], "the thread has ended"
@@ -76,10 +76,10 @@ def test_what_is_removed_is_not_beaten_and_the_thread_ends_and_starts_again() ->
 
 def test_one_thread_beats_for_all() -> None:
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
+    renewer = Renewer(runtime, TTL_S, name="heart")
     beaters = [Beater(runtime, failures=n) for n in range(5)]
     for beater in beaters:
-        heart.add(beater)
+        renewer.add(beater)
         runtime.sleep(1)
     runtime.sleep(5 * TTL_S)
     assert all(len(beater.at_s) >= 10 for beater in beaters)
@@ -89,10 +89,10 @@ def test_one_thread_beats_for_all() -> None:
 def test_every_claim_that_is_due_is_renewed_in_the_same_tick() -> None:
     """More claims than ticks: one renewal a tick would let most of them run out."""
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
+    renewer = Renewer(runtime, TTL_S, name="heart")
     beaters = [Beater(runtime) for _ in range(3 * TICK_PART)]
     for beater in beaters:
-        heart.add(beater)
+        renewer.add(beater)
     runtime.sleep(TTL_S)
     assert len({tuple(beater.at_s) for beater in beaters}) == 1
     assert len(beaters[-1].at_s) >= 2
@@ -100,21 +100,21 @@ def test_every_claim_that_is_due_is_renewed_in_the_same_tick() -> None:
 
 def test_a_claim_whose_renewal_fails_does_not_keep_the_others_from_theirs() -> None:
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
+    renewer = Renewer(runtime, TTL_S, name="heart")
     beaters = [Beater(runtime, failures=100), *(Beater(runtime) for _ in range(5))]
     for beater in beaters:
-        heart.add(beater)
+        renewer.add(beater)
     runtime.sleep(TTL_S)
     assert all(len(beater.at_s) >= 2 for beater in beaters[1:])
 
 
 def test_a_forked_child_gets_a_thread_of_its_own() -> None:
     runtime = ManualRuntime()
-    heart = Heart(runtime, TTL_S, name="heart")
-    heart.add(Beater(runtime))
+    renewer = Renewer(runtime, TTL_S, name="heart")
+    renewer.add(Beater(runtime))
     runtime.owner = "child"
     mine = Beater(runtime)
-    heart.add(mine)
+    renewer.add(mine)
     assert len(runtime.time._due) == 2
     runtime.sleep(TTL_S)
     assert len(mine.at_s) >= 2
@@ -122,18 +122,18 @@ def test_a_forked_child_gets_a_thread_of_its_own() -> None:
 
 def test_with_real_threads() -> None:
     runtime = SystemRuntime()
-    heart = Heart(runtime, 0.06, name="heart")
+    renewer = Renewer(runtime, 0.06, name="heart")
     called = threading.Event()
 
     class Once:
-        def beat(self) -> None:
-            """See `Beating.beat`."""
+        def renew(self) -> None:
+            """See `Renewable.renew`."""
             called.set()
 
     once = Once()
-    heart.add(once)
+    renewer.add(once)
     assert called.wait(30)
-    heart.remove(once)
+    renewer.remove(once)
     wait = threading.Event()
     while any(thread.name == "heart" for thread in threading.enumerate()):
         wait.wait(0.01)
@@ -278,7 +278,7 @@ def test_a_beat_that_is_under_way_when_the_claim_ends_brings_nothing_back(world:
     claim, task = process.start()
     process.store.before("put", "pending/x/lease.json", lambda: world.process().queue.purge())
     with pytest.raises((LeaseLost, OutcomeUnknown)):
-        claim.beat()
+        claim.renew()
     task.done()
     assert world.names() == ["completed/x.json", "failed/x.json"]
     world.process().queue.sweep()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.queue_ls import nothing_failed
+from limpet.cli.queue.show import nothing_failed
 from limpet.cli.queue_options import (
     IdArgument,
     QueueArgument,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import limpet
-from limpet.cli.queue_bill import MILLION, Work, as_pushed, break_even, requests_of, sqs
+from limpet.queue.cost import MILLION, Work, as_pushed, break_even, requests_of, sqs
 
 
 def _requests(put: int = 0, get: int = 0, head: int = 0, list: int = 0, delete: int = 0) -> dict[str, int]:

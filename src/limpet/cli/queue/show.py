@@ -1,32 +1,32 @@
-"""`limpet queue ls`: what waits, what ended, and how."""
+"""`limpet queue ls`, `failed`, `peek`, `show` and `stats`: what waits, what ended and how. They change nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from limpet.cli.queue_options import (
+    IdArgument,
     QueueArgument,
     SinceOption,
     WhereOption,
     demand_queue,
     in_store,
+    inspection,
     many,
     now_of,
+    when,
 )
-from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing
+from limpet.cli.shared import JsonOption, UrlOption, ago, clean, clean_lines, console, lines, opened, print_json
+from limpet.cli.status import APPROXIMATE, print_queues, summaries
+from limpet.errors import Invalid, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cell import Versioned
-    from limpet.queue import BucketQueue
-    from limpet.queue.entry import EntryLease, Receipt
-    from limpet.store.api import Stat
+    from limpet.queue.inspect import Folder
 
 EPILOG = lines(
     "Example: all queues; what waits in one; what failed, as JSON",
@@ -43,9 +43,24 @@ FAILED_EPILOG = lines(
     "Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.",
 )
 
-State = Literal["pending", "failed", "completed", "scheduled"]
-AT_ONCE = 50
-HASHED = "%h"
+SHOW_EPILOG = lines(
+    "Example:",
+    "$ limpet queue show enrich a.com@2026-11 -u s3://acme/prod",
+    "Exit codes: 0 shown; 1 there is no such task, queue or fleet; 2 wrong usage.",
+)
+PEEK_EPILOG = lines(
+    "Example:",
+    "$ limpet queue peek enrich -n 3 -u s3://acme/prod",
+    "Exit codes: 0 shown, or nothing waits; 1 there is no such queue or fleet; 2 wrong usage.",
+)
+
+STATS_EPILOG = lines(
+    "Example:",
+    "$ limpet queue stats enrich --json -u s3://acme/prod",
+    "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
+)
+
+FAILED_SHOWN = 20
 ID_WIDTH = 36
 
 
@@ -68,7 +83,7 @@ def ls(
     An entry is one task, or a batch of tasks that were pushed together. They come in the order of their names, which
     for ids that Limpet made is oldest first.
     """
-    flags: dict[State, bool] = {"pending": pending, "failed": failed, "completed": completed, "scheduled": scheduled}
+    flags: dict[Folder, bool] = {"pending": pending, "failed": failed, "completed": completed, "scheduled": scheduled}
     states = [state for state, wanted in flags.items() if wanted]
     if len(states) > 1:
         raise Invalid(f"--{states[0]} and --{states[1]} are two lists", hint="ask for one of them")
@@ -76,7 +91,11 @@ def ls(
     if queue is None:
         if states:
             raise Invalid(f"--{states[0]} needs a queue name", hint="limpet queue ls QUEUE --" + states[0])
-        _ls_queues(fleet, json=json)
+        found = summaries(fleet)
+        if json:
+            print_json([each.facts() for each in found])
+        else:
+            print_queues(console(), fleet.url, found)
         return
     _ls_entries(fleet, queue, states[0] if states else "pending", n, json=json)
 
@@ -137,23 +156,10 @@ def nothing_failed(queue: str, where: str | None, since_s: float | None) -> str:
     return f"nothing has failed in {queue!r}{error}{time}"
 
 
-def _ls_queues(fleet: Fleet, *, json: bool) -> None:
-    from limpet.cli.queue_survey import surveys
-    from limpet.cli.status import print_queues
-    from limpet.runtime import system
-
-    found = surveys(fleet, system())
-    if json:
-        print_json([each.facts() for each in found])
-        return
-    print_queues(console(), fleet.url, found)
-
-
-def _ls_entries(fleet: Fleet, name: str, state: State, n: int, *, json: bool) -> None:
-    queue = in_store(fleet.queue(name), "list its tasks")
-    rows = [*islice(rows_of(queue, state), n + 1)]
+def _ls_entries(fleet: Fleet, name: str, state: Folder, n: int, *, json: bool) -> None:
+    rows = [*islice(inspection(fleet, name, "list its tasks").entries(state), n + 1)]
     if not rows:
-        demand_queue(fleet, queue)
+        demand_queue(fleet, fleet.queue(name))
     more, rows = len(rows) > n, rows[:n]
     if json:
         print_json(rows)
@@ -182,7 +188,7 @@ def _ls_entries(fleet: Fleet, name: str, state: State, n: int, *, json: bool) ->
         out.print(f"\n[dim]There are more: -n {n * 5} shows more of them.[/dim]")
 
 
-_COLUMNS: dict[State, tuple[str, ...]] = {
+_COLUMNS: dict[Folder, tuple[str, ...]] = {
     "pending": ("id", "tasks", "pushed", "state", "attempt", "worker"),
     "failed": ("id", "state", "attempts", "ended", "error"),
     "completed": ("id", "tasks", "failed", "ended", "worker"),
@@ -192,7 +198,7 @@ _TO_THE_LEFT = ("id", "state", "worker", "error")
 _FOLDED = ("id", "worker", "error")
 
 
-def _cells(state: State, row: dict[str, Any]) -> list[str]:
+def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
     match state:
         case "pending":
             pushed = f"{ago(row['age_s'])} ago"
@@ -213,143 +219,133 @@ def _cells(state: State, row: dict[str, Any]) -> list[str]:
             return [clean(row["id"]), ago(row["due_in_s"]) if row["due_in_s"] > 0 else "now"]
 
 
-def rows_of(queue: BucketQueue, state: State) -> Iterator[dict[str, Any]]:
-    """The entries in that state, in the order of their names, as facts; lazily.
+def peek(
+    queue: QueueArgument,
+    n: Annotated[int, typer.Option("-n", min=1, max=1000, help="Show at most so many.")] = 5,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the payloads of some tasks that wait, without claiming them. Changes nothing.
 
-    Cost: 1 LIST per 1,000 objects; 1 GET for each lease, or for each receipt.
+    With a long backlog they come from a random place of it.
     """
-    match state:
-        case "pending":
-            return _pending(queue)
-        case "scheduled":
-            return _scheduled(queue)
-        case "failed" | "completed":
-            return _receipts(queue, state)
+    fleet = opened(url, read_only=True)
+    handle = fleet.queue(queue)
+    found = handle.peek(n)
+    if not found:
+        demand_queue(fleet, handle)
+    if json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print(f"nothing waits in {queue!r}", markup=False, soft_wrap=True)
+    for task in found:
+        pushed = f"  [dim]pushed {when(task.pushed_at)}[/dim]" if task.pushed_at else ""
+        out.print(f"[bold]{clean(task.id)}[/bold]{pushed}", soft_wrap=True)
+        out.print(f"  {_json(task.payload)}", soft_wrap=True)
 
 
-def _pending(queue: BucketQueue) -> Iterator[dict[str, Any]]:
-    storage = queue.storage
-    lease: Stat | None = None
-    remote: Stat | None = None
-    for stat in storage.store.list(storage.keys.pending):
-        entry, kind = stat.key.rsplit("/", 2)[1:]
-        if kind == "lease.json":
-            lease = stat
-        elif kind == "remote.json":
-            remote = stat
-        elif kind in ("task.json", "tasks.jsonl"):
-            held = lease if lease is not None and lease.key == storage.keys.lease(entry) else None
-            row = _pending_row(queue, entry, stat, held)
-            noted = remote is not None and remote.key == storage.keys.remote(entry)
-            yield {**row, **elsewhere(queue, entry)} if noted and row["state"] == "waits" else row
+def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Show one task: where it is, who works on it, how it ended and why. Changes nothing.
+
+    A task that was retried is followed to its last life. The id of a batch shows the batch.
+    """
+    fleet = opened(url, read_only=True)
+    handle = in_store(fleet.queue(queue), "show a task's lease")
+    found = handle.inspect.describe(id)
+    if found is None:
+        demand_queue(fleet, handle)
+        raise Missing(
+            f"there is no task {id!r} in queue {queue!r}",
+            hint=f"`limpet queue ls {queue}` shows what waits; receipts are kept for a time only",
+        )
+    facts = {"queue": queue, **found}
+    if json:
+        print_json(facts)
+        return
+    from rich.table import Table
+
+    out = console()
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, text in _lines(facts):
+        table.add_row(title, text)
+    out.print(table)
+    earlier = facts.get("errors", ())
+    for each in earlier:
+        when_, who, error = when(each["at"]), clean(each["worker"]), clean(each["error"])
+        out.print(f"\n[bold]attempt {each['attempt']}[/bold] failed {when_} in {who}: {error}", soft_wrap=True)
+        if each["traceback"]:
+            out.print(clean_lines(each["traceback"].rstrip()), soft_wrap=True, style="dim")
+    if facts.get("traceback") and not (earlier and earlier[-1]["traceback"] == facts["traceback"]):
+        out.print()
+        out.print(clean_lines(facts["traceback"].rstrip()), soft_wrap=True, style="dim")
 
 
-def _pending_row(queue: BucketQueue, entry: str, stat: Stat, lease: Stat | None) -> dict[str, Any]:
-    from limpet.queue.entry import count_of
-
-    row = {
-        "id": _id_of(queue, entry, batch=stat.key.endswith(".jsonl")),
-        "tasks": count_of(entry),
-        "age_s": round((now_of(stat.modified) - stat.modified).total_seconds(), 1),
-        "state": "waits",
-        "attempt": 0,
-        "worker": None,
-    }
-    if lease is None:
-        return row
-    try:
-        seen = queue.storage.lease(entry).read()
-    except Corrupt:
-        return {**row, "state": "corrupt"}
-    return {**row, **lease_facts(seen, now_of(seen.modified))} if seen else row
+_STATES = {"completed": "green", "held": "green", "failed": "red", "cancelled": "red", "overdue": "red"}
 
 
-def elsewhere(queue: BucketQueue, entry: str) -> dict[str, Any]:
-    """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
-    from limpet.queue.sync.lease_down import RemoteLeases
-
-    storage = queue.storage
-    found = RemoteLeases(storage.store, storage.runtime).holder(storage.keys.remote(entry))
-    return {"state": "held elsewhere", "worker": f"{found.label} at {found.node}"} if found else {}
-
-
-def lease_facts(seen: Versioned[EntryLease], now: datetime) -> dict[str, Any]:
-    """Who works on an entry, or worked on it last: held, overdue (its worker died), rests (until retried), waits."""
-    from limpet.cli.queue_survey import is_live
-    from limpet.lease import State as LeaseState
-
-    record = seen.value
-    assert seen.modified is not None
-    age_s = (now - seen.modified).total_seconds()
-    match record.state:
-        case LeaseState.HELD:
-            state = "held" if is_live(seen, now) else "overdue"
-        case LeaseState.FREE:
-            state = "rests" if record.wait_s > age_s else "waits"
-        case _:
-            state = "cancelled"
-    return {
-        "state": state,
-        "attempt": record.attempt,
-        "worker": record.label if state in ("held", "overdue") else None,
-        "token": record.token,
-        "heartbeat_s": round(age_s, 1),
-        "ttl_s": record.ttl_s,
-        "rests_s": round(max(0.0, record.wait_s - age_s), 1) if state == "rests" else 0.0,
-        "error": record.error,
-    }
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts as people read them, in a fixed order."""
+    colour = _STATES.get(facts["state"], "bold")
+    rows = [("task", clean(facts["id"])), ("state", f"[{colour}]{facts['state']}[/{colour}]")]
+    if "asked_for" in facts:
+        rows.append(("retried", f"{clean(facts['asked_for'])} lives on as {clean(facts['id'])}"))
+    if facts.get("worker"):
+        rows.append(("worker", clean(facts["worker"])))
+    if "token" in facts:
+        rows.append(("token", str(facts["token"])))
+        rows.append(("heartbeat", f"{ago(facts['heartbeat_s'])} ago, ttl {facts['ttl_s']:g} s"))
+    if facts.get("rests_s"):
+        rows.append(("next try", f"in {ago(facts['rests_s'])}"))
+    for title, key in (("attempt", "attempt"), ("attempts", "attempts"), ("tasks", "tasks"), ("done", "done")):
+        if facts.get(key):
+            rows.append((title, f"{facts[key]:,}"))
+    if facts.get("failed"):
+        shown = ", ".join(facts["failed"][:FAILED_SHOWN]) + (", ..." if len(facts["failed"]) > FAILED_SHOWN else "")
+        rows.append(("failed", clean(shown)))
+    for title, key in (("pushed", "pushed_at"), ("due", "due_at"), ("ended", "finished_at")):
+        if facts.get(key):
+            rows.append((title, when(facts[key])))
+    if facts.get("error"):
+        rows.append(("error", clean(facts["error"])))
+    for key in ("payload", "result"):
+        if key in facts:
+            rows.append((key, _json(facts[key])))
+    if "raw" in facts:
+        rows.append(("its bytes", clean(facts["raw"])))
+    return rows
 
 
-def _id_of(queue: BucketQueue, entry: str, *, batch: bool) -> str:
-    """The id behind an entry's name; a name too long for a key is a hash, and the task itself tells."""
-    from limpet.keys import name_of
-
-    if not entry.startswith(HASHED):
-        return name_of(entry)
-    try:
-        return queue.storage.content(entry, batch=batch).ids[0]
-    except (Missing, Corrupt):
-        return entry
+def _json(value: Any) -> str:
+    return clean(msgspec.json.encode(value).decode())
 
 
-def _scheduled(queue: BucketQueue) -> Iterator[dict[str, Any]]:
-    from limpet.keys import name_of
-    from limpet.queue.push import due_of
+def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Count the tasks of one queue, all of them. Changes nothing.
 
-    storage = queue.storage
-    for stat in storage.store.list(storage.keys.scheduled):
-        due_name, name = stat.key.rsplit("/", 2)[1:]
-        due = due_of(due_name)
-        if due is not None:
-            due_in_s = round((due - now_of(stat.modified)).total_seconds(), 1)
-            yield {"id": name_of(name.rpartition("@")[0]), "due_at": due, "due_in_s": due_in_s}
+    It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
+    """
+    from limpet.queue.inspect import ALL
 
-
-def _receipts(queue: BucketQueue, state: Literal["failed", "completed"]) -> Iterator[dict[str, Any]]:
-    storage = queue.storage
-    listing = storage.store.list(storage.keys.failed if state == "failed" else storage.keys.completed)
-    while some := [*islice(listing, AT_ONCE)]:
-        for key, blob in storage.store.get_many([stat.key for stat in some]).items():
-            if isinstance(blob, Missing):
-                continue
-            if isinstance(blob, LimpetError):
-                raise blob
-            seen = storage.receipt(key).decode(blob)
-            if seen.value.state != "retried":
-                yield _receipt_row(seen)
-
-
-def _receipt_row(seen: Versioned[Receipt]) -> dict[str, Any]:
-    receipt = seen.value
-    assert seen.modified is not None
-    return {
-        "id": receipt.id,
-        "state": receipt.state,
-        "tasks": receipt.count,
-        "failed": len(receipt.failed) if receipt.state == "completed" else receipt.count,
-        "attempts": receipt.attempts,
-        "age_s": round((now_of(seen.modified) - seen.modified).total_seconds(), 1),
-        "finished_at": receipt.finished_at,
-        "worker": receipt.label,
-        "error": receipt.error,
-    }
+    fleet = opened(url, read_only=True)
+    found = summaries(fleet, [queue], limits=ALL)
+    if not found:
+        demand_queue(fleet, fleet.queue(queue))
+    facts = found[0].facts()
+    del facts["at_least"]
+    if json:
+        print_json(facts)
+        return
+    out = console()
+    paused = "  [yellow]paused[/yellow]" if facts["paused"] else ""
+    out.print(f"[bold]{clean(queue)}[/bold]{paused}")
+    for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed"):
+        out.print(f"  {key.replace('_', ' '):<10} {'-' if facts[key] is None else format(facts[key], ','):>9}")
+    out.print(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
+    if "trouble" in facts:
+        out.print(f"  [red]{clean(facts['trouble'])}[/red]", soft_wrap=True)
+    if "approximate" in facts:
+        out.print(f"[dim]{APPROXIMATE}[/dim]", soft_wrap=True)

@@ -1,0 +1,725 @@
+"""What can be seen of a queue without changing it: counts, entries, results, failures.
+
+`Inspection` reads one queue; `summarize` counts all queues of a store by one listing. Names tell the state of an entry
+and how many tasks it holds, so that only leases and control records are read. Nothing is written: a read-only key is
+enough. Both count with `QueueCount`.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from limpet import records
+from limpet.cell import Versioned
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet.keys import QUEUES, Key, QueueKeys, name_of
+from limpet.lease import State
+from limpet.lease.decide import is_live
+from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Result, Stats
+from limpet.queue.decide import at_work, attempt_errors, attempts_of, completion, errors_of, lists_done
+from limpet.queue.entry import (
+    BATCH,
+    ENTRY_BYTES_MAX,
+    LEASE,
+    NOTHING,
+    REMOTE,
+    TASK,
+    EntryLease,
+    Part,
+    Receipt,
+    Storage,
+    batch_of,
+    count_of,
+    due_of,
+    entry_of,
+    is_batch,
+    lease_of,
+    life_before,
+    name_of_receipt,
+    parts_of_entry,
+    parts_of_scheduled,
+    read_content,
+    read_task,
+)
+from limpet.runtime import Runtime
+from limpet.store.api import Stat, Store
+
+Folder = Literal["completed", "failed", "pending", "scheduled"]
+FOLDERS: tuple[Folder, ...] = get_args(Folder)
+
+OBJECTS_MAX = 10_000
+LEASES_READ_MAX = 200
+IDS_MAX = 10
+RECEIPTS_AT_ONCE = 50
+KIND_CHARS_MAX = 200
+HASHED = "%h"
+NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
+
+ALL: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float("inf"))
+"""Count every object, whatever it costs."""
+SOME: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
+"""Stop counting at 10,000 objects of a folder: a fleet keeps a receipt for each entry for weeks."""
+
+
+@dataclass(slots=True)
+class QueueCount:
+    """What listings showed of one queue. `cut` names the folders that were not listed to their end."""
+
+    queue: str
+    keys: QueueKeys
+    pending: int = 0
+    scheduled: int = 0
+    failed: list[str] = field(default_factory=list)
+    leases: list[Stat] = field(default_factory=list)
+    """The leases of entries that have a task."""
+    oldest: datetime | None = None
+    newest: datetime | None = None
+    control: bool = False
+    cut: set[Folder] = field(default_factory=set)
+    _lease: Stat | None = None
+    _objects: Counter[str] = field(default_factory=Counter)
+    _retried: set[str | None] = field(default_factory=set)
+    _completed: int = 0
+    _completed_names: array[int] = field(default_factory=lambda: array("q"))
+    """A hash of each name in completed/: there may be millions."""
+
+    def add(self, folder: str, stat: Stat, limits: Mapping[Folder, float] = ALL) -> bool:
+        """Count one object; False if its folder is full, and the rest of it is not worth listing."""
+        self.newest = max(self.newest or stat.modified, stat.modified)
+        match folder:
+            case "completed" | "failed" | "pending" | "scheduled":
+                if self._objects[folder] >= limits[folder]:
+                    self.cut.add(folder)
+                    return False
+                self._objects[folder] += 1
+                self._count(folder, stat)
+                return True
+            case "control.json":
+                self.control = True
+        return folder.endswith(".json")
+
+    def _count(self, folder: Folder, stat: Stat) -> None:
+        match folder:
+            case "pending":
+                entry, kind = parts_of_entry(stat.key, self.keys.pending) or ("", "")
+                if kind == LEASE:
+                    self._lease = stat
+                elif kind in (TASK, BATCH):
+                    if self._lease is not None and self._lease.key == self.keys.lease(entry):  # it is listed before
+                        self.leases.append(self._lease)
+                    self.pending += count_of(entry)
+                    self.oldest = min(self.oldest or stat.modified, stat.modified)
+                    self._retried.add(life_before(entry))
+            case "scheduled":
+                self.scheduled += 1
+            case "completed":
+                name = name_of_receipt(stat.key)
+                self._completed_names.append(hash(name))
+                if not batch_of(name):
+                    self._completed += count_of(name)
+                    self._retried.add(life_before(name))
+            case "failed":
+                self.failed.append(name_of_receipt(stat.key))
+                self._retried.add(life_before(self.failed[-1]))
+
+    def failed_names(self) -> list[str]:
+        """The names in failed/ that were neither retried nor completed since (H4)."""
+        completed = self._completed_of_failed()
+        return [name for name in self.failed if name not in self._retried and name not in completed]
+
+    def completed_tasks(self) -> int:
+        """Completed tasks: those of completed entries, without the ones of a batch that failed."""
+        parts = [(name, part[0]) for name in self.failed if (part := batch_of(name))]
+        completed = self._completed_of_failed()
+        return self._completed - sum(1 for name, entry in parts if entry in completed and name not in completed)
+
+    def _completed_of_failed(self) -> set[str]:
+        """The names in failed/, and the batches of such, that have a receipt in completed/ too."""
+        names = {*self.failed, *(part[0] for name in self.failed if (part := batch_of(name)))}
+        hashes = {hash(name): name for name in names}
+        return {hashes[each] for each in self._completed_names if each in hashes}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """How many tasks of one queue are where. The fields that `Stats` has too mean the same.
+
+    `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `failed` may
+    count tasks that were retried since.
+    """
+
+    queue: str
+    pending: int
+    in_flight: int
+    scheduled: int
+    completed: int | None
+    failed: int
+    oldest_s: float | None
+    paused: bool
+    at_least: tuple[str, ...] = ()
+    resting: int | None = 0
+    trouble: str = ""
+    """Why part of it is not known."""
+    approximate: bool = False
+    """Whether these are numbers of SQS. Then `completed`, `oldest_s` and `resting` are None."""
+
+    def facts(self) -> dict[str, Any]:
+        """The fields for `--json`, without those that say nothing."""
+        facts = asdict(self)
+        return {name: value for name, value in facts.items() if name not in ("trouble", "approximate") or value}
+
+
+def count_queues(store: Store, queues: Iterable[str] | None, limits: Mapping[Folder, float]) -> list[QueueCount]:
+    """Count these queues, or all there are, in the order of their names. A queue that has no object is left out.
+
+    Cost: 1 LIST per 1,000 objects listed; 1 more for each folder that is cut short, and for each queue named.
+    """
+    found: dict[str, QueueCount] = {}
+    for prefix in [QUEUES] if queues is None else [QueueKeys.of(name).root for name in queues]:
+        after: str | None = None
+        while (after := _list_on(store, prefix, after, found, limits)) is not None:
+            continue
+    return sorted(found.values(), key=lambda each: each.queue)
+
+
+def _list_on(
+    store: Store, prefix: str, after: str | None, found: dict[str, QueueCount], limits: Mapping[Folder, float]
+) -> str | None:
+    """List on from `after` until a folder is full; from where to list on then."""
+    for stat in store.list(prefix, after=after):
+        _, queue, *below = stat.key.split("/", 3)
+        if not below:
+            continue  # an object beside the queues, which is not ours
+        if queue not in found:
+            found[queue] = QueueCount(name_of(queue), QueueKeys(f"{QUEUES}/{queue}"))
+        if not found[queue].add(below[0], stat, limits):
+            return f"{found[queue].keys.root}/{below[0]}0"  # 0 is the character behind the slash
+    return None
+
+
+def summarize(
+    store: Store,
+    runtime: Runtime,
+    queues: Iterable[str] | None = None,
+    *,
+    limits: Mapping[Folder, float] = SOME,
+) -> list[QueueSummary]:
+    """Count these queues of a store, or all there are, in the order of their names.
+
+    Ages are by this machine's clock, but never before what the store stamped.
+    Cost: that of `count_queues`, 1 GET for each queue that was ever paused, and 1 GET a lease, at most 200 a queue.
+    """
+    counts = count_queues(store, queues, limits)
+    now = max([runtime.wall(), *(each.newest for each in counts if each.newest)])
+    return [_summary(Storage(store, each.keys, runtime), each, now) for each in counts]
+
+
+def _summary(storage: Storage, count: QueueCount, now: datetime) -> QueueSummary:
+    leases = sorted(count.leases, key=lambda stat: stat.modified, reverse=True)
+    cut: set[str] = {*count.cut}
+    if "pending" in cut:
+        cut |= {"in_flight", "oldest_s", "resting"}
+    if len(leases) > LEASES_READ_MAX:
+        cut |= {"in_flight", "resting"}
+    in_flight, resting, error = _at_work(storage.store, leases[:LEASES_READ_MAX], now)
+    if error is not None:
+        raise error
+    paused, trouble = False, ""
+    try:
+        paused = count.control and storage.paused()
+    except (Corrupt, Invalid, Unsupported) as unread:  # the other queues are shown all the same
+        trouble = f"cannot tell whether it is paused: {unread}"
+    return QueueSummary(
+        queue=count.queue,
+        pending=count.pending,
+        in_flight=in_flight,
+        scheduled=count.scheduled,
+        completed=count.completed_tasks(),
+        failed=sum(map(count_of, count.failed_names())),
+        oldest_s=_age_s(count.oldest, now),
+        paused=paused,
+        at_least=tuple(sorted(cut)),
+        resting=resting,
+        trouble=trouble,
+    )
+
+
+def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> tuple[int, int, LimpetError | None]:
+    """How many tasks live workers hold, how many wait for their next attempt, and the first error of the store.
+
+    A lease that is gone or cannot be read counts for none.   Cost: 1 GET a lease.
+    """
+    in_flight = resting = 0
+    failure: LimpetError | None = None
+    for key, blob in store.get_many([stat.key for stat in leases]).items():
+        if isinstance(blob, LimpetError):
+            if not isinstance(blob, (Missing, Corrupt, Invalid)):
+                failure = failure or blob
+            continue
+        count = count_of(key.rsplit("/", 2)[1])
+        with suppress(Corrupt, Unsupported):
+            works, rests = at_work(lease_of(blob.data, count=count, what=key), count, modified=blob.modified, now=now)
+            in_flight += works
+            resting += rests
+    return in_flight, resting, failure
+
+
+def count_failed(store: Store, runtime: Runtime, count: QueueCount, enough: int) -> tuple[int, bool]:
+    """How many tasks of a queue failed, by their receipts, which tell them from cancelled ones; whether all were read.
+
+    It stops at more than `enough`. A receipt that cannot be read counts as failed.   Cost: 1 GET a receipt.
+    """
+    storage = Storage(store, count.keys, runtime)
+    names = count.failed_names()
+    failed = 0
+    for start in range(0, len(names), RECEIPTS_AT_ONCE):
+        keys = [count.keys.failed_of(name) for name in names[start : start + RECEIPTS_AT_ONCE]]
+        for key, blob in store.get_many(keys).items():
+            if isinstance(blob, Missing):
+                continue
+            try:
+                failed += storage.decoded_receipt(key, blob).value.state == "failed"
+            except (Corrupt, Invalid, Unsupported):
+                failed += 1
+        if failed > enough and start + RECEIPTS_AT_ONCE < len(names):
+            return failed, False
+    return failed, True
+
+
+class Inspection:
+    """The reading side of one queue."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._store = storage.store
+        self._keys = storage.keys
+
+    @classmethod
+    def of(cls, store: Store, name: str, runtime: Runtime) -> Inspection:
+        """The reading side of the queue `name`, for those who do not claim from it."""
+        return cls(Storage(store, QueueKeys.of(name), runtime))
+
+    def stats(self) -> Stats:
+        """Retried tasks count where they are now."""
+        count = QueueCount("", self._keys)
+        for folder in ("pending", "failed", "completed"):
+            for stat in self._store.list(f"{self._keys.root}/{folder}"):
+                count.add(folder, stat)
+        now = self._now()
+        in_flight, resting, _ = _at_work(self._store, count.leases, now)
+        for stat in self._store.list(self._keys.scheduled):
+            count.add("scheduled", stat)
+        paused = False
+        with suppress(Corrupt, Unsupported):  # it counts as not paused, as it does for workers that start now
+            paused = self._storage.paused()
+        return Stats(
+            pending=count.pending,
+            in_flight=in_flight,
+            scheduled=count.scheduled,
+            completed=count.completed_tasks(),
+            failed=sum(map(count_of, count.failed_names())),
+            oldest_s=_age_s(count.oldest, now),
+            paused=paused,
+            resting=resting,
+        )
+
+    def _now(self) -> datetime:
+        """The store's clock. Where a read-only key may not ask it: the newest time that was seen, else our clock."""
+        for ask in (self._storage.exact_now, self._store.now):
+            with suppress(Denied):
+                return ask()
+        return self._storage.runtime.wall()
+
+    def peek(self, n: int) -> list[Peeked]:
+        if n < 1:
+            raise Invalid(f"peek wants a positive number, not {n}")
+        found: list[Peeked] = []
+        keys = [
+            stat.key
+            for stat in self._store.sample(self._keys.pending, 2 * n)
+            if (found_ := parts_of_entry(stat.key, self._keys.pending)) and found_[1] in (TASK, BATCH)
+        ]
+        for key, blob in self._store.get_many(sorted(keys)[:n], size_max=ENTRY_BYTES_MAX).items():
+            if isinstance(blob, LimpetError):
+                continue
+            entry, kind = key.rsplit("/", 2)[1:]
+            try:
+                content = read_content(blob, entry, batch=kind == "tasks.jsonl", what=key)
+            except (Corrupt, Unsupported):
+                continue
+            for id_, payload in zip(content.ids, content.payloads, strict=True):
+                with suppress(Corrupt):  # a worker that claims it puts it aside
+                    found.append(Peeked(id_, _value(payload, id_), content.pushed_at))
+        return found[:n]
+
+    def result(self, id_: str) -> Result:
+        """A task that was retried is followed to its last life."""
+        while True:
+            receipt = self.receipt(id_)
+            if receipt is None:
+                where = self._whereabouts(id_)
+                # It may have ended between two looks. A batch that is nowhere will not end any more, unless it travels.
+                gone = not self._storage.journal.travels
+                receipt = self.receipt(id_, gone=gone) if where == "unknown" else None
+                if receipt is None:
+                    return Result(id_, where)
+            if receipt.state == "retried" and receipt.retried_as:
+                id_ = _next_life(id_, receipt.retried_as)
+                continue
+            return _as_result(id_, receipt)
+
+    def errors(self, id_: str) -> tuple[AttemptError, ...]:
+        """Those of a task that waits are in its lease."""
+        part = batch_of(id_)
+        entry, n = part or (entry_of(id_), 0)
+        seen = self._storage.lease(entry).read()
+        if seen is not None and n in seen.value.errors:
+            return attempt_errors(seen.value.errors[n])
+        return self.result(id_).errors
+
+    def failed(self, n: int, *, where: str | None = None, since_s: float | None = None) -> list[Failure]:
+        if n < 1:
+            raise Invalid(f"failed wants a positive number, not {n}")
+        groups: dict[str, list[Receipt]] = {}
+        # A read-only key knows only a lower bound of the store's time: the cut may be no earlier than by our own clock.
+        since = None if since_s is None else max(self._now(), self._storage.runtime.wall()) - timedelta(seconds=since_s)
+        for _, seen in islice(self.failures(where=where, since=since), n):
+            groups.setdefault(_kind_of(seen.value.error or ""), []).append(seen.value)
+        found = []
+        for error, some in groups.items():
+            newest = sorted(some, key=lambda each: each.finished_at, reverse=True)
+            ids = tuple(each.id for each in newest[:IDS_MAX])
+            found.append(Failure(error, len(some), newest[0].finished_at, ids))
+        return sorted(found, key=lambda each: (-each.count, each.error))
+
+    def failures(
+        self, *, where: str | None = None, since: datetime | None = None
+    ) -> Iterator[tuple[Key, Versioned[Receipt]]]:
+        """The receipts of tasks that failed, and were neither retried nor completed since.
+
+        Cost: 1 LIST per 1,000 receipts in failed/, 1 GET each, and for those that are given 1 or 2 GETs more.
+        """
+        for stat in self._store.list(self._keys.failed):
+            if since is not None and stat.modified < since:
+                continue
+            try:
+                seen = self._storage.receipt(stat.key).read()
+                if seen is None or seen.value.state != "failed":
+                    continue
+                told = where is None or where.casefold() in (seen.value.error or "").casefold()
+                if told and self.completed(seen.value.id, gone=True) is None:
+                    yield stat.key, seen
+            except (Corrupt, Unsupported, Invalid):
+                continue
+
+    def receipt(self, id_: str, *, gone: bool = False) -> Receipt | None:
+        """The receipt that counts for a task: completed beats failed. `gone`: its entry does not wait any more.
+
+        Cost: 1 GET for a completed task; 2 GETs for another one, 3 or 4 for one of a batch.
+        """
+        name = entry_of(id_)
+        done = self.completed(id_, gone=gone)
+        if done is not None:
+            return done
+        failed = self._read(self._keys.failed_of(name))
+        part = batch_of(id_)
+        return failed or (self._read(self._keys.failed_of(part[0])) if part else None)
+
+    def completed(self, id_: str, *, gone: bool = False) -> Receipt | None:
+        """The receipt that says that a task completed, with its result; None if there is none."""
+        name = entry_of(id_)
+        part = batch_of(id_)
+        if part is None:
+            own = self._read(self._keys.completed_of(name))
+            return own if own is None or is_batch(name) else self._with_result(own, id_, 0)
+        entry, n = part
+        whole = self._read(self._keys.completed_of(entry))
+        own = None
+        ended = whole is not None or gone
+        if whole is None or n in whole.own or not lists_done(whole, n):
+            ended = ended or self._storage.exists(self._keys.failed_of(entry))
+            own = self._read(self._keys.completed_of(name)) if ended else None
+        receipt = completion(n, whole=whole, own=own, ended=ended)
+        return receipt and self._with_result(receipt, id_, n)
+
+    def _read(self, key: Key) -> Receipt | None:
+        seen = self._storage.receipt(key).read()
+        return seen.value if seen else None
+
+    def _with_result(self, receipt: Receipt, id_: str, n: int) -> Receipt:
+        """The receipt as that of task `n` alone; its result may lie in a part object."""
+        result = receipt.results.get(n) or receipt.result
+        for key in receipt.parts if bytes(result) == bytes(NOTHING) else ():
+            try:
+                part = records.decode(self._store.get(Key(key)).data, Part, what=key)
+            except Missing:
+                continue
+            if n in part.results:
+                result = part.results[n]
+                break
+        return msgspec.structs.replace(receipt, id=id_, count=1, result=result, results={}, parts=[])
+
+    def _whereabouts(self, id_: str) -> Outcome:
+        part = batch_of(id_)
+        entry = part[0] if part else entry_of(id_)
+        if self._storage.exists(self._keys.tasks(entry, batch=part is not None)):
+            return "pending"
+        return "scheduled" if self.scheduled(entry) else "unknown"
+
+    def scheduled(self, entry: str) -> list[Key]:
+        """The delayed pushes of an entry.   Cost: 1 LIST per 1,000 delayed pushes."""
+        listing = self._store.list(self._keys.scheduled)
+        return [stat.key for stat in listing if (found := parts_of_scheduled(stat.key)) and found[1] == entry]
+
+    def entries(self, state: Folder) -> Iterator[dict[str, Any]]:
+        """The entries in that state, in the order of their names, as facts; lazily.
+
+        Cost: 1 LIST per 1,000 objects; 1 GET for each lease, or for each receipt.
+        """
+        match state:
+            case "pending":
+                return self._pending_entries()
+            case "scheduled":
+                return self._scheduled_entries()
+            case "failed" | "completed":
+                return self._ended_entries(state)
+
+    def _pending_entries(self) -> Iterator[dict[str, Any]]:
+        beside: dict[str, Stat] = {}  # the objects of the entry that are listed before its task
+        for stat in self._store.list(self._keys.pending):
+            entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
+            if kind in (LEASE, REMOTE):
+                beside[kind] = stat
+            elif kind in (TASK, BATCH):
+                facts = {
+                    "id": self._id_of(entry, batch=kind == BATCH),
+                    "tasks": count_of(entry),
+                    "age_s": self._since_s(stat.modified),
+                    "state": "waits",
+                    "attempt": 0,
+                    "worker": None,
+                }
+                if (lease := beside.get(LEASE)) and lease.key == self._keys.lease(entry):
+                    facts |= self._listed_lease_facts(entry)
+                if (remote := beside.get(REMOTE)) and remote.key == self._keys.remote(entry):
+                    facts |= self._elsewhere(entry) if facts["state"] == "waits" else {}
+                yield facts
+
+    def _listed_lease_facts(self, entry: str) -> dict[str, Any]:
+        try:
+            seen = self._storage.lease(entry).read()
+        except Corrupt:
+            return {"state": "corrupt"}
+        return self._lease_facts(seen) if seen else {}
+
+    def _lease_facts(self, seen: Versioned[EntryLease]) -> dict[str, Any]:
+        """The state of an entry that has a lease (held, overdue, rests, waits or cancelled), and its last worker."""
+        record = seen.value
+        assert seen.modified is not None
+        now = self._now_of(seen.modified)
+        age_s = (now - seen.modified).total_seconds()
+        match record.state:
+            case State.HELD:
+                state = "held" if is_live(record, modified=seen.modified, now=now) else "overdue"
+            case State.FREE:
+                state = "rests" if record.wait_s > age_s else "waits"
+            case _:
+                state = "cancelled"
+        return {
+            "state": state,
+            "attempt": record.attempt,
+            "worker": record.label if state in ("held", "overdue") else None,
+            "token": record.token,
+            "heartbeat_s": round(age_s, 1),
+            "ttl_s": record.ttl_s,
+            "rests_s": round(max(0.0, record.wait_s - age_s), 1) if state == "rests" else 0.0,
+            "error": record.error,
+        }
+
+    def _elsewhere(self, entry: str) -> dict[str, Any]:
+        """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
+        from limpet.queue.sync.lease_down import RemoteLeases
+
+        found = RemoteLeases(self._store, self._storage.runtime).holder(self._keys.remote(entry))
+        return {"state": "held elsewhere", "worker": f"{found.label} at {found.node}"} if found else {}
+
+    def _id_of(self, entry: str, *, batch: bool) -> str:
+        """The id behind an entry's name. A name too long for a key is a hash; then the task is read."""
+        if not entry.startswith(HASHED):
+            return name_of(entry)
+        try:
+            return self._storage.content(entry, batch=batch).ids[0]
+        except (Missing, Corrupt):
+            return entry
+
+    def _scheduled_entries(self) -> Iterator[dict[str, Any]]:
+        for stat in self._store.list(self._keys.scheduled):
+            if found := parts_of_scheduled(stat.key):
+                due, entry = found
+                due_in_s = round((due - self._now_of(stat.modified)).total_seconds(), 1)
+                yield {"id": name_of(entry), "due_at": due, "due_in_s": due_in_s}
+
+    def _ended_entries(self, state: Literal["failed", "completed"]) -> Iterator[dict[str, Any]]:
+        listing = self._store.list(self._keys.failed if state == "failed" else self._keys.completed)
+        while some := [*islice(listing, RECEIPTS_AT_ONCE)]:
+            for key, blob in self._store.get_many([stat.key for stat in some]).items():
+                if isinstance(blob, Missing):
+                    continue
+                seen = self._storage.decoded_receipt(key, blob)
+                receipt = seen.value
+                if receipt.state != "retried":
+                    yield {
+                        "id": receipt.id,
+                        "state": receipt.state,
+                        "tasks": receipt.count,
+                        "failed": len(receipt.failed) if receipt.state == "completed" else receipt.count,
+                        "attempts": receipt.attempts,
+                        "age_s": self._since_s(seen.modified),
+                        "finished_at": receipt.finished_at,
+                        "worker": receipt.label,
+                        "error": receipt.error,
+                    }
+
+    def describe(self, id_: str) -> dict[str, Any] | None:
+        """Everything that the store tells of a task or a batch, as facts; None if there is none of that id.
+
+        A task that was retried is followed to its last life.   Cost: up to 8 GETs, HEADs and LISTs.
+        """
+        result = self.result(id_)
+        facts = {"id": result.id, "state": result.state}
+        if result.id != id_:
+            facts["asked_for"] = id_
+        if result.ready:
+            return {**facts, **self._ended_facts(result), **_error_facts(result.errors)}
+        waiting = self.waiting_facts(result.id) or self._scheduled_facts(result.id)
+        return waiting and {**facts, **waiting, **_error_facts(self.errors(result.id))}
+
+    def _ended_facts(self, result: Result) -> dict[str, Any]:
+        name = entry_of(result.id)
+        facts: dict[str, Any] = {
+            "worker": result.worker,
+            "attempts": result.attempts,
+            "finished_at": result.finished_at,
+        }
+        if result.state == "completed":
+            whole = self._read(self._keys.completed_of(name))
+            if whole is not None and whole.count > 1:
+                return {**facts, "tasks": whole.count, "failed": [f"{result.id}.{n}" for n in whole.failed]}
+            return {**facts, "result": result.value}
+        receipt = self._read(self._keys.failed_of(name))
+        facts |= {"error": result.error, "traceback": result.traceback}
+        if receipt is not None:
+            facts |= {"payload": _shown(receipt.payload), "pushed_at": receipt.pushed_at}
+            facts |= {"tasks": receipt.count} if receipt.count > 1 else {}
+            facts |= {"raw": receipt.raw} if receipt.raw else {}
+        return facts
+
+    def waiting_facts(self, id_: str) -> dict[str, Any] | None:
+        """What is known of a task, a task of a batch, or a whole batch that has not ended; None if it does not wait."""
+        part = batch_of(id_)
+        entry = part[0] if part else entry_of(id_)
+        batch = part is not None or is_batch(entry)
+        try:
+            content = self._storage.content(entry, batch=batch)
+        except Missing:
+            return None
+        n = part[1] if part else 0
+        if n >= len(content.payloads):
+            return None
+        facts: dict[str, Any] = {"pushed_at": content.pushed_at}
+        if batch and part is None:
+            facts["tasks"] = len(content.ids)
+        else:
+            facts["payload"] = _shown(content.payloads[n])
+        seen = self._storage.lease(entry).read()
+        facts |= self._lease_facts(seen) if seen else {"state": "waits"}
+        if facts["state"] == "waits" and self._storage.journal.travels:
+            facts |= self._elsewhere(entry)
+        if seen is not None and part is not None:
+            lease = seen.value
+            facts |= {"batch": entry, "attempt": attempts_of(lease, n)}
+            if n in lease.done or n in lease.failed:  # its verdict is known before the batch has ended
+                facts["state"] = f"{'done' if n in lease.done else 'failed'}, and its batch goes on"
+        elif seen is not None and batch:
+            facts |= {"done": len(seen.value.done), "failed": [f"{entry}.{n}" for n in seen.value.failed]}
+        return facts
+
+    def _scheduled_facts(self, id_: str) -> dict[str, Any] | None:
+        """What is known of a push that is not due yet; None if there is none.   Cost: 1 LIST per 1,000 of them."""
+        for key in self.scheduled(entry_of(id_)):
+            task = read_task(self._store.get(key).data, what=key)
+            return {
+                "state": "scheduled",
+                "due_at": due_of(key.rsplit("/", 2)[1]),
+                "pushed_at": task.pushed_at,
+                "payload": _shown(task.payload),
+            }
+        return None
+
+    def _now_of(self, stamp: datetime | None) -> datetime:
+        """This machine's time, but not before what the store stamped: as near as one gets without writing."""
+        wall = self._storage.runtime.wall()
+        return wall if stamp is None else max(wall, stamp)
+
+    def _since_s(self, stamp: datetime | None) -> float:
+        assert stamp is not None
+        return round((self._now_of(stamp) - stamp).total_seconds(), 1)
+
+
+def _age_s(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else max(0.0, (now - moment).total_seconds())
+
+
+def _error_facts(errors: Sequence[AttemptError]) -> dict[str, Any]:
+    """The attempts that failed, the oldest first."""
+    return {"errors": [asdict(each) for each in errors]} if errors else {}
+
+
+def _shown(data: bytes | msgspec.Raw) -> Any:
+    """A payload as JSON; if it is none, a text that says so."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return f"(not JSON: {error}) {bytes(data)[:1000]!r}"
+
+
+def _next_life(id_: str, retried_as: str) -> str:
+    """The id under which a task was retried.   Raises: Corrupt for one that is not its next life: it could loop."""
+    if life_before(entry_of(retried_as)) != entry_of(id_):
+        raise Corrupt(f"the receipt of {id_!r} says that it was retried as {retried_as[:100]!r}, which is another task")
+    return retried_as
+
+
+def _value(data: bytes | msgspec.Raw, what: str) -> Any:
+    """A payload or a result.   Raises: Corrupt."""
+    return records.decode(bytes(data), Any, what=what)
+
+
+def _kind_of(error: str) -> str:
+    """What groups failures: the error without the figures in it."""
+    return NUMBERS.sub("#", error)[:KIND_CHARS_MAX]
+
+
+def _as_result(id_: str, receipt: Receipt) -> Result:
+    state: Outcome = "failed" if receipt.state == "retried" else receipt.state
+    return Result(
+        id=id_,
+        state=state,
+        value=_value(receipt.result, f"the result of {id_!r}") if receipt.state == "completed" else None,
+        error=receipt.error,
+        traceback=receipt.traceback,
+        worker=receipt.label,
+        attempts=receipt.attempts,
+        finished_at=receipt.finished_at,
+        errors=errors_of(receipt),
+    )
