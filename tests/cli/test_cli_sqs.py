@@ -60,7 +60,7 @@ def test_failed_tasks_count_and_so_does_a_dead_letter_queue(here: Here, url: str
     with queue.claim(wait_s=5) as claim:
         for task in claim:
             task.fail("no")
-    wire = queue._wire  # type: ignore[attr-defined]
+    wire = queue._client  # type: ignore[attr-defined]
     prefix = url.rpartition("/")[2]
     dead = wire.client.create_queue(QueueName=f"{prefix}-dead")["QueueUrl"]
     arn = wire.client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]

@@ -34,9 +34,8 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.queue.api import Claim, Fail, Policy, Queue, Retry, Task
-from limpet.queue.sqs import SqsQueue, connect
-from limpet.queue.sqs_claim import SqsClaim, SqsTask
-from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Wire, pack
+from limpet.queue.sqs import SqsClaim, SqsQueue, SqsTask, connect
+from limpet.queue.sqs.client import BATCH_BYTES_MAX, SqsClient, pack
 from limpet.runtime import SystemRuntime, Worker, system
 from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
 from support.servers.process import NotInstalled
@@ -108,22 +107,22 @@ class World:
     """A client of the test's own, whose requests are not noted."""
     prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:12]}")
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    wires: list[Wire] = field(default_factory=list)
+    wires: list[SqsClient] = field(default_factory=list)
 
-    def wire(self, endpoint: str | None = None, runtime: SystemRuntime | None = None) -> Wire:
+    def wire(self, endpoint: str | None = None, runtime: SystemRuntime | None = None) -> SqsClient:
         wire = wire_to(endpoint or self.endpoint, runtime or system())
         wire.client.meta.events.register("before-parameter-build.sqs", self._note, unique_id=self.prefix)
         self.wires.append(wire)
         return wire
 
-    def queue(self, name: str = "jobs", *, wire: Wire | None = None, **settings: Any) -> SqsQueue:
+    def queue(self, name: str = "jobs", *, wire: SqsClient | None = None, **settings: Any) -> SqsQueue:
         runtime = settings.pop("runtime", system())
         return SqsQueue(wire or self.wire(), name, runtime, prefix=self.prefix, **{"policy": STEADY, **settings})
 
     def ready(self, name: str = "jobs", **settings: Any) -> SqsQueue:
         """A queue whose SQS queues exist and are known, so that what follows is what it costs."""
         queue = self.queue(name, **settings)
-        queue._desk()
+        queue._open()
         self.requests.clear()
         return queue
 
@@ -158,13 +157,13 @@ class World:
             wire.client.meta.events.unregister("before-parameter-build.sqs", self._note, unique_id=self.prefix)
 
 
-clients: list[Wire] = []
+clients: list[SqsClient] = []
 
 
 @cache
-def wire_to(endpoint: str, runtime: SystemRuntime) -> Wire:
+def wire_to(endpoint: str, runtime: SystemRuntime) -> SqsClient:
     """Clients are dear to make: one for each server."""
-    clients.append(Wire(runtime, region=REGION, endpoint_url=endpoint))
+    clients.append(SqsClient(runtime, region=REGION, endpoint_url=endpoint))
     return clients[-1]
 
 
@@ -1446,7 +1445,7 @@ def test_a_forked_child_makes_a_client_of_its_own(moto: str) -> None:
             self._fresh()
 
     runtime = Forked()
-    wire = Wire(runtime, region=REGION, endpoint_url=moto)
+    wire = SqsClient(runtime, region=REGION, endpoint_url=moto)
     before = wire.client
     assert wire.client is before
     runtime.fork()

@@ -156,11 +156,11 @@ def _sqs_place(url: str, runtime: Runtime) -> tuple[Any, str]:
 
 def _sqs_wire(runtime: Runtime, region: str, endpoint_url: str) -> Any:
     """One client for all queues of a region."""
-    from limpet.queue.sqs_wire import Wire
+    from limpet.queue.sqs.client import SqsClient
 
     place = (id(runtime), region, endpoint_url)
     if place not in _wires:
-        _wires[place] = Wire(runtime, region=region or None, endpoint_url=endpoint_url or None)
+        _wires[place] = SqsClient(runtime, region=region or None, endpoint_url=endpoint_url or None)
     return _wires[place]
 
 

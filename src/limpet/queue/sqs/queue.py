@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, Invalid, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.queue.api import (
     AsyncQueue,
     AttemptError,
     EmptyClaim,
+    Fail,
     Failure,
     Feature,
     Notice,
@@ -35,17 +38,27 @@ from limpet.queue.api import (
     Policy,
     Pushed,
     Result,
+    Retry,
     Stats,
     need,
 )
-from limpet.queue.claim import Renewer
-from limpet.queue.entry import payload_bytes
-from limpet.queue.sqs_claim import HIDDEN_MAX_S, Desk, Held, SqsClaim
-from limpet.queue.sqs_messages import Burial, TaskMessage, next_life, read_failed, read_task, task_text
-from limpet.queue.sqs_wire import BATCH_MAX, POLL_MAX_S, Message, Wire, check, pack
+from limpet.queue.claim import NO_VERDICT, Renewer
+from limpet.queue.decide import backoff_s
+from limpet.queue.entry import encoded_payload
+from limpet.queue.sqs.client import BATCH_MAX, POLL_MAX_S, TRIES, Message, Refusal, SqsClient, check, pack
+from limpet.queue.sqs.messages import (
+    FailedDelivery,
+    TaskMessage,
+    failed_text,
+    next_life,
+    read_failed,
+    read_message,
+    task_text,
+)
 from limpet.runtime import Runtime, system
 
 DELAY_MAX_S = 900
+HIDDEN_MAX_S = 12 * 3600
 KEPT_S = 14 * 86400
 NAME_MAX = 80
 FAILED = "-failed"
@@ -69,23 +82,23 @@ def connect(
     receive: int = 1,
     runtime: Runtime | None = None,
 ) -> SqsQueue:
-    """The queue `name` in a region, with a client of its own. Several queues should share a `Wire` instead.
+    """The queue `name` in a region, with a new client. Several queues should share an `SqsClient` instead.
 
     Raises: Unsupported without boto3.   Cost: nothing yet; the first use finds or creates the SQS queues.
     """
     runtime = runtime or system()
-    wire = Wire(runtime, region=region, endpoint_url=endpoint_url)
-    return SqsQueue(wire, name, runtime, policy=policy, prefix=prefix, payload_type=payload_type, receive=receive)
+    client = SqsClient(runtime, region=region, endpoint_url=endpoint_url)
+    return SqsQueue(client, name, runtime, policy=policy, prefix=prefix, payload_type=payload_type, receive=receive)
 
 
-def names_of(wire: Wire, prefix: str = "") -> list[str]:
+def names_of(client: SqsClient, prefix: str = "") -> list[str]:
     """The queues below a prefix, sorted; without one, all standard queues of the region.
 
     Raises: Denied without sqs:ListQueues; Invalid.   Cost: 1 request for 1,000 SQS queues.
     """
     _check_prefix(prefix)
     below = f"{prefix}_" if prefix else ""
-    found = [name.removeprefix(below) for name in wire.names(below)]
+    found = [name.removeprefix(below) for name in client.names(below)]
     return sorted(name for name in found if _NAME.fullmatch(name) and not name.endswith(FAILED))
 
 
@@ -99,7 +112,7 @@ class SqsQueue(AsyncQueue):
 
     def __init__(
         self,
-        wire: Wire,
+        client: SqsClient,
         name: str,
         runtime: Runtime,
         *,
@@ -119,12 +132,14 @@ class SqsQueue(AsyncQueue):
         if self.policy.concurrency is not None:
             self._refuse("slots")
         self._sqs_name = _sqs_name(prefix, name)
-        self._wire = wire
+        self._client = client
         self._runtime = runtime
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
         self._receive = receive
-        self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-heart-{name}")
+        self._ttl_s = math.ceil(self.policy.ttl_s)
+        """How long a message is hidden at a time: SQS counts whole seconds."""
+        self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-heartbeat-{name}")
         self._urls: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -144,7 +159,7 @@ class SqsQueue(AsyncQueue):
             )
         task = self._task(payload)
         text = task_text(task)
-        refused = self._wire.send(self._main(create=True), [text], delay_s=math.ceil(delay_s))
+        refused = self._client.send(self._main(create=True), [text], delay_s=math.ceil(delay_s))
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
         return Pushed(task.id, True)
 
@@ -160,7 +175,7 @@ class SqsQueue(AsyncQueue):
         tasks = [self._task(payload) for payload in payloads]
         texts = [task_text(task) for task in tasks]
         if texts:
-            self._wire.send_many(self._main(create=True), texts, most=batch, what=f"queue {self.name!r}")
+            self._client.send_many(self._main(create=True), texts, most=batch, what=f"queue {self.name!r}")
         return [task.id for task in tasks]
 
     def claim(self, *, wait_s: float = 0.0) -> SqsClaim | EmptyClaim:
@@ -172,20 +187,20 @@ class SqsQueue(AsyncQueue):
         queue. The first claim finds the two SQS queues with a request each.
         Crash: what was received is delivered again after `ttl_s`.
         """
-        desk = self._desk()
+        main_url = self._open()
         until_s = self._runtime.elapsed_s() + wait_s
-        poll_max_s = max(1, min(POLL_MAX_S, desk.ttl_s // 2))
+        poll_max_s = max(1, min(POLL_MAX_S, self._ttl_s // 2))
         while True:
             sent_at_s = self._runtime.elapsed_s()
             poll_s = max(0, math.floor(min(poll_max_s, until_s - sent_at_s + CLOCK_S)))
-            messages = self._wire.receive(desk.main_url, self._receive, wait_s=poll_s, visibility_s=desk.ttl_s)
+            messages = self._client.receive(main_url, self._receive, wait_s=poll_s, visibility_s=self._ttl_s)
             answered_s = self._runtime.elapsed_s()
             took_s, left_s = answered_s - sent_at_s, until_s - answered_s
             # They were hidden at some moment of the poll. We take its end: polls take at most half of ttl_s, so the
             # first renewal comes in time even if it was the beginning. A longer call means that we were stopped.
-            held = self._fit(desk, messages, answered_s if took_s < poll_s + 1 else sent_at_s)
+            held = self._fit(messages, answered_s if took_s < poll_s + 1 else sent_at_s)
             if held:
-                return SqsClaim(desk, held)
+                return SqsClaim(self, held)
             if messages:
                 continue
             if left_s <= CLOCK_S:
@@ -276,7 +291,7 @@ class SqsQueue(AsyncQueue):
             left = [message.receipt for message in kept.values()]
             for start in range(0, len(left), BATCH_MAX):
                 with suppress(Unavailable, OutcomeUnknown):  # then they show again within a minute
-                    self._wire.hide(self._failed(), left[start : start + BATCH_MAX], 0)
+                    self._client.hide(self._failed(), left[start : start + BATCH_MAX], 0)
         if id is not None and not moved:
             raise Missing(f"queue {self.name!r} has no failed task {id!r}")
         return [*moved.values()]
@@ -299,7 +314,7 @@ class SqsQueue(AsyncQueue):
         Raises: Missing; Unavailable: SQS does it once a minute.   Cost: 2 requests.
         """
         count = sum(self._counts(self._main()).numbers)
-        self._wire.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
+        self._client.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
         return count
 
     def _refuse(self, feature: Feature) -> NoReturn:
@@ -312,11 +327,17 @@ class SqsQueue(AsyncQueue):
     def _failed(self, *, create: bool = False) -> str:
         return self._url(self._sqs_name + FAILED, create=create)
 
+    def _open(self) -> str:
+        """Find or create both queues before anything is received: a failure must have a place to go to."""
+        main_url = self._main(create=True)
+        self._failed(create=True)
+        return main_url
+
     def _url(self, sqs_name: str, *, create: bool) -> str:
         """Found once a process. Only a push or a claim creates a queue: a look at a misspelt one does not."""
         if sqs_name not in self._urls:
             try:
-                self._urls[sqs_name] = self._wire.find(sqs_name)
+                self._urls[sqs_name] = self._client.find(sqs_name)
             except Missing:
                 if not create:
                     raise Missing(
@@ -324,60 +345,62 @@ class SqsQueue(AsyncQueue):
                     ) from None
                 attributes = {
                     "MessageRetentionPeriod": str(KEPT_S),
-                    "VisibilityTimeout": str(math.ceil(self.policy.ttl_s)),
+                    "VisibilityTimeout": str(self._ttl_s),
                 }
-                self._urls[sqs_name] = self._wire.make(sqs_name, attributes)
+                self._urls[sqs_name] = self._client.make(sqs_name, attributes)
         return self._urls[sqs_name]
 
-    def _desk(self) -> Desk:
-        """Both queues are found before anything is received: a failure must have a place to go to."""
-        return Desk(
-            name=self.name,
-            supports=self.supports,
-            wire=self._wire,
-            runtime=self._runtime,
-            policy=self.policy,
-            renewer=self._renewer,
-            decoder=self._decoder,
-            main_url=self._main(create=True),
-            failed_url=self._failed(create=True),
-        )
+    def _hide(self, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
+        """Hide claimed messages for so long from now; the places of those that were refused.   Cost: 1 for ten."""
+        return self._client.hide(self._main(), receipts, visibility_s, tries=tries)
+
+    def _move_to_failed(self, failed: Sequence[FailedDelivery]) -> None:
+        """Send messages to the failed queue, then delete them from the main one.
+
+        Cost: 2 requests for ten.   Crash: one may be in both; it is then moved a second time.
+        """
+        texts = [failed_text(each, self._runtime) for each in failed]
+        for batch in pack(texts, len(texts)):
+            refused = self._client.send(self._failed(), texts[batch.start : batch.stop])
+            names = [failed[n].message.id for n in batch]
+            check(f"queue {self.name!r}: messages could not be moved to its failed queue", names, refused)
+        self._delete([each.message for each in failed])
+
+    def _delete(self, messages: Sequence[Message], *, tries: int = TRIES) -> None:
+        """Delete what has ended.   Raises: Unavailable, OutcomeUnknown: it may come again.   Cost: 1 for ten."""
+        refused = self._client.delete(self._main(), [message.receipt for message in messages], tries=tries)
+        names = [message.id for message in messages]
+        check(f"queue {self.name!r}: messages that have ended could not be deleted", names, refused)
 
     def _counts(self, url: str) -> _Counts:
         """How many messages wait, are hidden, are delayed; and where SQS puts dead letters.   Cost: 1 request."""
         names = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "NotVisible", "Delayed")]
         wanted = [*names, "RedrivePolicy"]
-        answer = self._wire.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=wanted)["Attributes"]
+        answer = self._client.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=wanted)["Attributes"]
         waiting, hidden, delayed = (int(answer[name]) for name in names)
         return _Counts((waiting, hidden, delayed), _dead_letters(answer.get("RedrivePolicy", "{}")))
 
     def _task(self, payload: Any) -> TaskMessage:
-        if self._payload_type is not None:
-            payload = msgspec.to_builtins(payload, str_keys=True)
-        elif not isinstance(payload, dict):
-            raise Invalid(
-                f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type="
-            )
-        data = msgspec.Raw(payload_bytes(payload))
+        data = msgspec.Raw(encoded_payload(payload, self._payload_type))
         return TaskMessage(id=self._runtime.new_id(), payload=data, pushed_at=self._runtime.wall())
 
-    def _fit(self, desk: Desk, messages: Sequence[Message], hidden_s: float) -> list[Held]:
+    def _fit(self, messages: Sequence[Message], hidden_s: float) -> list[Delivery]:
         """The messages that can be handed out. The others go to the failed queue."""
-        held: list[Held] = []
-        unfit: list[Burial] = []
+        held: list[Delivery] = []
+        unfit: list[FailedDelivery] = []
         for message in messages:
             try:
-                task = read_task(message)
+                task = read_message(message)
             except Corrupt as error:
-                unfit.append(Burial(message, None, str(error)))
+                unfit.append(FailedDelivery(message, None, str(error)))
                 continue
             if message.count > self.policy.max_attempts:
-                unfit.append(Burial(message, task, DIED.format(count=message.count - 1)))
+                unfit.append(FailedDelivery(message, task, DIED.format(count=message.count - 1)))
             else:
-                held.append(Held(message, task, until_s=hidden_s + desk.ttl_s, received_s=hidden_s))
+                held.append(Delivery(message, task, until_s=hidden_s + self._ttl_s, received_s=hidden_s))
         if unfit:
             try:
-                desk.bury(unfit)
+                self._move_to_failed(unfit)
             except LimpetError:
                 if not held:  # else they come again, and the tasks beside them lose no attempt by it
                     raise
@@ -385,7 +408,7 @@ class SqsQueue(AsyncQueue):
 
     def _look_at_failed(self, seen: Mapping[str, Message]) -> list[Message]:
         """Up to ten failed messages; none when there is nothing but what was seen already.   Cost: 1 request."""
-        messages = self._wire.receive(self._failed(), BATCH_MAX, wait_s=1, visibility_s=SCAN_S)
+        messages = self._client.receive(self._failed(), BATCH_MAX, wait_s=1, visibility_s=SCAN_S)
         return messages if any(message.id not in seen for message in messages) else []
 
     def _move(self, messages: Sequence[Message], id_: str | None, moved: dict[str, str]) -> list[Message]:
@@ -403,7 +426,7 @@ class SqsQueue(AsyncQueue):
         }
         texts = [task_text(task) for task in fresh.values()]
         for batch in pack(texts, BATCH_MAX):
-            refused = self._wire.send(self._main(), texts[batch.start : batch.stop])
+            refused = self._client.send(self._main(), texts[batch.start : batch.stop])
             check(
                 f"queue {self.name!r}: not retried",
                 [task.id for task in [*fresh.values()][batch.start : batch.stop]],
@@ -412,11 +435,237 @@ class SqsQueue(AsyncQueue):
         moved |= {message: task.id for message, task in fresh.items()}
         gone = [message for message, _ in found]
         if gone:
-            refused = self._wire.delete(self._failed(), [message.receipt for message in gone])
+            refused = self._client.delete(self._failed(), [message.receipt for message in gone])
             check(
                 f"queue {self.name!r}: retried, but still among the failed", [message.id for message in gone], refused
             )
         return gone
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One delivery and how far it is. `until_s` is when others may get it, on this process's clock."""
+
+    message: Message
+    task: TaskMessage
+    until_s: float
+    received_s: float
+    state: Literal["waiting", "running", "ended", "over", "back"] = "waiting"
+    """`ended` is done and not yet deleted, `over` judged and off our hands, `back` handed back."""
+    gone: bool = False
+
+
+class SqsTask:
+    """One task of a claim. See `Task` for the verdicts."""
+
+    __slots__ = ("_claim", "_held", "payload")
+
+    def __init__(self, claim: SqsClaim, held: Delivery, payload: Any) -> None:
+        self._claim = claim
+        self._held = held
+        self.payload = payload
+
+    @property
+    def id(self) -> str:
+        return self._held.task.id
+
+    @property
+    def attempt(self) -> int:
+        """It is how often SQS has delivered the message."""
+        return self._held.message.count
+
+    @property
+    def fence(self) -> None:
+        """SQS gives no token that rises."""
+
+    @property
+    def lost(self) -> bool:
+        return self._claim.is_lost(self._held)
+
+    def done(self, result: Any = None) -> None:
+        """Also a lost task is deleted, which SQS may or may not heed.
+
+        Raises: Unsupported for a result: SQS has no place for it.
+        Cost: 1 request, for the last task of a claim; those before it share it.
+        """
+        if result is not None:
+            self._claim._queue._refuse("results")
+        self._claim.done(self._held)
+
+    def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
+        """SQS has no place for the error, unless it was the last attempt.
+
+        On a lost task it does nothing: whoever has it now judges it.
+        Raises: Invalid if it would stay hidden for more than 12 hours since it was received.
+        Cost: 1 request; as `fail` with the last attempt.
+        """
+        self._claim.retry(self._held, after_s, error, traceback)
+
+    def fail(self, error: str, traceback: str | None = None) -> None:
+        """On a lost task it does nothing.   Cost: 2 requests."""
+        self._claim.fail(self._held, error, traceback)
+
+
+class SqsClaim:
+    """One message or up to ten, hidden from others. Finished ones are deleted together, at the latest by the heartbeat.
+
+    Crash: what was not deleted is delivered again when its hiding runs out.
+    """
+
+    token = 0
+
+    def __init__(self, queue: SqsQueue, held: Sequence[Delivery]) -> None:
+        self._queue = queue
+        self._runtime = queue._runtime
+        self._held = held
+        self._mutex = queue._runtime.mutex()
+        self._started_s = queue._runtime.elapsed_s()
+        queue._renewer.add(self)
+
+    @property
+    def lost(self) -> bool:
+        unjudged = [held for held in self._held if held.state in ("waiting", "running", "back")]
+        return bool(unjudged) and all(map(self.is_lost, unjudged))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[SqsTask]:
+        for held in self._held:
+            if held.state != "waiting" or self.is_lost(held):
+                continue
+            held.state = "running"
+            self._started_s = self._runtime.elapsed_s()
+            try:
+                payload = self._queue._decoder.decode(held.task.payload)
+            except (msgspec.DecodeError, RecursionError) as error:
+                self.fail(held, f"the payload does not fit: {error}")
+                continue
+            yield SqsTask(self, held, payload)
+
+    def __enter__(self) -> SqsClaim:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is None or isinstance(error, Exception):
+            for held in [held for held in self._held if held.state == "running"]:
+                self._apply_error(held, error)
+        self.hand_back()
+
+    def hand_back(self) -> None:
+        """SQS cannot take an attempt back: the delivery stays counted.   Cost: 1 request."""
+        self._queue._renewer.remove(self)
+        with self._mutex:
+            back = self._ours()
+            for held in back:
+                held.state = "back"
+            try:
+                self._delete_ended()
+            finally:
+                if back:
+                    with suppress(Unavailable, OutcomeUnknown):  # then they come back when their hiding runs out
+                        self._queue._hide([held.message.receipt for held in back], 0)
+
+    def renew(self) -> None:
+        """Delete what has ended, and hide the rest for another `ttl_s`. Not once a task has run past its time (F16).
+
+        Raises: LimpetError, after which it is tried again soon.   Cost: 1 request, and 1 if something has ended.
+        """
+        limit_s = self._queue.policy.timeout_s
+        with self._mutex:
+            self._delete_ended(tries=1)
+            if limit_s is None or self._runtime.elapsed_s() - self._started_s < limit_s:
+                self._hide_ours()
+
+    def is_lost(self, held: Delivery) -> bool:
+        """Whether others may have this message by now, and no verdict of ours came before that."""
+        ran_out = held.state in ("waiting", "running") and self._runtime.elapsed_s() >= held.until_s
+        return held.gone or ran_out or held.state == "back"
+
+    def done(self, held: Delivery) -> None:
+        """Verdict: it succeeded."""
+        with self._mutex:
+            if held.state == "back":
+                self._queue._delete([held.message])
+            elif held.state == "running":
+                held.state = "ended"
+            if not any(each.state in ("waiting", "running") for each in self._held):
+                self._delete_ended()
+        self._rest()
+
+    def retry(self, held: Delivery, after_s: float | None, error: str, trace: str | None = None) -> None:
+        """Verdict: another attempt, if there is one left."""
+        queue, count = self._queue, held.message.count
+        if count >= queue.policy.max_attempts:
+            self.fail(held, error or NO_VERDICT, trace)
+            return
+        longest_s = HIDDEN_MAX_S - 1 - (self._runtime.elapsed_s() - held.received_s)
+        if after_s is None:
+            after_s = max(0.0, min(longest_s, backoff_s(queue.policy, count, self._runtime.rng.random())))
+        if not 0 <= after_s <= longest_s:
+            raise Invalid(
+                f"after_s is {after_s:g}; SQS hides a message for at most 12 hours from its delivery",
+                hint="retry sooner, or use a queue in a bucket",
+            )
+        with self._mutex:
+            if held.state != "running" or self.is_lost(held):
+                return
+            refused = queue._hide([held.message.receipt], math.ceil(after_s))
+            held.gone = any(refusal.gone for refusal in refused.values())
+            if not held.gone:
+                check(f"queue {queue.name!r}: not put off", [held.task.id], refused)
+            held.state = "over"
+        self._rest()
+
+    def fail(self, held: Delivery, error: str, trace: str | None = None) -> None:
+        """Verdict: it failed for good. Without the message it is not ours to say."""
+        with self._mutex:
+            if held.state != "running" or self.is_lost(held):
+                return
+            self._queue._move_to_failed([FailedDelivery(held.message, held.task, error, trace)])
+            held.state = "over"
+        self._rest()
+
+    def _apply_error(self, held: Delivery, error: Exception | None) -> None:
+        match error:
+            case Fail():
+                self.fail(held, str(error))
+            case Retry():
+                self.retry(held, error.after_s, str(error))
+            case None | LeaseLost():
+                self.retry(held, None, NO_VERDICT)
+            case _:
+                trace = "".join(traceback.format_exception(error))
+                self.retry(held, None, f"{type(error).__name__}: {error}", trace)
+
+    def _ours(self) -> list[Delivery]:
+        return [held for held in self._held if held.state in ("waiting", "running") and not self.is_lost(held)]
+
+    def _rest(self) -> None:
+        if not any(held.state in ("waiting", "running", "ended") for held in self._held):
+            self._queue._renewer.remove(self)
+
+    def _delete_ended(self, *, tries: int = TRIES) -> None:
+        ended = [held for held in self._held if held.state == "ended"]
+        if ended:
+            self._queue._delete([held.message for held in ended], tries=tries)
+            for held in ended:
+                held.state = "over"
+
+    def _hide_ours(self) -> None:
+        queue, ours = self._queue, self._ours()
+        if not ours:
+            return
+        sent_at_s = self._runtime.elapsed_s()
+        refused = queue._hide([held.message.receipt for held in ours], queue._ttl_s, tries=1)
+        answered_s = self._runtime.elapsed_s()
+        for n, held in enumerate(ours):
+            if n in refused:
+                held.gone = refused[n].gone
+            elif answered_s < held.until_s:  # later it proves nothing: SQS says yes to an expired receipt too
+                held.until_s = sent_at_s + queue._ttl_s
+        left = {n: refusal for n, refusal in refused.items() if not refusal.gone}
+        check(f"queue {queue.name!r}: not renewed", [held.task.id for held in ours], left)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`Wire`: the requests that Limpet makes of SQS, and what their failures mean.
+"""`SqsClient`: the requests that Limpet makes of SQS, and what their failures mean.
 
 The only module that loads boto3. botocore's own retries are off: after a lost reply it would send again in silence, and
 nobody could say any more whether a message was sent.
@@ -104,7 +104,7 @@ class Refusal:
     gone: bool
 
 
-class Wire:
+class SqsClient:
     """A client of one region, shared by all queues of a process and by its threads."""
 
     def __init__(self, runtime: Runtime, *, region: str | None = None, endpoint_url: str | None = None) -> None:

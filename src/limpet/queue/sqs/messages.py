@@ -12,7 +12,7 @@ from limpet import records
 from limpet.errors import Corrupt, Invalid
 from limpet.queue.decide import TRACEBACK_CHARS_MAX, clean_text
 from limpet.queue.entry import RETRY_MARK
-from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Message
+from limpet.queue.sqs.client import BATCH_BYTES_MAX, Message
 from limpet.records import Count, Instant, Name, Text
 from limpet.runtime import Runtime
 
@@ -59,7 +59,7 @@ class FailedMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class Burial:
+class FailedDelivery:
     """A message that goes to the failed queue, and why. Without a task it is one that could not be read."""
 
     message: Message
@@ -80,7 +80,7 @@ def task_text(task: TaskMessage) -> str:
     return text
 
 
-def read_task(message: Message) -> TaskMessage:
+def read_message(message: Message) -> TaskMessage:
     """The task in a message.   Raises: Corrupt if it is none, or one of a newer Limpet."""
     what = f"message {message.id}"
     task = records.decode(message.body.encode(), TaskMessage, what=what)
@@ -89,17 +89,17 @@ def read_task(message: Message) -> TaskMessage:
     return task
 
 
-def failed_text(burial: Burial, runtime: Runtime) -> str:
+def failed_text(failed: FailedDelivery, runtime: Runtime) -> str:
     """The message for the failed queue, cut where it would not fit: first the traceback, then the error, then the text
     of what could not be read.
     """
-    message, task = burial.message, burial.task
+    message, task = failed.message, failed.task
     record = FailedMessage(
         id=task.id if task else message.id,
         payload=task.payload if task else NOTHING,
-        error=clean_text(burial.error),
-        traceback=clean_text(burial.traceback[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX)
-        if burial.traceback
+        error=clean_text(failed.error),
+        traceback=clean_text(failed.traceback[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX)
+        if failed.traceback
         else None,
         worker=runtime.label,
         worker_id=runtime.owner,
