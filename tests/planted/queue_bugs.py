@@ -47,7 +47,7 @@ QUEUE_BUGS = [
         "H3",
         2,
         ("claimed", "charged=0", "charged=0 if policy.max_attempts == 1 else 1"),
-        ("EntryClaim.__iter__", "attempts_of(self._holding.record, n) + 1", "1"),
+        ("EntryClaim.__iter__", "attempts_of(self._lease.record, n) + 1", "1"),
     ),
     _bug(
         "what a first claim has started is not charged by its end",
@@ -107,10 +107,10 @@ QUEUE_BUGS = [
         18,
         (
             "place",
-            "if not self._settle(key, data, write_id=task.write_id):\n    return False",
+            "if not self._put_resolved(key, data, write_id=task.write_id):\n    return False",
             "if not is_minted(entry) and self._storage.ended(entry):\n"
             "    return False\n"
-            "return self._settle(key, data, write_id=task.write_id)",
+            "return self._put_resolved(key, data, write_id=task.write_id)",
         ),
         ("_open", "holding.token > 1 or not content.minted or", "holding.token > 1 or"),
     ),
@@ -140,8 +140,8 @@ QUEUE_BUGS = [
         0,
         (
             "_charge",
-            "self._holding.rewrite(lambda record: charged(self._written(record), n))",
-            "self._holding.rewrite(self._written)",
+            "self._lease.rewrite(lambda record: charged(self._written(record), n))",
+            "self._lease.rewrite(self._written)",
         ),
     ),
     _bug(

@@ -23,9 +23,9 @@ SYNC_BUGS = [
         (
             "place",
             "self._storage.journal.pushed(key, data)\n"
-            "if not self._settle(key, data, write_id=task.write_id):\n"
+            "if not self._put_resolved(key, data, write_id=task.write_id):\n"
             "    return False",
-            "if not self._settle(key, data, write_id=task.write_id):\n"
+            "if not self._put_resolved(key, data, write_id=task.write_id):\n"
             "    return False\n"
             "self._storage.journal.pushed(key, data)",
         ),

@@ -1,4 +1,4 @@
-"""What every provider of a queue promises, and the values that pass through it."""
+"""The interface of a queue: what every provider promises, and the values that it takes and returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Feature = Literal[
     "stats",
 ]
 FEATURES: frozenset[Feature] = frozenset(get_args(Feature))
-"""All that a queue can do: per-task attempts, batches of any size, deduplication by id, results, and so on."""
+"""Every feature: per-task attempts, batches of any size, deduplication by id, results, and so on."""
 
 Outcome = Literal["completed", "failed", "cancelled", "pending", "scheduled", "unknown"]
 
@@ -41,16 +41,16 @@ class Policy:
 
     max_attempts: int = 5
     ttl_s: float = 60.0
-    """How long a claim outlives the last sign of its worker."""
+    """How long a claim lasts after its last renewal. Then another worker may take it."""
     timeout_s: float | None = 3600.0
-    """How long one task may take (None: for ever). Past it the claim is not renewed, and somebody else takes it."""
+    """How long one task may take (None: no limit). Past it the claim is not renewed, and another worker takes it."""
     backoff_s: float = 2.0
     """The wait before the second attempt; it doubles for each further one."""
     backoff_max_s: float = 300.0
     concurrency: int | None = None
-    """At most so many claims at once, over all processes."""
+    """The most claims at once, over all processes (None: no limit)."""
     rate_per_s: float | None = None
-    """At most so many tasks a second in this process."""
+    """The most tasks a second in this process (None: no limit)."""
     retention_s: float = 30 * 86400.0
     """How long receipts and results are kept, and so how long a user's id stays taken."""
 
@@ -100,10 +100,10 @@ class AttemptError:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that a queue met while it looked for work, beside the tasks that it handed out.
+    """A warning, or tasks that were failed without running them, met while a queue looked for work.
 
-    `failed` tells how many tasks it ended in failed/ without running them: they could not be read, or their workers
-    died too often. With 0 it is only a warning. `id` is the task or its entry; "" for the queue itself.
+    `failed` is the number of tasks that it ended in failed/: they could not be read, or their workers died too often.
+    With 0 it is only a warning. `id` is the task or its entry; "" for the queue itself.
     """
 
     id: str
@@ -113,10 +113,10 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a task ended, or that it has not yet.
+    """The outcome of a task, or that it has not ended yet.
 
-    `value` is what its handler returned; `error` and `traceback` say why it failed, and `errors` tells of its last
-    failed attempts, oldest first.
+    `value` is what its handler returned; `error` and `traceback` say why it failed; `errors` are its last failed
+    attempts, oldest first.
     """
 
     id: str
@@ -150,10 +150,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How many tasks are where.
+    """How many tasks of a queue are in each state.
 
-    `in_flight` counts tasks in the hands of a worker that renewed its claim lately, `resting` those that wait for their
-    next attempt; both are part of `pending`.
+    `in_flight` counts tasks whose worker renewed its claim lately, `resting` those that wait for their next attempt;
+    both are part of `pending`.
     """
 
     pending: int
@@ -170,11 +170,11 @@ class Stats:
 
 
 class Task(Protocol):
-    """One task in the hands of this process. Give it exactly one verdict: `done`, `retry` or `fail`."""
+    """One task that this process holds. Give it exactly one verdict: `done`, `retry` or `fail`."""
 
     @property
     def id(self) -> str:
-        """Its name: the user's, or a made one."""
+        """Its id: the one that was given to `push`, or a generated one."""
 
     @property
     def payload(self) -> Any:
@@ -186,28 +186,28 @@ class Task(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the claim is known to be over. The work may go on, but somebody else may do it too."""
+        """Whether the claim is known to be over. The work may go on, but another worker may do it too."""
 
     @property
     def fence(self) -> Fence | None:
         """The lock and the token of the claim, for `cell.write(value, lease=...)`; None where the provider has none."""
 
     def done(self, result: Any = None) -> None:
-        """It succeeded. With a result, `queue.result(id)` tells it for as long as receipts are kept.
+        """It succeeded. With a result, `queue.result(id)` returns it for as long as receipts are kept.
 
         While the store cannot be reached, it tries again until the claim ends.
-        Raises: Invalid for a result that is not JSON or over 256 KiB (the task is then still yours to judge).
+        Raises: Invalid for a result that is not JSON or over 256 KiB (the task then still needs a verdict).
         """
 
     def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
-        """It failed this time. It comes back after a while, or fails for good when its attempts are used up."""
+        """This attempt failed. The task runs again after `after_s`, or fails for good when its attempts are used up."""
 
     def fail(self, error: str, traceback: str | None = None) -> None:
         """It failed for good."""
 
 
 class Claim(Protocol):
-    """Some tasks that are ours for a while: one task, or the tasks of one batch. Falsy when there was nothing."""
+    """Tasks that this process holds until `ttl_s` after the last renewal: one, or a batch. Falsy when it is empty."""
 
     @property
     def token(self) -> int:
@@ -218,7 +218,7 @@ class Claim(Protocol):
         """Whether it is known to be over."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything in it."""
+        """Whether it holds any task."""
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks, one after another. Each is charged with an attempt just before it is handed out."""
@@ -226,13 +226,13 @@ class Claim(Protocol):
     def __enter__(self) -> Claim: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Settle everything: verdicts are written, tasks that were never handed out go back with their attempt.
+        """Write the verdicts, and release tasks that were never handed out with their attempt restored.
 
         A task in whose block an exception was raised is retried with that error.
         """
 
     def hand_back(self) -> None:
-        """Give back what has no verdict yet, the running task too, with the attempt restored (as on SIGTERM)."""
+        """Release the tasks that have no verdict, the running one too, with their attempt restored (as on SIGTERM)."""
 
 
 class Queue(Protocol):
@@ -248,11 +248,11 @@ class Queue(Protocol):
 
     @property
     def supports(self) -> frozenset[Feature]:
-        """What this provider can do. Asking for anything else is `Unsupported`."""
+        """The features of this provider. Using any other raises `Unsupported`."""
 
     @property
     def policy(self) -> Policy:
-        """How this process treats what it claims."""
+        """How this process treats the tasks that it claims."""
 
     def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
         """Add one task. Once it returns, the task is never lost. With an id, at most one task of that id exists.
@@ -261,22 +261,22 @@ class Queue(Protocol):
         """
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> Sequence[str]:
-        """Add many tasks, packed `batch` to an entry; their ids, in order."""
+        """Add many tasks, packed `batch` to an entry; returns their ids, in order."""
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:
-        """Take one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
+        """Claim one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
 
     def change_token(self) -> str | None:
-        """A text that changes when something was pushed or ended; None if asking would cost a request."""
+        """A text that changes whenever a task is pushed or ends; None if asking would cost a request."""
 
     def stats(self) -> Stats:
-        """How many tasks are where."""
+        """How many tasks are in each state."""
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
-        """Some tasks that wait, without claiming them."""
+        """Up to `n` pending tasks, without claiming them."""
 
     def result(self, id: str) -> Result:
-        """How a task ended."""
+        """The outcome of a task, or where it is."""
 
     async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
         """`push`, for coroutines: the event loop goes on meanwhile."""
@@ -288,34 +288,34 @@ class Queue(Protocol):
         """The last failed attempts of a task that has not completed, oldest first."""
 
     def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
-        """What failed and was not retried, grouped by error, the most frequent first; at most `n` tasks.
+        """Failed tasks that were not retried, grouped by error, the most frequent first; at most `n` tasks.
 
         `where` and `since_s` narrow it as they do for `retry`.
         """
 
     def notices(self) -> Sequence[Notice]:
-        """What this process met while it looked for work, since the last call."""
+        """Warnings and tasks that were given up in this process, since the last call."""
 
     def retry(
         self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
     ) -> Sequence[str]:
-        """Give failed tasks another life, with fresh attempts; the ids that they have now.
+        """Run failed tasks again, with fresh attempts; returns their new ids.
 
         Either one task by its `id`, or `all`. The latter may be narrowed to those whose error contains `where`
         (upper and lower case are the same), and to those that failed in the last `since_s` seconds.
         """
 
     def cancel(self, id: str) -> bool:
-        """End a task that has not ended; whether it was ended by this."""
+        """Cancel a task that has not ended; returns whether this call ended it."""
 
     def pause(self) -> None:
-        """Let nobody claim anything until `resume`. What is running goes on."""
+        """Stop all claims until `resume`. Tasks that are running go on."""
 
     def resume(self) -> None:
         """Undo `pause`."""
 
     def purge(self) -> int:
-        """Drop everything that waits; how many tasks that were."""
+        """Drop all pending and scheduled tasks; returns how many there were."""
 
 
 class AsyncQueue:
@@ -331,7 +331,7 @@ class AsyncQueue:
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:
-    """Go on only if the provider can do it.   Raises: Unsupported."""
+    """Raises: Unsupported, if the provider lacks the feature."""
     if feature not in supports:
         raise Unsupported(
             f"queue {queue!r} lives in {provider}, which has no {feature}",
@@ -340,7 +340,7 @@ def need(queue: str, provider: str, supports: frozenset[Feature], feature: Featu
 
 
 class EmptyClaim:
-    """Falsy, without tasks; what is not there cannot be lost."""
+    """The claim that found nothing: falsy, without tasks."""
 
     token = 0
     lost = False
@@ -362,7 +362,10 @@ class EmptyClaim:
 
 
 class Retry(Exception):
-    """Try this task again, after `after_s` seconds (None: after the queue's own back-off). It costs an attempt."""
+    """Raise it in a handler to run the task again after `after_s` seconds (None: the queue's back-off).
+
+    It costs an attempt.
+    """
 
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason or "the handler asked for another try")
@@ -372,7 +375,7 @@ class Retry(Exception):
 
 
 class Fail(Exception):
-    """This task cannot succeed: put it into `failed/` at once, whatever attempts are left."""
+    """Raise it in a handler to fail the task for good, whatever attempts are left."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler gave the task up")

@@ -1,4 +1,7 @@
-"""`EntryClaim`: the tasks of one entry in the hands of this process, from the claim to the last verdict."""
+"""`EntryClaim`: the tasks of one entry that this process holds, from the claim to the last verdict.
+
+`Renewer` keeps the claims of a process alive, and `Results` holds their results until they are written.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unava
 from limpet.keys import Key
 from limpet.lease import HeldLease
 from limpet.lease.decide import renew_interval_s
-from limpet.queue.api import Fail, Policy, Retry
+from limpet.queue.api import Fail, Policy, Retry, Task
 from limpet.queue.decide import (
     Progress,
     attempt_record,
@@ -64,6 +67,117 @@ UNREADABLE = (
     ValueError,
 )
 """What a payload may raise while it is decoded: bytes that are no JSON, or what a user's own type says about them."""
+TICK_PART = 12
+INLINE_BYTES_MAX = 1024
+INLINE_TOTAL_MAX = 256 * 1024
+PART_BYTES_MAX = 512 * 1024
+
+
+class Renewable(Protocol):
+    """Something that a `Renewer` keeps alive."""
+
+    def renew(self) -> None:
+        """Renew it; do nothing if it is over, or its task has run past its time."""
+
+
+class Renewer:
+    """One thread that renews every claim of a process (F16): every ttl_s / 3, after a failure every ttl_s / 12.
+
+    The thread starts with the first claim and ends when there was none for a while. A claim that is over before its
+    first renewal costs nothing.
+    """
+
+    def __init__(self, runtime: Runtime, ttl_s: float, *, name: str) -> None:
+        self._runtime = runtime
+        self._ttl_s = ttl_s
+        self._name = name
+        self._mutex = runtime.mutex()
+        self._due_s: dict[Renewable, float] = {}
+        self._owner: str | None = None
+
+    def add(self, claim: Renewable) -> None:
+        """Keep `claim` alive from now on."""
+        with self._mutex:
+            self._due_s[claim] = self._runtime.elapsed_s() + renew_interval_s(self._ttl_s)
+            if self._owner != self._runtime.owner:
+                self._owner = self._runtime.owner  # a forked child does not have the threads of its parent
+                self._runtime.spawn(self._run, name=self._name)
+
+    def remove(self, claim: Renewable) -> None:
+        """Let `claim` go. A renewal that is under way may still finish."""
+        with self._mutex:
+            self._due_s.pop(claim, None)
+
+    def _run(self) -> None:
+        resting = 0
+        while resting < TICK_PART:
+            self._runtime.sleep(self._ttl_s / TICK_PART)
+            resting = 0 if self._tick() else resting + 1
+            with self._mutex:
+                if resting == TICK_PART and self._due_s:
+                    resting = 0
+                elif resting == TICK_PART:
+                    self._owner = None
+
+    def _tick(self) -> bool:
+        """Renew what is due; whether there is anything to keep alive."""
+        at_s = self._runtime.elapsed_s()
+        with self._mutex:
+            due = [claim for claim, due_s in self._due_s.items() if due_s <= at_s]
+            alive = bool(self._due_s)
+        for claim in due:
+            try:
+                claim.renew()
+                pause_s = renew_interval_s(self._ttl_s)
+            except LimpetError:
+                pause_s = 0.0
+            with self._mutex:
+                if claim in self._due_s:
+                    self._due_s[claim] = at_s + pause_s
+        return alive
+
+
+class Results:
+    """Keeps the results of one claim, and the large ones until they are written.
+
+    `inline_bytes`: what earlier claims of the entry have put into the record.
+    """
+
+    def __init__(self, storage: Storage, entry: str, *, inline_bytes: int) -> None:
+        self._storage = storage
+        self._entry = entry
+        self._inline_bytes = inline_bytes
+        self.all: dict[int, msgspec.Raw] = {}
+        self.large: dict[int, msgspec.Raw] = {}
+
+    def is_large(self, n: int, data: msgspec.Raw) -> bool:
+        """Whether the result of task `n` goes into a part object; then it is kept here."""
+        self.all[n] = data
+        size = len(bytes(data))
+        if size <= INLINE_BYTES_MAX and self._inline_bytes + size <= INLINE_TOTAL_MAX:
+            self._inline_bytes += size
+            return False
+        self.large[n] = data
+        return True
+
+    def write_large(self) -> Iterator[Key]:
+        """Write what is kept; the keys of the parts. It comes before the record that names them.
+
+        Cost: 1 PUT per 512 KiB.
+        """
+        while self.large:
+            some: dict[int, msgspec.Raw] = {}
+            size = 0
+            for n, data in [*self.large.items()]:
+                size += len(bytes(data))
+                if some and size > PART_BYTES_MAX:
+                    break
+                some[n] = data
+            key = self._storage.keys.part(self._entry, self._storage.runtime.new_id())
+            self._storage.store.put(key, records.encode(Part(results=some)), when=Absent())
+            for n in some:
+                self.large.pop(n, None)
+            yield key
 
 
 class EntryTask:
@@ -114,7 +228,7 @@ class EntryClaim:
         policy: Policy,
         decoder: msgspec.json.Decoder[Any],
         renewer: Renewer,
-        holding: HeldLease[EntryLease],
+        lease: HeldLease[EntryLease],
         content: Content,
         *,
         batch: bool,
@@ -126,21 +240,21 @@ class EntryClaim:
         self._policy = policy
         self._decoder = decoder
         self._renewer = renewer
-        self._holding = holding
-        record = holding.record
+        self._lease = lease
+        record = lease.record
         open_now = open_tasks(record, len(content.ids))
         at_s = self._runtime.elapsed_s()
         self._tasks = [n for n in open_now if n not in record.waits]
         self._progress = Progress(due_s={n: at_s + wait_s for n, wait_s in record.waits.items()})
         self._open = {*open_now}
-        self._by_swap = must_charge(holding.record, policy)
+        self._by_swap = must_charge(lease.record, policy)
         self._mutex = self._runtime.mutex()
         self._writing = self._runtime.mutex()
         self._started: list[int] = []
         self._spent: set[int] = set()
         self._started_s = at_s
-        self._results = Results(storage, holding.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
-        self._settled = self._told = self._hurry = False
+        self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
+        self._ended = self._announced = self._hurry = False
         self._inherited = [*record.failed]
         self._after: Callable[[], None] | None = None
         renewer.add(self)
@@ -148,29 +262,29 @@ class EntryClaim:
     @property
     def over(self) -> bool:
         """Whether there is nothing more to do in it."""
-        return self._settled or not self._open
+        return self._ended or not self._open
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Call this once when the entry is settled."""
+        """Call this once when the claim is over."""
         self._after = call
 
     @property
     def entry(self) -> str:
         """The name of the entry."""
-        return self._holding.name
+        return self._lease.name
 
     @property
     def token(self) -> int:
-        return self._holding.token
+        return self._lease.token
 
     @property
     def fence(self) -> Fence:
         """The lock and the token of the entry."""
-        return Fence(self._holding.lock, self._holding.token)
+        return Fence(self._lease.lock, self._lease.token)
 
     @property
     def lost(self) -> bool:
-        return self._holding.lost
+        return self._lease.lost
 
     def __bool__(self) -> bool:
         return True
@@ -180,7 +294,7 @@ class EntryClaim:
         decode, elapsed_s = self._decoder.decode, self._runtime.elapsed_s
         for n in self._tasks:
             self._started_s = elapsed_s()
-            if self._settled or self._holding.lost_at(self._started_s) or n not in self._open:
+            if self._ended or self._lease.lost_at(self._started_s) or n not in self._open:
                 continue
             try:
                 payload = decode(payloads[n])
@@ -192,13 +306,13 @@ class EntryClaim:
                     return
             else:
                 with self._mutex:
-                    self._progress.attempts[n] = attempts_of(self._holding.record, n) + 1
+                    self._progress.attempts[n] = attempts_of(self._lease.record, n) + 1
             self._started.append(n)
             yield EntryTask(self, n, payload, self._attempts(n))
 
     def _attempts(self, n: int) -> int:
         """How many attempts of task `n` there were, this claim's too."""
-        return self._progress.attempts.get(n) or attempts_of(self._holding.record, n)
+        return self._progress.attempts.get(n) or attempts_of(self._lease.record, n)
 
     def __enter__(self) -> EntryClaim:
         return self
@@ -206,23 +320,11 @@ class EntryClaim:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if error is None or isinstance(error, Exception):
-                self._judge_the_rest(error)
-            self._settle()
+                for n in [n for n in self._started if n in self._open and n not in self._progress.due_s]:
+                    apply_error(EntryTask(self, n, None, self._attempts(n)), error)
+            self._conclude()
         finally:
             self._end()
-
-    def _judge_the_rest(self, error: Exception | None) -> None:
-        """Tasks that were handed out and got no verdict: what the block raised is theirs."""
-        for n in [n for n in self._started if n in self._open and n not in self._progress.due_s]:
-            match error:
-                case Fail():
-                    self.fail(n, str(error))
-                case Retry():
-                    self.retry(n, error.after_s, str(error))
-                case None | LeaseLost():
-                    self.retry(n, None, NO_VERDICT)
-                case _:
-                    self.retry(n, None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
     def hand_back(self) -> None:
         """Not from a signal handler: a swap of this thread may be under way.
@@ -230,7 +332,7 @@ class EntryClaim:
         Cost: 1 PUT. With every verdict in, it ends the entry.
         """
         self._hurry = True
-        self._settle()
+        self._conclude()
 
     def abandon(self) -> None:
         """Let it run out, as after a crash."""
@@ -240,17 +342,17 @@ class EntryClaim:
         """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
         limit_s = float("inf") if self._policy.timeout_s is None else self._policy.timeout_s
         with self._writing:
-            if not self._settled and self._runtime.elapsed_s() - self._started_s <= limit_s:
+            if not self._ended and self._runtime.elapsed_s() - self._started_s <= limit_s:
                 self._write_large()
-                self._holding.rewrite(self._written)
-                if not self._told:
-                    self._told = True
+                self._lease.rewrite(self._written)
+                if not self._announced:
+                    self._announced = True
                     self._storage.journal.held(self._storage.keys, self.entry, self.batch)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
         data = None if result is None else msgspec.Raw(result_bytes(result))
-        if self._settled:
+        if self._ended:
             self._complete_late([n], data)
             return
         self._first_verdict(n)
@@ -274,18 +376,14 @@ class EntryClaim:
         if not after_s >= 0:
             raise Invalid(f"after_s must not be negative, and is {after_s:g}")
         after_s = min(after_s, DELAY_MAX_S)
-        if self._settled:
+        if self._ended:
             return
         self._first_verdict(n)
         with self._mutex:
             self._progress.due_s[n] = self._runtime.elapsed_s() + after_s
             self._note(n, error, trace)
         if self._open == self._progress.due_s.keys():
-            self._settle()
-
-    def fail(self, n: int, error: str, trace: str | None = None) -> None:
-        """Verdict: it failed for good. Without the lease it is not ours to say."""
-        self._fail(n, error, trace)
+            self._conclude()
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` tells.
@@ -293,12 +391,13 @@ class EntryClaim:
         `unread`: its payload may not even be JSON; then its bytes are kept as they are.
         """
         raw = self._storage.kept_payload(self.entry, self.content.payloads[n]) if unread else None
-        if self._fail(n, error, raw=raw):
+        if self.fail(n, error, raw=raw):
             self._storage.notices.failed(self.content.ids[n], error)
 
-    def _fail(self, n: int, error: str, trace: str | None = None, *, raw: Key | None = None) -> bool:
+    def fail(self, n: int, error: str, trace: str | None = None, *, raw: Key | None = None) -> bool:
+        """Verdict: it failed for good; False if the lease is lost, for then it is not ours to say."""
         with self._writing:
-            if self._settled:
+            if self._ended:
                 return False
             if not self._still_ours():
                 self._spent.add(n)
@@ -322,7 +421,7 @@ class EntryClaim:
     def _note(self, n: int, error: str, trace: str | None) -> None:
         """Keep the error of an attempt for those who look at the task, and for its receipt."""
         if error or trace:
-            record, wall = self._holding.record, self._runtime.wall()
+            record, wall = self._lease.record, self._runtime.wall()
             self._progress.errors[n] = attempt_record(
                 self._attempts(n), at=wall, worker=record.label, error=error, trace=trace
             )
@@ -334,7 +433,7 @@ class EntryClaim:
 
         Raises: OutcomeUnknown, Unavailable, if it cannot be reached by then.
         """
-        until_s = self._runtime.elapsed_s() + self._holding.valid_for_s()
+        until_s = self._runtime.elapsed_s() + self._lease.valid_for_s()
         tries = 0
         while True:
             try:
@@ -363,7 +462,7 @@ class EntryClaim:
         try:
             with self._writing:
                 self._write_large()
-                self._holding.rewrite(lambda record: charged(self._written(record), n))
+                self._lease.rewrite(lambda record: charged(self._written(record), n))
         except (LeaseLost, OutcomeUnknown, Unavailable):
             return False
         with self._mutex:
@@ -382,11 +481,11 @@ class EntryClaim:
 
     def _still_ours(self) -> bool:
         """Whether nobody took the entry, as far as can be known. Asks only if our own clock says it ran out."""
-        if not self._holding.lost:
+        if not self._lease.lost:
             return True
         try:
             self._write_large()
-            self._holding.rewrite(self._written)
+            self._lease.rewrite(self._written)
         except LimpetError:
             return False
         return True
@@ -396,17 +495,18 @@ class EntryClaim:
 
         Raises: OutcomeUnknown, Unavailable: the verdicts stay, and the end of the block tries again.
         """
-        self._patiently(self._finish_once)
 
-    def _finish_once(self) -> None:
-        with self._writing:
-            self._write_end()
+        def finish() -> None:
+            with self._writing:
+                self._write_end()
+
+        self._patiently(finish)
 
     def _write_end(self) -> None:
         if self.batch:
             self._finish_batch()
         else:
-            record = self._holding.record
+            record = self._lease.record
             if self._progress.done or record.done:
                 result = self._results.all.get(0) or record.results.get(0)
                 receipt = self._receipt(0, "completed", result=result, parts=[] if result else record.parts)
@@ -437,7 +537,7 @@ class EntryClaim:
             return
         self._write_large()
         self._write_missing_receipts()
-        record = self._written(self._holding.record)
+        record = self._written(self._lease.record)
         completed = self._storage.keys.completed
         own = self._storage.own_receipts(completed, self.entry) if record.contested else ()
         receipt = batch_receipt(record, self.content, wall=self._runtime.wall(), own=own)
@@ -461,22 +561,22 @@ class EntryClaim:
             self._storage.write_receipt(self.entry, self._storage.keys.completed_of(name), receipt, batch=self.batch)
 
     def _close(self) -> None:
-        if not self._settled:
+        if not self._ended:
             self._end()
             self._storage.close(self.entry, batch=self.batch)
 
     def _end(self) -> None:
-        if self._settled:
+        if self._ended:
             return
-        self._settled = True
+        self._ended = True
         self._renewer.remove(self)
         if self._after is not None:
             self._after()
 
-    def _settle(self) -> None:
+    def _conclude(self) -> None:
         """Write down what is decided and let the entry go. Tasks without a verdict go back with their attempt."""
         with self._writing:
-            if self._settled:
+            if self._ended:
                 return
             if self._open:
                 self._let_go()
@@ -495,7 +595,7 @@ class EntryClaim:
     def _free(self, returned: set[int]) -> None:
         self._write_large()
         self._end()
-        self._holding.free(
+        self._lease.free(
             lambda record: freed(
                 handed_back(self._written(record), returned, started=self._started),
                 len(self.content.ids),
@@ -504,8 +604,21 @@ class EntryClaim:
         )
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
-        record, attempts = self._holding.record, self._attempts(n)
+        record, attempts = self._lease.record, self._attempts(n)
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
+
+
+def apply_error(task: Task, error: Exception | None) -> None:
+    """Give a task that has no verdict the one that the end of its `with` block implies."""
+    match error:
+        case Fail():
+            task.fail(str(error))
+        case Retry():
+            task.retry(error.after_s, str(error))
+        case None | LeaseLost():
+            task.retry(None, NO_VERDICT)
+        case _:
+            task.retry(None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
 def _short(error: Exception) -> str:
@@ -514,118 +627,3 @@ def _short(error: Exception) -> str:
         return "it is nested too deeply"
     said = " ".join(str(error).split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
-
-
-TICK_PART = 12
-
-
-class Renewable(Protocol):
-    """What wants to be renewed."""
-
-    def renew(self) -> None:
-        """Renew, or do not: a claim that is over or hangs gives itself up."""
-
-
-class Renewer:
-    """Calls `renew` of each claim every ttl_s / 3; after one that failed, every ttl_s / 12.
-
-    The thread starts with the first claim and ends when there was none for a while. A claim that is over before its
-    first beat costs nothing.
-    """
-
-    def __init__(self, runtime: Runtime, ttl_s: float, *, name: str) -> None:
-        self._runtime = runtime
-        self._ttl_s = ttl_s
-        self._name = name
-        self._mutex = runtime.mutex()
-        self._due_s: dict[Renewable, float] = {}
-        self._owner: str | None = None
-
-    def add(self, claim: Renewable) -> None:
-        """Keep `claim` alive from now on."""
-        with self._mutex:
-            self._due_s[claim] = self._runtime.elapsed_s() + renew_interval_s(self._ttl_s)
-            if self._owner != self._runtime.owner:
-                self._owner = self._runtime.owner  # a forked child has no thread of its parent's
-                self._runtime.spawn(self._run, name=self._name)
-
-    def remove(self, claim: Renewable) -> None:
-        """Let `claim` go. A beat that is under way may still end."""
-        with self._mutex:
-            self._due_s.pop(claim, None)
-
-    def _run(self) -> None:
-        resting = 0
-        while resting < TICK_PART:
-            self._runtime.sleep(self._ttl_s / TICK_PART)
-            resting = 0 if self._tick() else resting + 1
-            with self._mutex:
-                if resting == TICK_PART and self._due_s:
-                    resting = 0
-                elif resting == TICK_PART:
-                    self._owner = None
-
-    def _tick(self) -> bool:
-        """Beat what is due; whether there is anything to keep alive."""
-        at_s = self._runtime.elapsed_s()
-        with self._mutex:
-            due = [claim for claim, due_s in self._due_s.items() if due_s <= at_s]
-            alive = bool(self._due_s)
-        for claim in due:
-            try:
-                claim.renew()
-                pause_s = renew_interval_s(self._ttl_s)
-            except LimpetError:
-                pause_s = 0.0
-            with self._mutex:
-                if claim in self._due_s:
-                    self._due_s[claim] = at_s + pause_s
-        return alive
-
-
-INLINE_BYTES_MAX = 1024
-INLINE_TOTAL_MAX = 256 * 1024
-PART_BYTES_MAX = 512 * 1024
-
-
-class Results:
-    """Keeps the results of one claim, and the large ones until they are written.
-
-    `inline_bytes`: what earlier claims of the entry have put into the record.
-    """
-
-    def __init__(self, storage: Storage, entry: str, *, inline_bytes: int) -> None:
-        self._storage = storage
-        self._entry = entry
-        self._inline_bytes = inline_bytes
-        self.all: dict[int, msgspec.Raw] = {}
-        self.large: dict[int, msgspec.Raw] = {}
-
-    def is_large(self, n: int, data: msgspec.Raw) -> bool:
-        """Whether the result of task `n` goes into a part object; then it is kept here."""
-        self.all[n] = data
-        size = len(bytes(data))
-        if size <= INLINE_BYTES_MAX and self._inline_bytes + size <= INLINE_TOTAL_MAX:
-            self._inline_bytes += size
-            return False
-        self.large[n] = data
-        return True
-
-    def write_large(self) -> Iterator[Key]:
-        """Write what is kept; the keys of the parts. It comes before the record that names them.
-
-        Cost: 1 PUT per 512 KiB.
-        """
-        while self.large:
-            some: dict[int, msgspec.Raw] = {}
-            size = 0
-            for n, data in [*self.large.items()]:
-                size += len(bytes(data))
-                if some and size > PART_BYTES_MAX:
-                    break
-                some[n] = data
-            key = self._storage.keys.part(self._entry, self._storage.runtime.new_id())
-            self._storage.store.put(key, records.encode(Part(results=some)), when=Absent())
-            for n in some:
-                self.large.pop(n, None)
-            yield key

@@ -9,7 +9,7 @@ hit a newer object of the same name (F18). Nothing here decides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -358,7 +358,7 @@ LEASE_CODEC = struct_codec(EntryLease)
 NOTICES_MAX = 1_000
 EXACT_S = 3600.0
 RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
-"""How much of an object that nobody can read is kept."""
+"""How much of an unreadable object is kept."""
 RECEIPT_CODEC = struct_codec(Receipt)
 CONTROL_CODEC = struct_codec(ControlRecord)
 
@@ -380,8 +380,8 @@ class Content:
 class Journal(Protocol):
     """Where a supervised node notes each push and each end before it takes effect (H8).
 
-    `travels`: what is pushed and ended here comes from, and goes to, other places too. Then a name may come back after
-    it ended, so that every claim looks for a receipt.
+    `travels`: pushes and ends are exchanged with other places. Then a name may come back after it ended, so that every
+    claim looks for a receipt.
     """
 
     travels: bool
@@ -393,14 +393,14 @@ class Journal(Protocol):
         """A receipt of the entry, or of one of its tasks, will be put there."""
 
     def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
-        """A claim of the entry lasts: others may want to know."""
+        """A claim of the entry was renewed: it is worth telling the other places."""
 
     def foreign(self, found: Iterable[Stat]) -> Collection[str]:
-        """The entries among those found that somebody elsewhere works on, as far as is known."""
+        """The entries among those found that a worker in another place holds, as far as is known."""
 
 
 class NoJournal:
-    """Nobody listens."""
+    """The journal of a queue that is not synchronized with other places."""
 
     travels = False
 
@@ -418,7 +418,7 @@ class NoJournal:
 
 
 class Notices:
-    """What the threads of this process met while they looked for work, until somebody asks."""
+    """Collects what the threads of this process met while they looked for work, until `take` is called."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._mutex = runtime.mutex()
@@ -431,7 +431,7 @@ class Notices:
             self._notices = [*self._notices[1 - NOTICES_MAX :], Notice(id_, note, count)]
 
     def warn(self, id_: str, note: str) -> None:
-        """Something could not be read, and was passed over. It is said once."""
+        """Something could not be read, and was passed over. The same note is kept once."""
         with self._mutex:
             if note not in self._warned:
                 if len(self._warned) >= NOTICES_MAX:
@@ -440,7 +440,7 @@ class Notices:
                 self._notices = [*self._notices[1 - NOTICES_MAX :], Notice(id_, note)]
 
     def take(self) -> list[Notice]:
-        """All of them; they are forgotten then."""
+        """Return all notices, and forget them."""
         if not self._notices:
             return []
         with self._mutex:
@@ -456,13 +456,26 @@ def task_name(entry: str, n: int, *, batch: bool) -> str:
 class Storage:
     """One queue in one store."""
 
-    def __init__(self, store: Store, keys: QueueKeys, runtime: Runtime, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        keys: QueueKeys,
+        runtime: Runtime,
+        journal: Journal | Callable[[], Journal | None] | None = None,
+    ) -> None:
         self.store = store
         self.keys = keys
         self.runtime = runtime
-        self.journal: Journal = journal or NoJournal()
+        self._journal = journal
         self.notices = Notices(runtime)
         self._exact_at_s: float | None = None
+
+    @property
+    def journal(self) -> Journal:
+        """Where pushes and ends are noted. A function is called at the first use, which may cost a request."""
+        if self._journal is None or callable(self._journal):
+            self._journal = (self._journal and self._journal()) or NoJournal()
+        return self._journal
 
     def exact_now(self) -> datetime:
         """The store's clock to within a round trip.   Cost: once an hour 1 PUT + 1 HEAD, else nothing."""

@@ -72,9 +72,9 @@ class Pusher:
             for put, payloads_ in zip(entries, some, strict=True):
                 answer = answers[put.key]
                 if isinstance(answer, Conflict | OutcomeUnknown):
-                    self._settle(put.key, put.data, unclear=answer)
+                    self._put_resolved(put.key, put.data, unclear=answer)
                 elif isinstance(answer, LimpetError):
-                    self._settle(put.key, put.data)
+                    self._put_resolved(put.key, put.data)
                 entry = put.key.rsplit("/", 2)[1]
                 ids.extend(f"{entry}.{n}" for n in range(len(payloads_)))
         return ids
@@ -89,7 +89,7 @@ class Pusher:
         key = self._keys.tasks(entry, batch=False)
         data = records.encode(task)
         self._storage.journal.pushed(key, data)
-        if not self._settle(key, data, write_id=task.write_id):
+        if not self._put_resolved(key, data, write_id=task.write_id):
             return False
         if (is_minted(entry) and not task.delayed) or not self._storage.ended(entry):
             return True
@@ -134,7 +134,7 @@ class Pusher:
         key = self._keys.scheduled_at(due_name(due), entry, task.write_id)
         data = records.encode(task)
         self._storage.journal.pushed(key, data)
-        self._settle(key, data, write_id=task.write_id)
+        self._put_resolved(key, data, write_id=task.write_id)
         return Pushed(task.id, True)
 
     def _pack(self, payloads: Sequence[bytes]) -> Put:
@@ -142,7 +142,7 @@ class Pusher:
         data = batch_bytes(payloads, pushed_at=self._runtime.wall(), write_id=write_id)
         return Put(self._keys.tasks(f"{write_id}-{len(payloads)}", batch=True), data, Absent())
 
-    def _settle(
+    def _put_resolved(
         self, key: Key, data: bytes, *, write_id: str | None = None, unclear: LimpetError | None = None
     ) -> bool:
         """Put a task that is not there; whether ours is what stands there, or stood there and was finished.

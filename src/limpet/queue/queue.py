@@ -7,7 +7,7 @@ among the oldest, so that many workers do not race for the same entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -246,7 +246,7 @@ class BucketQueue(AsyncQueue):
         policy: Policy | None = None,
         provider: str = "bucket",
         payload_type: Any = None,
-        journal: Journal | None = None,
+        journal: Journal | Callable[[], Journal | None] | None = None,
         watch: VersionWatch | None = None,
     ) -> None:
         self.name = name

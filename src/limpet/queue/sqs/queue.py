@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.queue.api import (
     AsyncQueue,
     AttemptError,
     EmptyClaim,
-    Fail,
     Failure,
     Feature,
     Notice,
@@ -38,11 +36,10 @@ from limpet.queue.api import (
     Policy,
     Pushed,
     Result,
-    Retry,
     Stats,
     need,
 )
-from limpet.queue.claim import NO_VERDICT, Renewer
+from limpet.queue.claim import NO_VERDICT, Renewer, apply_error
 from limpet.queue.decide import backoff_s
 from limpet.queue.entry import encoded_payload
 from limpet.queue.sqs.client import BATCH_MAX, POLL_MAX_S, TRIES, Message, Refusal, SqsClient, check, pack
@@ -549,7 +546,7 @@ class SqsClaim:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is None or isinstance(error, Exception):
             for held in [held for held in self._held if held.state == "running"]:
-                self._apply_error(held, error)
+                apply_error(SqsTask(self, held, None), error)
         self.hand_back()
 
     def hand_back(self) -> None:
@@ -625,18 +622,6 @@ class SqsClaim:
             self._queue._move_to_failed([FailedDelivery(held.message, held.task, error, trace)])
             held.state = "over"
         self._rest()
-
-    def _apply_error(self, held: Delivery, error: Exception | None) -> None:
-        match error:
-            case Fail():
-                self.fail(held, str(error))
-            case Retry():
-                self.retry(held, error.after_s, str(error))
-            case None | LeaseLost():
-                self.retry(held, None, NO_VERDICT)
-            case _:
-                trace = "".join(traceback.format_exception(error))
-                self.retry(held, None, f"{type(error).__name__}: {error}", trace)
 
     def _ours(self) -> list[Delivery]:
         return [held for held in self._held if held.state in ("waiting", "running") and not self.is_lost(held)]
