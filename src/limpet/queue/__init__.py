@@ -1,7 +1,7 @@
 """A task queue in a store: tasks are done at least once, and nothing acknowledged is lost.
 
-Read `api` for the promises, `records` for the objects, `decide` for the rules, `push`, `claim` and `sweep` for the life
-of an entry, `queue` for how one is found and taken.
+Read `api` for the interface, `entry` for the objects, `decide` for the rules, `queue` for how an entry is found and
+claimed, and `push`, `claim` and `sweep` for the rest of its life.
 """
 
 from limpet.queue.api import (

@@ -51,6 +51,7 @@ class Admin:
         self._policy = policy
 
     def retry(self, id_: str | None, *, all: bool, where: str | None, since_s: float | None) -> list[str]:
+        """Push failed tasks again under their next id; returns the new ids. See `Queue.retry`."""
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if id_ is None:
@@ -91,6 +92,7 @@ class Admin:
         return task.id
 
     def cancel(self, id_: str) -> bool:
+        """Cancel an entry that has not ended; returns whether this call ended it. See `Queue.cancel`."""
         entry = entry_of(id_)
         if batch_of(id_):
             raise Invalid(f"{id_!r} is part of a batch, which is cancelled as a whole", hint="cancel the batch's entry")

@@ -341,6 +341,7 @@ class Inspection:
         return self._storage.runtime.wall()
 
     def peek(self, n: int) -> list[Peeked]:
+        """Up to `n` pending tasks. Those that cannot be read are left out."""
         if n < 1:
             raise Invalid(f"peek wants a positive number, not {n}")
         found: list[Peeked] = []
@@ -388,6 +389,7 @@ class Inspection:
         return self.result(id_).errors
 
     def failed(self, n: int, *, where: str | None = None, since_s: float | None = None) -> list[Failure]:
+        """Failed tasks that were not retried, at most `n`, grouped by error without the figures in it."""
         if n < 1:
             raise Invalid(f"failed wants a positive number, not {n}")
         groups: dict[str, list[Receipt]] = {}
