@@ -266,7 +266,7 @@ def _pending_row(queue: BucketQueue, entry: str, stat: Stat, lease: Stat | None)
 
 def elsewhere(queue: BucketQueue, entry: str) -> dict[str, Any]:
     """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
-    from limpet.queue.sync.lease_down import RemoteLeases
+    from limpet.queue.sync import RemoteLeases
 
     storage = queue.storage
     found = RemoteLeases(storage.store, storage.runtime).holder(storage.keys.remote(entry))

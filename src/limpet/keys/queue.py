@@ -34,6 +34,11 @@ class QueueKeys:
         return QueueKeys(f"{QUEUES}/{segment(queue)}")
 
     @property
+    def name(self) -> str:
+        """The queue's name, as its users know it."""
+        return name_of(self.root.removeprefix(f"{QUEUES}/"))
+
+    @property
     def pending(self) -> str:
         """Where entries wait."""
         return f"{self.root}/pending"
@@ -122,11 +127,6 @@ class QueuePlace:
     keys: QueueKeys
     kind: QueueObject
     name: str
-
-    @property
-    def queue(self) -> str:
-        """The queue's name, as its users know it."""
-        return name_of(self.keys.root.removeprefix(f"{QUEUES}/"))
 
 
 def queue_place(key: str) -> QueuePlace | None:
