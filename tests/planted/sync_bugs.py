@@ -161,18 +161,18 @@ SYNC_BUGS = [
         "bootstrap",
         "queue/sync/test_sync_order.py::test_a_push_during_a_fresh_pull_stays",
         (
-            "FreshPull.run",
+            "_FreshPull.run",
             "wanted = self._queues()",
-            "wanted = self._queues()\nself._early = [stat.key for stat in self._local.list(keys.OUTBOX)]",
+            "wanted = self._queues()\nself._early = [stat.key for stat in self.here.store.list(keys.OUTBOX)]",
         ),
-        ("_keep_unsent", "notes = (stat.key for stat in self._local.list(keys.OUTBOX))", "notes = self._early"),
+        ("_keep_unsent", "notes = (stat.key for stat in self.here.store.list(keys.OUTBOX))", "notes = self._early"),
     ),
     _bug(
         "a fresh pull lists the bucket before the outbox",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_an_entry_that_goes_to_the_bucket_during_a_fresh_pull_stays",
         (
-            "FreshPull.run",
+            "_FreshPull.run",
             "self._keep_unsent()\nfor queue in wanted:\n    self._pull(queue)",
             "for queue in wanted:\n    self._pull(queue)\nself._keep_unsent()",
         ),
@@ -187,7 +187,7 @@ SYNC_BUGS = [
         "a fresh pull drops what a damaged note may have been about",
         "A2",
         "queue/sync/test_sync_damage.py::test_a_damaged_note_is_put_aside_and_the_rest_is_sent",
-        ("drop", "if self._unsure:\n    return", ""),
+        ("drop", "if self.unsure:\n    return", ""),
     ),
     _bug(
         "the line at which a log is split is dropped",

@@ -8,6 +8,7 @@ sync and after a long absence, a fresh pull compares listings instead.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from limpet import keys
@@ -91,7 +92,7 @@ class LogApplier:
         for node in [node for node in state.cursors if is_client(node) and node not in listed]:
             state.forget(node)
         if is_stale(state.record.pulled_at, now, self._retention_s):
-            state.pulled(now)
+            state.change(pulled_at=now)
         return cycle
 
     def _now(self) -> datetime:
@@ -119,7 +120,7 @@ class LogApplier:
         cycle.fresh = True
         state = self._state
         listed = list_logs(self._remote, {}, ours=state.node, bad=cycle.unreadable.append)
-        pull = FreshPull(self._here, self._there, self._leases, state, cycle, down_s=self._down_s)
+        pull = _FreshPull(self._here, self._there, self._leases, state, cycle, self._down_s)
         pull.run()
         recent = now - timedelta(seconds=self._retention_s)
         for node, logs in listed.items():
@@ -135,7 +136,7 @@ class LogApplier:
         for node, logs in listed.items():
             if node != state.node:
                 state.read_up_to(node, max(logs))
-        state.pulled(now)
+        state.change(pulled_at=now)
 
     def _apply(self, node: str, seq: int, log: ReadLog, cycle: Cycle) -> None:
         """Apply one log; leases last, so that they are not stored for entries which the same log ends."""
@@ -198,26 +199,24 @@ class LogApplier:
             cycle.collided(Collision("lease", queue.name, line.entry, other))
 
 
-class FreshPull:
+@dataclass
+class _FreshPull:
     """One fresh pull of one node: `run`, then `keep` for the lines of clients, then `drop`.
 
     The order of the listings matters. Entries that wait here are listed first, then the outbox, then the bucket: so an
     entry that is in neither of the latter two was sent, and has ended there.
     """
 
-    def __init__(
-        self, here: Applier, there: Applier, leases: RemoteLeases, state: NodeState, cycle: Cycle, *, down_s: float
-    ) -> None:
-        self._here = here
-        self._there = there
-        self._local = here.store
-        self._remote = there.store
-        self._leases = leases
-        self._state = state
-        self._cycle = cycle
-        self._down_s = down_s
-        self._doubtful: dict[tuple[QueueKeys, str], list[Key]] = {}
-        self._unsure = False
+    here: Applier
+    there: Applier
+    leases: RemoteLeases
+    state: NodeState
+    cycle: Cycle
+    down_s: float
+    doubtful: dict[tuple[QueueKeys, str], list[Key]] = field(default_factory=dict)
+    """Waiting entries that may have ended in the bucket."""
+    unsure: bool = False
+    """Whether an outbox entry was damaged."""
 
     def run(self) -> None:
         """Apply every receipt, every waiting task and every held lease of the bucket.
@@ -226,8 +225,8 @@ class FreshPull:
         """
         wanted = self._queues()
         for queue in wanted:
-            for key, entry in _tasks([*self._local.list(queue.pending), *self._local.list(queue.scheduled)]):
-                self._doubtful.setdefault((queue, entry), []).append(key)
+            for key, entry in _tasks([*self.here.store.list(queue.pending), *self.here.store.list(queue.scheduled)]):
+                self.doubtful.setdefault((queue, entry), []).append(key)
         self._keep_unsent()
         for queue in wanted:
             self._pull(queue)
@@ -237,7 +236,7 @@ class FreshPull:
         for line in lines:
             if isinstance(line, PushLine):
                 root, entry = entry_of_line(line)
-                self._doubtful.pop((QueueKeys(root), entry), None)
+                self.doubtful.pop((QueueKeys(root), entry), None)
 
     def drop(self) -> None:
         """Remove entries that wait here and not in the bucket: they ended there, and their receipts have expired.
@@ -245,44 +244,44 @@ class FreshPull:
         Nothing is removed if an outbox entry of this node was damaged: it may have noted a push that was never sent.
         Cost: 3 DELETEs an entry here.
         """
-        if self._unsure:
+        if self.unsure:
             return
-        for (queue, entry), keys_ in self._doubtful.items():
-            self._local.delete_many(keys_)
-            self._here.close(queue, entry, batch=is_batch(entry))
-            self._cycle.dropped += 1
+        for (queue, entry), keys_ in self.doubtful.items():
+            self.here.store.delete_many(keys_)
+            self.here.close(queue, entry, batch=is_batch(entry))
+            self.cycle.dropped += 1
 
     def _queues(self) -> list[QueueKeys]:
-        queues = self._state.record.queues
+        queues = self.state.record.queues
         if queues is not None:
             return [QueueKeys.of(name) for name in queues]
-        return queues_of(self._local, self._remote, bad=self._cycle.unreadable.append)
+        return queues_of(self.here.store, self.there.store, bad=self.cycle.unreadable.append)
 
     def _keep_unsent(self) -> None:
         bad: list[str] = []
-        notes = (stat.key for stat in self._local.list(keys.OUTBOX))
-        for key, blob in read_each(self._local, notes, size_max=LINE_BYTES_MAX, bad=bad.append):
+        notes = (stat.key for stat in self.here.store.list(keys.OUTBOX))
+        for key, blob in read_each(self.here.store, notes, size_max=LINE_BYTES_MAX, bad=bad.append):
             try:
                 self.keep([read_line(blob.data, what=key)])
             except Corrupt:
                 bad.append(key)
-        self._cycle.unreadable += bad
-        self._unsure = bool(bad) or self._state.has_damage()
+        self.cycle.unreadable += bad
+        self.unsure = bool(bad) or self.state.has_damage()
 
     def _pull(self, queue: QueueKeys) -> None:
         """Pull one queue. Waiting entries are listed before receipts: one that ends meanwhile is in both, and ended."""
-        listed = [*self._remote.list(queue.pending), *self._remote.list(queue.scheduled)]
+        listed = [*self.there.store.list(queue.pending), *self.there.store.list(queue.scheduled)]
         ended = self._pull_receipts(queue)
         waiting = {key: entry for key, entry in _tasks(listed) if entry not in ended}
         for entry in waiting.values():
-            self._doubtful.pop((queue, entry), None)
-        here = {stat.key for stat in [*self._local.list(queue.pending), *self._local.list(queue.scheduled)]}
-        bad = self._cycle.unreadable.append
+            self.doubtful.pop((queue, entry), None)
+        here = {stat.key for stat in [*self.here.store.list(queue.pending), *self.here.store.list(queue.scheduled)]}
+        bad = self.cycle.unreadable.append
         missing = [key for key in waiting if key not in here]
-        for key, blob in read_each(self._remote, missing, size_max=ENTRY_BYTES_MAX, bad=bad):
-            self._cycle.pushes += self._here.push(key, blob.data, look_first=True).new
+        for key, blob in read_each(self.there.store, missing, size_max=ENTRY_BYTES_MAX, bad=bad):
+            self.cycle.pushes += self.here.push(key, blob.data, look_first=True).new
         leases = [stat.key for stat in listed if stat.key.endswith("/lease.json")]
-        for key, blob in read_each(self._remote, leases, size_max=RECORD_BYTES_MAX, bad=bad):
+        for key, blob in read_each(self.there.store, leases, size_max=RECORD_BYTES_MAX, bad=bad):
             self._note(queue, key, blob)
 
     def _pull_receipts(self, queue: QueueKeys) -> set[str]:
@@ -291,20 +290,20 @@ class FreshPull:
         For a batch with failures here, the bucket's receipt is read in any case: per task, completed beats failed.
         """
         failed, completed = (
-            ({stat.key for stat in self._remote.list(prefix)}, {stat.key for stat in self._local.list(prefix)})
+            ({stat.key for stat in self.there.store.list(prefix)}, {stat.key for stat in self.here.store.list(prefix)})
             for prefix in (queue.failed, queue.completed)
         )
         parts = [part for key in failed[1] if (part := batch_of(name_of_receipt(key)))]
         doubtful = {queue.completed_of(entry) for entry, _ in parts} & completed[0]
         wanted = sorted(failed[0] - failed[1] | completed[0] - completed[1] | doubtful)
-        bad = self._cycle.unreadable.append
-        for key, blob in read_each(self._remote, wanted, size_max=RECORD_BYTES_MAX, bad=bad):
+        bad = self.cycle.unreadable.append
+        for key, blob in read_each(self.there.store, wanted, size_max=RECORD_BYTES_MAX, bad=bad):
             name = name_of_receipt(key)
             try:
-                seen = self._there.storage(queue).receipt(key).decode(blob)
+                seen = self.there.storage(queue).receipt(key).decode(blob)
                 line = EndLine(key=key, entry=name, batch=is_batch(name), write_id=seen.header.write_id)
-                outcome = self._here.end(line, seen.value, parts_from=self._remote, look_first=True)
-                self._cycle.ends += outcome.new
+                outcome = self.here.end(line, seen.value, parts_from=self.there.store, look_first=True)
+                self.cycle.ends += outcome.new
             except DAMAGE:
                 bad(key)
         return {name_of_receipt(key) for key in failed[0] | completed[0]}
@@ -313,17 +312,17 @@ class FreshPull:
         """Store a lease of the bucket as if log 0 of its node had reported it, so that any log is newer."""
         entry = key.rsplit("/", 2)[1]
         try:
-            record = self._there.storage(queue).lease(entry).decode(blob).value
+            record = self.there.storage(queue).lease(entry).decode(blob).value
         except DAMAGE:
-            self._cycle.unreadable.append(key)
+            self.cycle.unreadable.append(key)
             return
-        if record.state is not State.HELD or record.worker_id == OWNER + self._state.node:
+        if record.state is not State.HELD or record.worker_id == OWNER + self.state.node:
             return
         line = lease_line(queue.root, entry, is_batch(entry), record)
-        if self._here.storage(queue).exists(queue.tasks(entry, batch=line.batch)):
+        if self.here.storage(queue).exists(queue.tasks(entry, batch=line.batch)):
             node = record.worker_id.removeprefix(OWNER)
-            self._leases.note(line, node=node, seq=0, live_s=self._down_s + record.ttl_s)
-            self._cycle.leases += 1
+            self.leases.note(line, node=node, seq=0, live_s=self.down_s + record.ttl_s)
+            self.cycle.leases += 1
 
 
 def _packed(node: str, seqs: Iterable[int], listed: Logs) -> Iterator[list[int]]:

@@ -163,7 +163,7 @@ class LogWriter:
             key = keys.log_key(state.node, seq)
             found = _put_log(self._remote, key, data)
             if found == data:
-                state.wrote(seq)
+                state.change(last_log=seq)
                 return
             if found is not None:
                 self._check_ours(found, key)

@@ -82,7 +82,8 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     ttl_s: Ttl
 
 
-Line = PushLine | EndLine | HeldLine | LeaseLine
+OutboxLine = PushLine | EndLine | HeldLine
+Line = OutboxLine | LeaseLine
 
 
 class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +166,7 @@ def read_line(data: bytes, *, what: str) -> Line:
     return line
 
 
-def read_outbox_entry(data: bytes, *, what: str) -> PushLine | EndLine | HeldLine:
+def read_outbox_entry(data: bytes, *, what: str) -> OutboxLine:
     """Decode and validate an outbox entry: a line that has its task or its receipt.   Raises: Corrupt."""
     line = read_line(data, what=what)
     match line:

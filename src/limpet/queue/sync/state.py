@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -74,7 +73,7 @@ class NodeState:
                 hint=f"leave --node out; to make a copied directory a separate node, remove {keys.NODE} from it",
             )
         self._load_cursors()
-        self._change(self._started)
+        self._update(self._started)
 
     def is_ours(self, owner: str) -> bool:
         """Whether that process was a supervisor of this directory.   Cost: 1 GET here if it is not known."""
@@ -83,17 +82,9 @@ class NodeState:
             self._record = found.value if found else self.record
         return owner in self.record.owners
 
-    def wrote(self, seq: int) -> None:
-        """Store that the log `seq` is in the bucket.   Cost: 1 PUT here."""
-        self._change(lambda record: msgspec.structs.replace(record, last_log=seq))
-
-    def imported(self) -> None:
-        """Store that objects from before the first supervisor are in the outbox.   Cost: 1 PUT here."""
-        self._change(lambda record: msgspec.structs.replace(record, adopted=True))
-
-    def pulled(self, at: datetime) -> None:
-        """Store that everything up to `at` was applied.   Cost: 1 PUT here."""
-        self._change(lambda record: msgspec.structs.replace(record, pulled_at=at))
+    def change(self, **fields: object) -> None:
+        """Set fields of the node's record.   Cost: 1 PUT here."""
+        self._update(lambda record: msgspec.structs.replace(record, **fields))
 
     def read_up_to(self, node: str, seq: int) -> None:
         """Store that the logs of `node` up to `seq` are applied.   Cost: 1 GET + 1 PUT here."""
@@ -158,7 +149,7 @@ class NodeState:
             pulled_at=record.pulled_at if record.queues == self._queues else None,
         )
 
-    def _change(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
+    def _update(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
         seen = self._cell.update(lambda record: change(record or self._first()))
         assert seen is not None
         self._record = seen.value

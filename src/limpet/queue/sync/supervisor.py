@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from limpet import keys
 from limpet.errors import (
@@ -43,8 +44,9 @@ SWEEP_EVERY_S = 86400.0
 FIRST_SWEEP_S = 3600.0
 JITTER = 0.1
 REPORTED_MAX = 10_000
-BLOCKED_MAX = 100
 NAME = "supervisor"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,7 @@ class Supervisor:
         here, there = Applier(local, runtime, remote=False), Applier(remote, runtime, remote=True)
         self._up = OutboxSender(here, there, runtime, state, up_s=up_s)
         self._down = LogApplier(here, there, runtime, state, down_s=down_s, retention_s=retention_s)
-        self._reported_collisions: set[tuple[str, str, str]] = set()
-        self._reported_unreadable: set[str] = set()
-        self._reported_blocked: set[str] = set()
+        self._reported: set[tuple[str, ...]] = set()
         self._asked = False
         self._up_at_s = self._down_at_s = float("-inf")
         self._sweep_at_s = runtime.elapsed_s() + FIRST_SWEEP_S * runtime.rng.uniform(1, 2)
@@ -125,7 +125,7 @@ class Supervisor:
         self._state.start()
         if not self._state.record.adopted:
             fill_outbox(self._local, self._runtime, bad=self._state.unreadable.append)
-            self._state.imported()
+            self._state.change(adopted=True)
 
     def up(self) -> Cycle:
         """Send the outbox, and publish the leases of workers here. See `OutboxSender.run` for errors, cost, crashes."""
@@ -222,8 +222,7 @@ class Supervisor:
         except (Unavailable, OutcomeUnknown, Denied, LeaseLost):
             raise
         except LimpetError as error:
-            if str(error) not in self._reported_blocked:
-                self._reported_blocked = {*[*self._reported_blocked][-BLOCKED_MAX:], str(error)}
+            if self._news({("blocked", str(error)): error}):
                 on_event(Blocked(error))
 
     def _tidy_if_due(self) -> None:
@@ -255,18 +254,19 @@ class Supervisor:
 
     def _only_news(self, cycle: Cycle) -> Cycle:
         """The cycle, without the collisions and unreadable objects that were reported before."""
-        new = {(each.kind, each.queue, each.entry): each for each in cycle.collisions}
-        cycle.collisions = [each for key, each in new.items() if key not in self._reported_collisions]
-        self._reported_collisions |= new.keys()
-        if len(self._reported_collisions) > REPORTED_MAX:
-            self._reported_collisions = {*new}
-        bad = dict.fromkeys([*self._state.unreadable, *cycle.unreadable])
+        unreadable = [*self._state.unreadable, *cycle.unreadable]
         self._state.unreadable.clear()
-        cycle.unreadable = [name for name in bad if name not in self._reported_unreadable]
-        self._reported_unreadable |= bad.keys()
-        if len(self._reported_unreadable) > REPORTED_MAX:
-            self._reported_unreadable = {*bad}
+        cycle.collisions = self._news({(each.kind, each.queue, each.entry): each for each in cycle.collisions})
+        cycle.unreadable = self._news({("unreadable", name): name for name in unreadable})
         return cycle
+
+    def _news(self, found: Mapping[tuple[str, ...], T]) -> list[T]:
+        """The values whose keys were not reported before; they count as reported from now on."""
+        news = [value for key, value in found.items() if key not in self._reported]
+        if len(self._reported) > REPORTED_MAX:
+            self._reported = set()
+        self._reported |= found.keys()
+        return news
 
 
 def _sweep(store: Store, queue: QueueKeys, runtime: Runtime) -> None:

@@ -7,6 +7,7 @@ entry is authoritative about what was asked for or done here, whether or not it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -27,12 +28,13 @@ from limpet.queue.sync.records import (
     EndLine,
     HeldLine,
     LeaseLine,
+    OutboxLine,
     PushLine,
     read_outbox_entry,
 )
 from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
-from limpet.store.api import Blob, Store
+from limpet.store.api import Store
 
 AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 1024 * 1024
@@ -57,25 +59,15 @@ def fill_outbox(local: Store, runtime: Runtime, *, since: datetime | None = None
         for prefix in receipts if since else (queue.pending, queue.scheduled, *receipts):
             listed = (stat.key for stat in local.list(prefix) if since is None or stat.modified >= since)
             for key, blob in read_each(local, listed, size_max=ENTRY_BYTES_MAX, bad=bad):
-                _note(outbox, Storage(local, queue, runtime), key, blob)
-
-
-def _note(outbox: Outbox, storage: Storage, key: Key, blob: Blob) -> None:
-    """Put one object into the outbox; not one that other nodes could not read."""
-    place = queue_place(key)
-    if place is None:
-        return
-    if place.kind in ("single", "batch", "scheduled"):
-        try:
-            outbox.pushed(key, blob.data)
-        except UnicodeDecodeError:
-            return  # not a task: the next worker that claims it puts it into failed/, which is journaled
-        return
-    try:
-        receipt = storage.receipt(key).decode(blob).value
-    except DAMAGE:
-        return  # it ends its name here
-    outbox.ended(place.name, is_batch(place.name), key, receipt)
+                place = queue_place(key)
+                if place is None:
+                    continue
+                with suppress(UnicodeDecodeError, *DAMAGE):  # other nodes could not read it either
+                    if place.kind in ("single", "batch", "scheduled"):
+                        outbox.pushed(key, blob.data)
+                    else:
+                        receipt = Storage(local, queue, runtime).receipt(key).decode(blob).value
+                        outbox.ended(place.name, is_batch(place.name), key, receipt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,11 @@ class _Sent:
 
 
 class OutboxSender:
-    """Sends the outbox of one node."""
+    """Sends the outbox of one node, and publishes the leases of its workers, so that other nodes skip those entries.
+
+    Publishing saves work and guarantees nothing: nodes sync at intervals, so two of them may run one task, and a
+    supervised claim's token fences nothing outside of its node. A live foreign lease wins.
+    """
 
     def __init__(self, here: Applier, there: Applier, runtime: Runtime, state: NodeState, *, up_s: float) -> None:
         self._here = here
@@ -99,8 +95,10 @@ class OutboxSender:
         self._runtime = runtime
         self._state = state
         self._log = LogWriter(there.store, runtime, state, up_s=up_s)
-        self._leases = LeasePublisher(here, there, runtime, up_s=up_s)
+        self._up_s = up_s
         self._held: dict[Key, HeldLine] = {}
+        self._published: dict[Key, Versioned[EntryLease]] = {}
+        self._watch = VersionWatch(runtime)
 
     def run(self) -> Cycle:
         """Send everything in the outbox: objects first, then the log that lists them; then trim the entries.
@@ -148,9 +146,9 @@ class OutboxSender:
                 raise one.error
         return damaged
 
-    def _read(self, some: Sequence[Key]) -> tuple[dict[Key, PushLine | EndLine | HeldLine], list[Key]]:
+    def _read(self, some: Sequence[Key]) -> tuple[dict[Key, OutboxLine], list[Key]]:
         """Read outbox entries, and put aside those that cannot be read."""
-        lines: dict[Key, PushLine | EndLine | HeldLine] = {}
+        lines: dict[Key, OutboxLine] = {}
         damaged: list[str] = []
         for key, blob in read_each(self._local, some, size_max=LINE_BYTES_MAX, bad=damaged.append):
             try:
@@ -203,7 +201,7 @@ class OutboxSender:
                 if error is not None:
                     raise error
 
-    def _trim(self, done: Sequence[Key], lines: dict[Key, PushLine | EndLine | HeldLine], cycle: Cycle) -> None:
+    def _trim(self, done: Sequence[Key], lines: dict[Key, OutboxLine], cycle: Cycle) -> None:
         for key, error in self._local.delete_many(done).items():
             if error is not None:
                 raise error
@@ -212,114 +210,78 @@ class OutboxSender:
             cycle.ends += isinstance(lines[key], EndLine)
 
     def _publish_leases(self, cycle: Cycle) -> None:
-        """Publish the leases that workers here hold, and release those that they no longer hold."""
-        node = self._state.node
-        outcomes = {held: self._leases.publish(held, node=node) for held in dict.fromkeys(self._held.values())}
-        cycle.leases += sum(outcome.held for outcome in outcomes.values())
-        for outcome in outcomes.values():
-            cycle.collided(outcome.collision)
-        cycle.logs += self._log.write([outcome.line for outcome in outcomes.values() if outcome.line])
-        over = [key for key, held in self._held.items() if not outcomes[held].held]
+        """Publish the leases that workers here hold, and release those that they no longer hold.
+
+        Raises: OutcomeUnknown, Unavailable: call again.   Cost for each lease: 1 GET here; there 1 PUT for a renewal,
+        else 1 GET + 1 PUT (+ 1 HEAD for the first lease of an entry).
+        """
+        results = {note: self._publish(note, cycle) for note in dict.fromkeys(self._held.values())}
+        cycle.logs += self._log.write([line for _, line in results.values() if line])
+        over = [key for key, note in self._held.items() if not results[note][0]]
+        cycle.leases += sum(held for held, _ in results.values())
         self._local.delete_many(over)
         for key in over:
             del self._held[key]
 
-
-@dataclass(frozen=True, slots=True)
-class LeaseOutcome:
-    """`held`: a worker here still holds the entry. `line`: the line for the other nodes."""
-
-    held: bool
-    line: LeaseLine | None = None
-    collision: Collision | None = None
-
-
-class LeasePublisher:
-    """Publishes the leases of one node by create or swap, so that other nodes skip those entries.
-
-    This saves work and guarantees nothing: nodes sync at intervals, so two of them may run one task, and a supervised
-    claim's token fences nothing outside of its node. A live foreign lease wins.
-    """
-
-    def __init__(self, here: Applier, there: Applier, runtime: Runtime, *, up_s: float) -> None:
-        self._here = here
-        self._there = there
-        self._runtime = runtime
-        self._up_s = up_s
-        self._watch = VersionWatch(runtime)
-        self._ours: dict[Key, Versioned[EntryLease]] = {}
-        self._collided: set[tuple[Key, str]] = set()
-
-    def publish(self, line: HeldLine, *, node: str) -> LeaseOutcome:
-        """Publish one lease, renew it, or release it.
-
-        Raises: OutcomeUnknown, Unavailable: call again.
-        Cost: 1 GET here; there 1 PUT for a renewal, else 1 GET + 1 PUT (+ 1 HEAD for the first lease of an entry).
-        """
-        queue = QueueKeys(line.root)
+    def _publish(self, note: HeldLine, cycle: Cycle) -> tuple[bool, LeaseLine | None]:
+        """Publish, renew or release one lease; returns whether it is held here, and the line for the other nodes."""
+        queue = QueueKeys(note.root)
         try:
-            lease = self._here.storage(queue).lease(line.entry).read()
+            lease = self._here.storage(queue).lease(note.entry).read()
             if lease is None or lease.value.state is not State.HELD or self._expired(lease):
-                return self._release(line, queue, node)
-            foreign = self._swap(line, queue, lease.value, node)
+                return False, self._release(note, queue)
+            foreign = self._swap(note, queue, lease.value)
         except DAMAGE:
-            return LeaseOutcome(held=False)  # the next worker that claims it puts it into failed/
-        if foreign is not None:
-            return LeaseOutcome(held=True, collision=self._collision(queue, line.entry, foreign))
-        return LeaseOutcome(held=True, line=lease_line(line.root, line.entry, line.batch, lease.value))
+            return False, None  # the next worker that claims it puts it into failed/
+        if foreign is None:
+            return True, lease_line(queue.root, note.entry, note.batch, lease.value)
+        if foreign.state is State.HELD:
+            cycle.collided(Collision("lease", queue.name, note.entry, foreign.label))
+        return True, None
 
     def _expired(self, lease: Versioned[EntryLease]) -> bool:
         assert lease.modified is not None
-        return self._here.store.now() > lease.modified + timedelta(seconds=lease.value.ttl_s + 1)
+        return self._local.now() > lease.modified + timedelta(seconds=lease.value.ttl_s + 1)
 
-    def _swap(self, line: HeldLine, queue: QueueKeys, local: EntryLease, node: str) -> EntryLease | None:
+    def _swap(self, note: HeldLine, queue: QueueKeys, local: EntryLease) -> EntryLease | None:
         """Make the bucket's lease ours; otherwise return the foreign one."""
         storage = self._there.storage(queue)
-        cell = storage.lease(line.entry)
-        seen = self._ours.pop(cell.key, None) or cell.read()
-        if seen is None and not storage.exists(queue.tasks(line.entry, batch=line.batch)):
+        cell = storage.lease(note.entry)
+        seen = self._published.pop(cell.key, None) or cell.read()
+        if seen is None and not storage.exists(queue.tasks(note.entry, batch=note.batch)):
             return None  # the bucket's entry has ended or was never sent: no other node could claim it
         for _ in range(SWAPS_MAX):
             ours = published(
                 seen.value if seen else None,
                 local,
-                owner=OWNER + node,
+                owner=OWNER + self._state.node,
                 hold_s=local.ttl_s + self._up_s,
                 modified=seen.modified if seen else None,
                 unchanged_s=self._watch.unchanged_s(cell.key, seen.version) if seen else 0.0,
-                now=self._there.store.now(),
+                now=self._remote.now(),
                 wall=self._runtime.wall(),
             )
             if ours is None:
                 return seen.value if seen else None
             match cell.attempt(seen, ours):
                 case Won(mine):
-                    self._ours[cell.key] = mine
+                    self._published[cell.key] = mine
                     return None
                 case Replaced(_, now) | Lost(now) | Unclear(now):
                     seen = now
         raise OutcomeUnknown(f"{cell.key} keeps changing")
 
-    def _release(self, line: HeldLine, queue: QueueKeys, node: str) -> LeaseOutcome:
-        """Free the bucket's lease. If the entry has ended, its receipt tells the other nodes."""
-        cell = self._there.storage(queue).lease(line.entry)
-        self._ours.pop(cell.key, None)
+    def _release(self, note: HeldLine, queue: QueueKeys) -> LeaseLine | None:
+        """Free the bucket's lease; returns the line for the other nodes, unless a receipt tells them more."""
+        cell = self._there.storage(queue).lease(note.entry)
+        self._published.pop(cell.key, None)
         seen = cell.read()
-        freed = let_go(seen.value if seen else None, owner=OWNER + node)
+        freed = let_go(seen.value if seen else None, owner=OWNER + self._state.node)
         if seen is None or freed is None:
-            return LeaseOutcome(held=False)
-        cell.attempt(seen, freed)
-        if self._here.storage(queue).ended(line.entry):
-            return LeaseOutcome(held=False)
-        return LeaseOutcome(held=False, line=lease_line(line.root, line.entry, line.batch, freed))
-
-    def _collision(self, queue: QueueKeys, entry: str, foreign: EntryLease) -> Collision | None:
-        """The collision with a foreign lease; reported once for each holder."""
-        met = (queue.lease(entry), foreign.worker_id)
-        if met in self._collided or foreign.state is not State.HELD:
             return None
-        self._collided.add(met)
-        return Collision("lease", queue.name, entry, foreign.label)
+        cell.attempt(seen, freed)
+        ended = self._here.storage(queue).ended(note.entry)
+        return None if ended else lease_line(queue.root, note.entry, note.batch, freed)
 
 
 def lease_line(root: str, entry: str, batch: bool, record: EntryLease) -> LeaseLine:
