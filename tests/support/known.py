@@ -60,7 +60,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "limpet.cli.queue",
             "limpet.cli.upgrade",
             "limpet.index.plain",
-            "limpet.keys.sync",
             "limpet.queue.results",
             "limpet.queue.sync.tidy",
         }
