@@ -61,10 +61,13 @@ SYNC_BUGS = [
             "OutboxSender.run",
             'cycle = Cycle("up")',
             'cycle = Cycle("up")\n'
+            "from limpet.queue.sync.apply import stored_bytes\n"
             "for stat in self._local.list(keys.QUEUES):\n"
-            '    data = self._here._read(stat.key) if stat.key.endswith("task.json") else None\n'
-            "    if data is not None and self._there._read(stat.key) is None:\n"
-            "        self._remote.put(stat.key, data)",
+            "    if not stat.key.endswith('task.json'):\n"
+            "        continue\n"
+            "    read = stored_bytes(self._local, stat.key, size_max=ENTRY_BYTES_MAX)\n"
+            "    if read is not None and not self._there.storage(QueueKeys(stat.key)).exists(stat.key):\n"
+            "        self._remote.put(stat.key, read)",
         ),
     ),
     _bug(

@@ -97,6 +97,16 @@ def read_each(store: Store, wanted: Iterable[Key], *, size_max: int, bad: OnUnre
                 raise blob
 
 
+def stored_bytes(store: Store, key: Key, *, size_max: int) -> bytes | None:
+    """The bytes of an object, None if there is none; empty for one that is too large to be ours.   Cost: 1 GET."""
+    try:
+        return store.get(key, size_max=size_max).data
+    except Missing:
+        return None
+    except Corrupt:
+        return b""
+
+
 def queues_of(*stores: Store, bad: OnUnreadable) -> list[QueueKeys]:
     """The queues of some stores; `bad` is called for folders whose name no queue can have.   Cost: 1 LIST each."""
     found: list[QueueKeys] = []
@@ -142,7 +152,7 @@ class Applier:
         """
         place = place_at(key)
         storage = self.storage(place.keys)
-        found = self._read(key) if look_first else None
+        found = stored_bytes(self.store, key, size_max=ENTRY_BYTES_MAX) if look_first else None
         new = found is None
         if found is None:
             if (look_first or place.kind == "scheduled") and storage.ended(place.name):
@@ -240,17 +250,8 @@ class Applier:
 
     def _in_the_way(self, storage: Storage, place: QueuePlace, key: Key, data: bytes) -> bytes | None:
         """The object that a push met; our own data if the entry ended meanwhile."""
-        found = self._read(key)
+        found = stored_bytes(self.store, key, size_max=ENTRY_BYTES_MAX)
         return data if found is None and storage.ended(place.name) else found
-
-    def _read(self, key: Key) -> bytes | None:
-        """The stored task; empty for an object larger than a task: the worker that claims it rejects it."""
-        try:
-            return self.store.get(key, size_max=ENTRY_BYTES_MAX).data
-        except Missing:
-            return None
-        except Corrupt:
-            return b""
 
     def _copy_parts(self, place: QueuePlace, receipt: Receipt, source: Store) -> None:
         """Copy the part objects of a receipt."""

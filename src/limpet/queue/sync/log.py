@@ -16,7 +16,7 @@ from limpet import keys, records
 from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key, QueueKeys
 from limpet.queue.records import Receipt
-from limpet.queue.sync.apply import OnUnreadable, RemoteLeases
+from limpet.queue.sync.apply import OnUnreadable, RemoteLeases, stored_bytes
 from limpet.queue.sync.records import (
     CLIENT,
     LOG_READ_MAX,
@@ -184,7 +184,7 @@ class LogWriter:
         if last is None:
             return 0
         key, number = last
-        found = _read_back(self._remote, key)
+        found = stored_bytes(self._remote, key, size_max=LOG_READ_MAX)
         if found is not None:
             self._check_ours(found, key)
         return number
@@ -280,17 +280,7 @@ def _put_log(store: Store, key: Key, data: bytes) -> bytes | None:
         store.put(key, data, when=Absent())
         return data
     except (Conflict, OutcomeUnknown):
-        return _read_back(store, key)
-
-
-def _read_back(store: Store, key: Key) -> bytes | None:
-    """The stored log; empty for an object larger than a log, which we did not write."""
-    try:
-        return store.get(key, size_max=LOG_READ_MAX).data
-    except Missing:
-        return None
-    except Corrupt:
-        return b""
+        return stored_bytes(store, key, size_max=LOG_READ_MAX)
 
 
 def _decoded(data: bytes, node: str, key: Key) -> ReadLog | Corrupt | Unsupported:

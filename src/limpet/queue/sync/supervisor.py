@@ -207,7 +207,9 @@ class Supervisor:
             if at_s >= self._down_at_s:
                 self._try(self.down, on_event)
                 self._down_at_s = at_s + self._spread(self._down_s)
-            self._tidy_if_due()
+            if self._runtime.elapsed_s() >= self._sweep_at_s:
+                self._sweep_at_s = self._runtime.elapsed_s() + self._spread(SWEEP_EVERY_S)
+                self.tidy()
         except (Unavailable, OutcomeUnknown, Denied) as error:
             self._back_off(error, on_event)
             return
@@ -224,12 +226,6 @@ class Supervisor:
         except LimpetError as error:
             if self._news({("blocked", str(error)): error}):
                 on_event(Blocked(error))
-
-    def _tidy_if_due(self) -> None:
-        at_s = self._runtime.elapsed_s()
-        if at_s >= self._sweep_at_s:
-            self._sweep_at_s = at_s + self._spread(SWEEP_EVERY_S)
-            self.tidy()
 
     def _back_off(self, error: LimpetError, on_event: OnEvent) -> None:
         """Postpone both cycles; report the first of several failures."""
