@@ -26,7 +26,7 @@ from limpet.index.quarantine import read_quarantined
 from limpet.index.reader import LeftOut
 from limpet.index.schema import with_own
 from limpet.keys import IndexKeys, Key
-from limpet.keys.index import single_stamp
+from limpet.keys.layout import single_stamp
 from limpet.store import MemoryStore
 from limpet.store.api import Version
 from support.clock import Time

@@ -236,7 +236,7 @@ _ALL = [
         "a read-back confirms a write that was not synced",
         "F25, found by the simulation",
         873,
-        ("store._settle", "self.doubtful.add(folder.path)\nraise unsettled(str(what)", "raise unsettled(str(what)"),
+        ("store._settle", "self.doubtful.add(folder.path)\nraise not_durable(str(what)", "raise not_durable(str(what)"),
         scenario="directory",
     ),
     _bug(

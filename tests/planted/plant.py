@@ -77,7 +77,9 @@ def main() -> int:
     if "::" in bug.scenario:
         import pytest
 
-        code = pytest.main(["-q", "-x", "-p", "no:xdist", str(Path(__file__).parent.parent / bug.scenario)])
+        # Without --assert=plain pytest would load limpet itself, past our finder: limpet is a plugin of pytest.
+        test = str(Path(__file__).parent.parent / bug.scenario)
+        code = pytest.main(["-q", "-x", "-p", "no:xdist", "--assert=plain", test])
         return 0 if code is pytest.ExitCode.TESTS_FAILED else 1
 
     from limpet.sim.runs import SCENARIOS, trace_lines

@@ -46,11 +46,11 @@ SYNC_BUGS = [
         "H8",
         2,
         (
-            "Up._end",
-            "assert line.receipt is not None",
-            "assert line.receipt is not None\n"
-            "if not self._here.exists(Key(line.key)):\n"
-            "    return _Sent(key, None, None, None)",
+            "OutboxSender._send_one",
+            "if isinstance(line, EndLine):",
+            "if isinstance(line, EndLine):\n"
+            "    if not self._here.storage(queue_place(line.key).keys).exists(Key(line.key)):\n"
+            "        return _Sent(key)",
         ),
     ),
     _bug(
@@ -58,13 +58,16 @@ SYNC_BUGS = [
         "H8, local minus remote",
         182,
         (
-            "Up.run",
+            "OutboxSender.run",
             'cycle = Cycle("up")',
             'cycle = Cycle("up")\n'
+            "from limpet.queue.sync.apply import stored_bytes\n"
             "for stat in self._local.list(keys.QUEUES):\n"
-            '    data = self._here._read(stat.key) if stat.key.endswith("task.json") else None\n'
-            "    if data is not None and not self._there.exists(stat.key):\n"
-            "        self._remote.put(stat.key, data)",
+            "    if not stat.key.endswith('task.json'):\n"
+            "        continue\n"
+            "    read = stored_bytes(self._local, stat.key, size_max=ENTRY_BYTES_MAX)\n"
+            "    if read is not None and not self._there.storage(QueueKeys(stat.key)).exists(stat.key):\n"
+            "        self._remote.put(stat.key, read)",
         ),
     ),
     _bug(
@@ -84,9 +87,9 @@ SYNC_BUGS = [
         "DESIGN section 5",
         1,
         (
-            "Down._read",
-            "for some in self._reader.packs(node, seqs):",
-            "for some in self._reader.packs(node, seqs):\n    self._state.read_up_to(node, some[-1])",
+            "LogApplier._read",
+            "for some in _packed(node, seqs, listed):",
+            "for some in _packed(node, seqs, listed):\n    self._state.read_up_to(node, some[-1])",
         ),
     ),
     _bug(
@@ -141,8 +144,8 @@ SYNC_BUGS = [
         "logs go before everybody could read them",
         "DESIGN section 5",
         28,
-        ("trim", "stats[:-1] if stat.modified < before]", "stats]"),
-        ("Down.run", "if fresh or news.gap or absent(", "if fresh or absent("),
+        ("trim_logs", "stats[:-1] if stat.modified < before]", "stats]"),
+        ("LogApplier.run", "if fresh or news.gap or absent(", "if fresh or absent("),
     ),
     _bug(
         "what a client logged and never did is left undone in the bucket",
@@ -154,49 +157,49 @@ SYNC_BUGS = [
         "a fresh pull skips the logs of clients",
         "found by the simulation",
         52,
-        ("_afresh", "self._reader.packs(node, numbers if is_client(node) else ())", "self._reader.packs(node, ())"),
+        ("_pull_afresh", "for some in _packed(node, seqs, listed):", "for some in ():"),
     ),
     _bug(
         "a fresh pull lists the outbox before what waits",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_a_push_during_a_fresh_pull_stays",
         (
-            "Fresh.run",
-            "wanted = self._queues(queues, cycle)",
-            "wanted = self._queues(queues, cycle)\nself._early = [stat.key for stat in self._local.list(keys.OUTBOX)]",
+            "_FreshPull.run",
+            "wanted = self._queues()",
+            "wanted = self._queues()\nself._early = [stat.key for stat in self.here.store.list(keys.OUTBOX)]",
         ),
-        ("_keep_unsent", "notes = (stat.key for stat in self._local.list(keys.OUTBOX))", "notes = self._early"),
+        ("_keep_unsent", "notes = (stat.key for stat in self.here.store.list(keys.OUTBOX))", "notes = self._early"),
     ),
     _bug(
         "a fresh pull lists the bucket before the outbox",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_an_entry_that_goes_to_the_bucket_during_a_fresh_pull_stays",
         (
-            "Fresh.run",
-            "self._keep_unsent(cycle)\nfor queue in wanted:\n    self._pull(queue, cycle)",
-            "for queue in wanted:\n    self._pull(queue, cycle)\nself._keep_unsent(cycle)",
+            "_FreshPull.run",
+            "self._keep_unsent()\nfor queue in wanted:\n    self._pull(queue)",
+            "for queue in wanted:\n    self._pull(queue)\nself._keep_unsent()",
         ),
     ),
     _bug(
         "a fresh pull drops what a client has logged",
         "bootstrap",
         "queue/sync/test_sync_order.py::test_what_a_client_has_logged_is_kept_by_a_fresh_pull",
-        ("_read_again", "fresh.keep(found[1])", ""),
+        ("_pull_afresh", "pull.keep(found[1])", ""),
     ),
     _bug(
         "a fresh pull drops what a damaged note may have been about",
         "A2",
         "queue/sync/test_sync_damage.py::test_a_damaged_note_is_put_aside_and_the_rest_is_sent",
-        ("drop", "if self._unsure:\n    return", ""),
+        ("drop", "if self.unsure:\n    return", ""),
     ),
     _bug(
         "the line at which a log is split is dropped",
         "logs",
         "queue/sync/test_sync_order.py::test_every_line_of_every_log_reaches_the_others",
         (
-            "log._packed",
-            "    pack, size = [], 0\npack.append(line)",
-            "    pack, size = [], 0\n    continue\npack.append(line)",
+            "log.packed",
+            "    pack, size = [], 0\npack.append(item)",
+            "    pack, size = [], 0\n    continue\npack.append(item)",
         ),
     ),
     _bug(
@@ -224,7 +227,7 @@ SYNC_BUGS = [
         "a part that was refused counts as written",
         "F6, found by the simulation",
         289,
-        ("_put_part", "if self.exists(key):\n    return", "return"),
+        ("_put_part", "lambda: storage.exists(key) or None", "lambda: True"),
     ),
     _bug(
         "the receipt of a batch travels before those that count before it",

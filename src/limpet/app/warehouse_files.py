@@ -14,7 +14,7 @@ from limpet.keys import Key, is_ulid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
-from limpet.store.directory.failure import failure
+from limpet.store.directory.files import failure
 from limpet.store.directory.plain import PlainFiles
 
 WAREHOUSE = "warehouse"

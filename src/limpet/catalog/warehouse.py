@@ -27,7 +27,7 @@ from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.keys import Key, check, disk_name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Store
-from limpet.store.directory.failure import failure
+from limpet.store.directory.files import failure
 from limpet.store.directory.plain import PlainFiles
 
 WAREHOUSE = "warehouse"

@@ -1,4 +1,4 @@
-"""`limpet supervise`: keep a node's own directory and the bucket in step."""
+"""`limpet supervise`: sync a node's own directory with the bucket."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from limpet.cli.shared import JsonOption, ago, lines, printable
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.cli.work_signals import Bell
-    from limpet.queue.sync import Collision, Cycle, Event, Supervisor
+    from limpet.queue.sync import Collision, Cycle, Supervisor, SyncEvent
     from limpet.runtime import Runtime
 
 RETRY_MIN_S = 5.0
 RETRY_MAX_S = 300.0
 
 EPILOG = lines(
-    "Example: a Raspberry Pi that works whether or not the network is there",
+    "Example: a Raspberry Pi that works with or without a network",
     "$ limpet supervise --local ~/fleet --remote s3://acme/prod",
     "$ limpet work app:fleet --url ~/fleet",
     "Example: bring everything up to date once, in a cron job or before pulling the plug",
     "$ limpet supervise --local ~/fleet --remote s3://acme/prod --once",
-    "Signals: SIGTERM, SIGINT and SIGHUP let it finish the cycle and leave; SIGUSR1 lets it sync at once.",
-    "Exit codes: 0 told to stop, or (--once) in step; 1 refused, or (--once) the bucket is away; 2 wrong usage; 70 the "
-    "machine slept and another supervisor took over; 75 another supervisor works on the directory.",
+    "Signals: on SIGTERM, SIGINT and SIGHUP it finishes the cycle and exits; on SIGUSR1 it syncs at once.",
+    "Exit codes: 0 stopped by a signal, or (--once) in sync; 1 refused, or (--once) the bucket cannot be reached; 2 "
+    "wrong usage; 70 the machine slept and another supervisor took over; 75 another supervisor works on the directory.",
 )
 
 LocalOption = Annotated[
@@ -48,23 +48,21 @@ UpOption = Annotated[
     float, typer.Option("--up", metavar="SECONDS", min=1.0, help="How often to send what was done here.")
 ]
 DownOption = Annotated[
-    float, typer.Option("--down", metavar="SECONDS", min=1.0, help="How often to bring what the others did.")
+    float, typer.Option("--down", metavar="SECONDS", min=1.0, help="How often to apply what the others did.")
 ]
 NodeOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
         show_default="made at the first start, then kept",
-        help="What this node is called in the bucket.",
+        help="The name of this node in the bucket.",
     ),
 ]
 QueueOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--queue", "-q", metavar="NAME", show_default="all", help="Bring only this queue here. May be repeated."
-    ),
+    typer.Option("--queue", "-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="One cycle in both directions, then leave.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="One cycle in both directions, then exit.")]
 
 
 def supervise(
@@ -77,41 +75,40 @@ def supervise(
     once: OnceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Let this machine work offline on a directory of its own, and bring it and the bucket together now and then.
+    """Let this machine work offline on its own directory, and sync that with the bucket at intervals.
 
-    Whatever is pushed or done on a node reaches the bucket and every other node; a completion is never undone. Two
-    nodes may run one task, because they hear of each other late: that is reported as a collision.
+    Everything that is pushed or done on a node reaches the bucket and every other node; a completion is never undone.
+    Two nodes may run one task, because they learn of each other late: that is reported as a collision.
 
-    The first start marks both places as supervised. Processes that opened one of them before that must be started
-    again: they do not note what they do.
+    The first start marks both places as supervised. Processes that opened one of them before that must be restarted:
+    they do not journal what they do.
     """
     from limpet.cli.work_signals import STOPS, bell
     from limpet.queue.sync import Supervisor
     from limpet.runtime import system
 
     runtime = system()
-    teller = _Teller(runtime, as_json=json, quiet=not once)
+    writer = _EventWriter(runtime, as_json=json, quiet=not once)
     with bell((*STOPS, signal.SIGUSR1)) as signals:
-        stop = _Stop(signals, runtime)
+        stop = _SignalFlag(signals)
         here = _node_fleet(local, remote)
-        there = _shared_fleet(remote, teller, stop, runtime, once=once)
+        there = _shared_fleet(remote, writer, stop, runtime, once=once)
         if there is None:
             return
         supervisor = Supervisor(here.store, there.store, runtime, node=node, queues=queue, up_s=up, down_s=down)
         stop.supervisor = supervisor
         if once:
-            supervisor.once(teller.tell)
+            supervisor.once(writer.write)
         else:
-            supervisor.run(stop, teller.tell)
+            supervisor.run(stop, writer.write)
 
 
-class _Stop:
+class _SignalFlag:
     """A flag that a signal raises; SIGUSR1 asks for a cycle instead."""
 
-    def __init__(self, signals: Bell, runtime: Runtime) -> None:
+    def __init__(self, signals: Bell) -> None:
         self.supervisor: Supervisor | None = None
         self._signals = signals
-        self._runtime = runtime
         self._up = False
 
     def set(self) -> None:
@@ -135,7 +132,7 @@ class _Stop:
 
 
 def _node_fleet(local: Path, remote: str) -> Fleet:
-    """The node's own fleet, marked as one.   Raises: Invalid for the directory that is the others' bucket."""
+    """Open the node's own fleet and mark it as one.   Raises: Invalid for a directory that other nodes share."""
     import limpet
     from limpet.errors import Invalid
 
@@ -148,13 +145,15 @@ def _node_fleet(local: Path, remote: str) -> Fleet:
     return fleet
 
 
-def _shared_fleet(remote: str, teller: _Teller, stop: _Stop, runtime: Runtime, *, once: bool) -> Fleet | None:
-    """The shared fleet, marked as one that has nodes. While it is away, wait; None when told to stop meanwhile."""
+def _shared_fleet(
+    remote: str, writer: _EventWriter, stop: _SignalFlag, runtime: Runtime, *, once: bool
+) -> Fleet | None:
+    """Open the shared fleet and mark it as one that has nodes, retrying while it cannot be reached; None if stopped."""
     import limpet
-    from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
-    from limpet.queue.sync import Away, Back
+    from limpet.errors import Invalid, OutcomeUnknown, Unavailable
+    from limpet.queue.sync import Disconnected, Reconnected
 
-    away: LimpetError | None = None
+    failed = False
     began_s = runtime.elapsed_s()
     pause_s = RETRY_MIN_S
     while not stop.is_set():
@@ -166,70 +165,63 @@ def _shared_fleet(remote: str, teller: _Teller, stop: _Stop, runtime: Runtime, *
         except (Unavailable, OutcomeUnknown) as error:
             if once:
                 raise
-            if away is None:
-                teller.tell(Away(error))
-            away = error
+            if not failed:
+                writer.write(Disconnected(error))
+            failed = True
             stop.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
             continue
-        if away is not None:
-            teller.tell(Back(runtime.elapsed_s() - began_s))
+        if failed:
+            writer.write(Reconnected(runtime.elapsed_s() - began_s))
         return fleet
     return None
 
 
-class _Teller:
-    """One line for each cycle in which something happened, and for each change of the weather."""
+class _EventWriter:
+    """Prints a line for each cycle in which something happened, and when the bucket is lost or found again."""
 
     def __init__(self, runtime: Runtime, *, as_json: bool, quiet: bool) -> None:
         self._runtime = runtime
         self._as_json = as_json
         self._quiet = quiet
 
-    def tell(self, event: Event) -> None:
-        """Write an event down."""
+    def write(self, event: SyncEvent) -> None:
+        """Print an event."""
         from limpet import records
         from limpet.queue.sync import Cycle
 
         if isinstance(event, Cycle) and event.quiet and self._quiet:
             return
         at = self._runtime.wall()
+        fields, lines = _shown(event)
         if self._as_json:
-            print(records.encode({"at": at, **_facts(event)}).decode(), flush=True)
+            print(records.encode({"at": at, **fields}).decode(), flush=True)
             return
-        for line in _lines(event):
+        for line in lines:
             print(f"{at:%H:%M:%S}Z {line}", file=sys.stderr, flush=True)
 
 
-def _facts(event: Event) -> dict[str, Any]:
+def _shown(event: SyncEvent) -> tuple[dict[str, Any], list[str]]:
+    """The JSON object and the lines of text that show an event."""
     from dataclasses import asdict
 
-    from limpet.queue.sync import Away, Back, Blocked
+    from limpet.queue.sync import Blocked, Disconnected, Reconnected
 
     match event:
-        case Away(error):
-            return {"event": "away", "error": str(error), "hint": error.hint}
+        case Disconnected(error):
+            fields = {"event": "away", "error": str(error), "hint": error.hint}
+            return fields, [f"away  {error}; the node goes on working offline"]
         case Blocked(error):
-            return {"event": "blocked", "error": str(error), "hint": error.hint}
-        case Back(after_s):
-            return {"event": "back", "after_s": round(after_s, 1)}
-        case _:
-            fields = asdict(event)
-            return {"event": fields.pop("direction"), **fields}
-
-
-def _lines(event: Event) -> list[str]:
-    from limpet.queue.sync import Away, Back, Blocked
-
-    match event:
-        case Away(error):
-            return [f"away  {error}; working on with what is here"]
-        case Blocked(error):
-            return [f"stuck {error}; it is tried again", *([f"      {error.hint}"] if error.hint else [])]
-        case Back(after_s):
-            return [f"back  after {ago(after_s)}"]
-        case _:
-            return [f"{event.direction:<5} {_counts(event)}", *map(_collision, event.collisions), *_unreadable(event)]
+            fields = {"event": "blocked", "error": str(error), "hint": error.hint}
+            return fields, [f"stuck {error}; it is retried", *([f"      {error.hint}"] if error.hint else [])]
+        case Reconnected(after_s):
+            return {"event": "back", "after_s": round(after_s, 1)}, [f"back  after {ago(after_s)}"]
+        case cycle:
+            fields = asdict(cycle)
+            lines = [f"{cycle.direction:<5} {_counts(cycle)}", *map(_collision, cycle.collisions)]
+            # Names may come from another program: `printable` keeps control characters from the terminal.
+            lines += [f"bad   {printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]
+            return {"event": fields.pop("direction"), **fields}, lines
 
 
 def _counts(cycle: Cycle) -> str:
@@ -242,13 +234,8 @@ def _counts(cycle: Cycle) -> str:
 def _collision(collision: Collision) -> str:
     what = {
         "run": "was run twice",
-        "lease": "is worked on here and elsewhere",
+        "lease": "is held here and elsewhere",
         "payload": "was pushed with two payloads, of which one counts",
     }[collision.kind]
     other = f" ({printable(collision.other)})" if collision.other else ""
     return f"twice task {collision.entry!r} of queue {collision.queue!r} {what}{other}"
-
-
-def _unreadable(cycle: Cycle) -> list[str]:
-    """One line each. Their names are a stranger's, and must not write to the terminal what they like."""
-    return [f"bad   {printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]

@@ -13,7 +13,7 @@ from limpet.errors import LimpetError, Missing
 from limpet.index.storage import WAITING_BYTES_MAX
 from limpet.keys import Key, join
 from limpet.store.api import Stat, Store, Version
-from limpet.store.directory.failure import failure
+from limpet.store.directory.files import failure
 from limpet.store.directory.plain import PlainFiles
 
 SHARDS = "shards"

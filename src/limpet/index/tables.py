@@ -23,7 +23,7 @@ from limpet.index.text import END
 from limpet.keys import INDEXES, IndexKeys, Key, join, name_of
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MeteredStore, ScopedStore, Store
-from limpet.store.directory.failure import failure
+from limpet.store.directory.files import failure
 from limpet.store.roles import allows
 
 SCHEMA = "limpet"

@@ -4,8 +4,32 @@ A key is `segment/segment/...`. Rooms never join strings themselves: they call a
 cannot climb out of its prefix, alias another name, or be refused by one store and taken by the next (F26, F28).
 """
 
-from limpet.keys.catalog import CatalogKeys, is_ulid
-from limpet.keys.index import INDEXES, IndexKeys, digits, single_stamp
+from limpet.keys.layout import (
+    CURSORS,
+    DAMAGED,
+    INDEXES,
+    LOG_MAX,
+    NODE,
+    OUTBOX,
+    QUEUES,
+    SUPERVISOR,
+    SYNC,
+    CatalogKeys,
+    IndexKeys,
+    QueueKeys,
+    QueuePlace,
+    cursor_key,
+    damaged_key,
+    digits,
+    is_minted,
+    is_ulid,
+    log_key,
+    log_of,
+    outbox_key,
+    queue_at,
+    queue_place,
+    single_stamp,
+)
 from limpet.keys.names import (
     BACKUP,
     BACKUPS,
@@ -27,21 +51,6 @@ from limpet.keys.names import (
     name_of,
     probe_key,
     segment,
-)
-from limpet.keys.queue import QUEUES, QueueKeys, QueuePlace, is_minted, queue_at, queue_place
-from limpet.keys.sync import (
-    CURSORS,
-    DAMAGED,
-    LOG_MAX,
-    NODE,
-    OUTBOX,
-    SUPERVISOR,
-    SYNC,
-    cursor_key,
-    damaged_key,
-    log_key,
-    log_of,
-    outbox_key,
 )
 
 __all__ = [

@@ -550,7 +550,7 @@ class Inspection:
 
     def _elsewhere(self, entry: str) -> dict[str, Any]:
         """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
-        from limpet.queue.sync.lease_down import RemoteLeases
+        from limpet.queue.sync import RemoteLeases
 
         found = RemoteLeases(self._store, self._storage.runtime).holder(self._keys.remote(entry))
         return {"state": "held elsewhere", "worker": f"{found.label} at {found.node}"} if found else {}

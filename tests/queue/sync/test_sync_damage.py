@@ -12,7 +12,7 @@ from limpet import keys
 from limpet.errors import Conflict
 from limpet.keys import Key, log_key, log_of, queue_place
 from limpet.queue.entry import ENTRY_BYTES_MAX
-from limpet.queue.sync import Blocked, Cycle, Event
+from limpet.queue.sync import Blocked, Cycle, SyncEvent
 from limpet.queue.sync.log import LINES_MAX
 from limpet.queue.sync.records import LINE_BYTES_MAX
 from support.sync import DOWN_S, UP_S, Fleet, Node, Stop, at, ended, waiting
@@ -97,16 +97,16 @@ def _lives(fleet: Fleet, a: Node, b: Node) -> tuple[list[str], list[str]]:
     return _unreadable(told), _unreadable(late)
 
 
-def _run(node: Node) -> list[Event]:
+def _run(node: Node) -> list[SyncEvent]:
     """Three rounds of a running supervisor; what it told."""
-    told: list[Event] = []
+    told: list[SyncEvent] = []
     for _ in range(3):
         node.supervisor.ask()
         node.supervisor.run(Stop(node.fleet, 1.0), told.append)
     return told
 
 
-def _unreadable(told: list[Event]) -> list[str]:
+def _unreadable(told: list[SyncEvent]) -> list[str]:
     return [name for event in told if isinstance(event, Cycle) for name in event.unreadable]
 
 

@@ -336,8 +336,8 @@ def test_long_stretches_of_known_logs_are_skipped(fleet: Fleet) -> None:
     b.supervisor.start()
     b.supervisor._state.read_up_to("a", known)
     a.supervisor._state.start()
-    a.supervisor._state.wrote(known)
-    b.supervisor._state.wrote(known)
+    a.supervisor._state.change(last_log=known)
+    b.supervisor._state.change(last_log=known)
     a.push("x")
     a.up()
     with b.network.measure() as cost:

@@ -19,12 +19,12 @@ from limpet.queue.sync.records import (
     LeaseLine,
     Line,
     PushLine,
-    line_bytes,
     log_bytes,
     read_line,
     read_log,
 )
 from limpet.queue.sync.up import INLINE_BYTES_MAX
+from limpet.records import encode
 from limpet.store import Always
 from support.stores import late, lost_reply, lost_request, refused_409, unavailable
 from support.sync import Fleet, Node, at, ended, names, waiting
@@ -46,7 +46,7 @@ def fleet() -> Fleet:
 
 @pytest.mark.parametrize("line", [PUSH, PushLine(key=PUSH.key), END, HELD, LEASE], ids=lambda line: type(line).__name__)
 def test_a_line_reads_back_equal(line: Line) -> None:
-    assert read_line(line_bytes(line), what="it") == line
+    assert read_line(encode(line), what="it") == line
     header, lines, bad = read_log(log_bytes([line, line], node="n", owner="o", up_s=5), what="it")
     assert (lines, bad) == ([line, line], [])
     assert (header.node, header.owner, header.up_s, header.count) == ("n", "o", 5, 2)
@@ -68,7 +68,7 @@ def test_a_line_reads_back_equal(line: Line) -> None:
 )
 def test_a_push_goes_only_where_tasks_are(field: str, value: object) -> None:
     """F28: a log is written by another machine, and its keys are not to be trusted."""
-    fields = json.loads(line_bytes(PUSH)) | {field: value}
+    fields = json.loads(encode(PUSH)) | {field: value}
     with pytest.raises(Corrupt):
         read_line(json.dumps(fields).encode(), what="it")
 
@@ -86,7 +86,7 @@ def test_a_push_goes_only_where_tasks_are(field: str, value: object) -> None:
     ],
 )
 def test_other_lines_stay_in_their_queue(line: Line, field: str, value: object) -> None:
-    fields = json.loads(line_bytes(line)) | {field: value}
+    fields = json.loads(encode(line)) | {field: value}
     with pytest.raises(Corrupt):
         read_line(json.dumps(fields).encode(), what="it")
 

@@ -290,7 +290,7 @@ def test_keys_of_queues() -> None:
     queue = QueueKeys.of("a/b")
     place = keys.queue_place(queue.tasks("x", batch=True))
     assert place is not None
-    assert (place.queue, place.kind, place.name) == ("a/b", "batch", "x")
+    assert (place.keys.name, place.kind, place.name) == ("a/b", "batch", "x")
     assert keys.queue_place("queues/q/pending/x/y/task.json") is None
     assert keys.queue_place("queues/q/scheduled/20260101T000000Z/x@y.json") == keys.QueuePlace(
         QueueKeys("queues/q"), "scheduled", "x"

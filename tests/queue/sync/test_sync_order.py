@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
+from limpet import records
 from limpet.errors import Unavailable
 from limpet.keys import QueueKeys
 from limpet.queue import Result
 from limpet.queue.entry import Receipt, Storage
-from limpet.queue.sync.log import LINES_MAX, LOG_BYTES_MAX, _packed
-from limpet.queue.sync.records import HeldLine, PushLine, log_bytes, read_log
+from limpet.queue.sync.log import LINES_MAX, LOG_BYTES_MAX, packed
+from limpet.queue.sync.records import HeldLine, Line, PushLine, log_bytes, read_log
 from support.queue import Crash, crash, raises
 from support.sync import Client, Fleet, Node, at, ended, names, waiting
 
@@ -84,15 +86,20 @@ def test_what_a_client_has_logged_is_kept_by_a_fresh_pull(fleet: Fleet) -> None:
 # ---- every line arrives ----
 
 
+def _packed(lines: Sequence[Line]) -> list[list[Line]]:
+    """As `LogWriter.write` packs them."""
+    return [*packed(lines, lambda line: len(records.encode(line)), count_max=LINES_MAX, bytes_max=LOG_BYTES_MAX)]
+
+
 def test_packing_keeps_every_line() -> None:
     small = [HeldLine(root="queues/q", entry=f"e{n}", batch=False) for n in range(2 * LINES_MAX + 1)]
-    packs = [*_packed(small)]
+    packs = _packed(small)
     assert [len(pack) for pack in packs] == [LINES_MAX, LINES_MAX, 1]
     assert [line for pack in packs for line in pack] == small
     large = [PushLine(key="queues/q/pending/x/task.json", data="x" * (LOG_BYTES_MAX // 3)) for _ in range(7)]
-    packs = [*_packed(large)]
+    packs = _packed(large)
     assert [len(pack) for pack in packs] == [2, 2, 2, 1]
-    assert [*_packed([])] == []
+    assert _packed([]) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000])

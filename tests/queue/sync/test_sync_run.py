@@ -7,7 +7,7 @@ import pytest
 from limpet.errors import Held, LeaseLost, Unavailable
 from limpet.keys import SUPERVISOR
 from limpet.lease import Lock, VersionWatch
-from limpet.queue.sync import Away, Back, Cycle, Event, Supervisor
+from limpet.queue.sync import Cycle, Disconnected, Reconnected, Supervisor, SyncEvent
 from support.clock import ManualRuntime
 from support.queue import Network, raises
 from support.sync import DOWN_S, UP_S, Fleet, Node, Stop, at, names, waiting
@@ -20,14 +20,14 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-def _run(node: Node, seconds: float) -> list[Event]:
+def _run(node: Node, seconds: float) -> list[SyncEvent]:
     """Let it run for so long; what it told."""
-    told: list[Event] = []
+    told: list[SyncEvent] = []
     node.supervisor.run(Stop(node.fleet, seconds), told.append)
     return told
 
 
-def _directions(told: list[Event]) -> list[str]:
+def _directions(told: list[SyncEvent]) -> list[str]:
     return [event.direction for event in told if isinstance(event, Cycle)]
 
 
@@ -51,7 +51,7 @@ def test_it_stops_after_the_cycle(fleet: Fleet) -> None:
     node.push("x")
     stop = Stop(fleet, DAY_S)
     node.network.before("put", "x/task.json", stop.set)
-    told: list[Event] = []
+    told: list[SyncEvent] = []
     node.supervisor.run(stop, told.append)
     assert _directions(told) == ["up", "down"]
     assert waiting(fleet) == [["x"]]
@@ -85,8 +85,8 @@ def test_while_the_bucket_is_away_it_says_so_once_and_backs_off(fleet: Fleet) ->
     node.push("x")
     told = _run(node, 5 * 3600)
     weather = [type(event).__name__ for event in told if not isinstance(event, Cycle)]
-    assert weather == ["Away", "Back"]
-    [back] = [event for event in told if isinstance(event, Back)]
+    assert weather == ["Disconnected", "Reconnected"]
+    [back] = [event for event in told if isinstance(event, Reconnected)]
     assert 4 * 3600 <= back.after_s <= 4 * 3600 + 2 * UP_S
     assert asked < 70
     assert waiting(fleet) == [["x"]]
@@ -97,7 +97,7 @@ def test_work_goes_on_while_the_bucket_is_away(fleet: Fleet) -> None:
     node.network.before("put", "task.json", raises(Unavailable("no route to host")))
     node.push("x")
     told = _run(node, 1)
-    assert [type(event) for event in told] == [Away]
+    assert [type(event) for event in told] == [Disconnected]
     assert node.work() == ["x"]
     node.sync()
     assert names(fleet.memory, "completed") == ["completed/x.json"]
@@ -127,7 +127,7 @@ def test_a_dead_supervisor_is_replaced(fleet: Fleet) -> None:
     node = Node(fleet, "a")
     dead = ManualRuntime(fleet.time, "dead")
     Lock(Network(dead, node.memory), SUPERVISOR, "supervisor", 120, dead, VersionWatch(dead)).acquire(0)
-    told: list[Event] = []
+    told: list[SyncEvent] = []
     with pytest.raises(Held):
         node.supervisor.once(told.append)
     fleet.pass_by(150)

@@ -1,11 +1,22 @@
-"""Nodes that work offline, each on its own directory, and a supervisor that brings them and the bucket together.
+"""Nodes that work offline, each on its own directory, and a supervisor that syncs them with the bucket.
 
-Read `records` for what they write for each other, `decide` for the rules, `journal` for what is noted before it takes
-effect, `up` and `down` for the two cycles, `supervisor` for the loop.
+Read `records` for the stored formats, `decide` for the rules, `log` for journals (a note precedes its effect) and logs,
+`up` and `down` for the two cycles, `apply` for what both do with one line, `supervisor` for the loop.
 """
 
-from limpet.queue.sync.journal import ClientLog, Outbox
-from limpet.queue.sync.report import Collision, Cycle
-from limpet.queue.sync.supervisor import Away, Back, Blocked, Event, Supervisor
+from limpet.queue.sync.apply import Collision, Cycle, RemoteLeases
+from limpet.queue.sync.log import ClientLog, Outbox
+from limpet.queue.sync.supervisor import Blocked, Disconnected, Reconnected, Supervisor, SyncEvent
 
-__all__ = ["Away", "Back", "Blocked", "ClientLog", "Collision", "Cycle", "Event", "Outbox", "Supervisor"]
+__all__ = [
+    "Blocked",
+    "ClientLog",
+    "Collision",
+    "Cycle",
+    "Disconnected",
+    "Outbox",
+    "Reconnected",
+    "RemoteLeases",
+    "Supervisor",
+    "SyncEvent",
+]

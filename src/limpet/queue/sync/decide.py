@@ -1,7 +1,7 @@
 """The supervisor's decisions: pure functions, no store and no clock.
 
-Everything that travels between nodes only grows: a name is pushed, then ended, and an end is never taken back. So
-lines may be lost with a crash and sent again, arrive twice, late, or in any order, and all nodes end up the same.
+What nodes exchange only grows: a name is pushed, then ended, and an end is never undone. So lines may be sent again
+after a crash, and arrive twice, late, or in any order: all nodes converge to the same state.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from limpet.queue.entry import EntryLease, Receipt, read_task, task_name
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, RemoteLease, place_of
 
 ABSENT_PART = 6 / 7
-"""A node that was away for longer than this part of the retention pulls afresh: the oldest logs may be going."""
+"""A node that was away for longer than this part of the retention pulls afresh: the oldest logs may be trimmed."""
 
 STALE_PART = 1 / 28
-"""How old, as a part of the retention, the note of the last pull may get before it is written again."""
+"""The time of the last pull is stored again once it is older than this part of the retention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The logs to read, by node, oldest first; and whether some that should be there are gone."""
+    """The logs to read, by node, oldest first; `gap` says that some of them were trimmed."""
 
     seqs: Mapping[str, Sequence[int]]
     gap: bool
 
 
 def merged(stands: Receipt | None, ours: Receipt) -> Receipt | None:
-    """The receipt to put where `stands` is; None to leave it. The first finisher wins; a retried one says so."""
+    """The receipt to write over `stands`; None to leave it. The first finisher wins; a retry is noted in it."""
     if stands is None:
         return ours
     if ours.state == "retried" and stands.state in ("failed", "cancelled"):
@@ -43,15 +43,15 @@ def merged(stands: Receipt | None, ours: Receipt) -> Receipt | None:
 
 
 def ran_twice(stands: Receipt, ours: Receipt) -> bool:
-    """Whether two receipts for one place tell of two runs."""
+    """Whether two receipts of one key come from two runs."""
     by_operator = "cancelled" in (stands.state, ours.state)
     return not by_operator and (stands.worker_id, stands.finished_at) != (ours.worker_id, ours.finished_at)
 
 
 def won_back(entry: str, stands: Receipt, ours: Receipt) -> dict[str, Receipt]:
-    """Receipts of their own for the tasks of a batch that we completed, and that failed by the receipt that stands.
+    """Single receipts for the tasks of a batch that we completed, and that failed according to the stored receipt.
 
-    Per task, completed beats failed, whoever was first (H4). Results that lie in a part are not copied.
+    Per task, completed beats failed, in whichever order they finish (H4). Results in part objects are not copied.
     """
     if not (stands.state == ours.state == "completed"):
         return {}
@@ -82,7 +82,7 @@ def ends(line: EndLine) -> bool:
 
 
 def promoted(line: PushLine) -> bool:
-    """Whether the line makes a delayed push pending: what is scheduled of it waits for nothing more."""
+    """Whether the line makes a delayed push pending: its scheduled object is obsolete then."""
     if line.data is None or '"delayed":true' not in line.data or place_of(line).kind != "single":
         return False
     try:
@@ -92,7 +92,7 @@ def promoted(line: PushLine) -> bool:
 
 
 def superseded(lines: Iterable[Line]) -> set[tuple[str, str]]:
-    """The entries (queue, name) that are ended by these very lines: pushing them first would be of no use."""
+    """The entries (queue, name) that these lines end: their pushes need not be sent."""
     return {entry_of_line(line) for line in lines if isinstance(line, EndLine) and ends(line)}
 
 
@@ -107,10 +107,10 @@ def published(
     now: datetime,
     wall: datetime,
 ) -> EntryLease | None:
-    """The bucket's lease for an entry that a worker of the node `owner` holds; None where a live foreign one stands.
+    """The bucket's lease for an entry that a worker of the node `owner` holds; None if a foreign one is live.
 
-    Nobody is evicted: were the last writer to win, two nodes would take the lease from each other for ever. It is
-    held for `hold_s`, because the bucket hears of us only now and then.
+    A live lease is never taken over: if the last writer won, two nodes would take it from each other for ever. It is
+    held for `hold_s`, which covers the interval between two cycles.
     """
     if stands is None:
         return _first(local, owner=owner, hold_s=hold_s, wall=wall)
@@ -138,7 +138,7 @@ def published(
 
 
 def _first(local: EntryLease, *, owner: str, hold_s: float, wall: datetime) -> EntryLease:
-    """A lease that charges nothing: what the node's own lease counts is the node's affair."""
+    """A lease that charges no attempt: attempts are counted in the node's own lease."""
     return EntryLease(
         state=State.HELD,
         name=local.name,
@@ -155,16 +155,16 @@ def _first(local: EntryLease, *, owner: str, hold_s: float, wall: datetime) -> E
 
 
 def let_go(stands: EntryLease | None, *, owner: str) -> EntryLease | None:
-    """The bucket's lease once no worker of the node holds the entry any more; None if it is not ours."""
+    """The bucket's lease, released: no worker of the node holds the entry any more. None if it is not ours."""
     if stands is None or stands.state is not State.HELD or stands.worker_id != owner:
         return None
     return msgspec.structs.replace(stands, state=State.FREE, wait_s=0.0)
 
 
 def noted(stands: RemoteLease | None, line: LeaseLine, *, node: str, seq: int, live_s: float) -> RemoteLease | None:
-    """What to write beside our own lease about a foreign one; None to leave what stands.
+    """The `remote.json` to write for a lease of another node; None to leave what is stored.
 
-    A log that is read again changes nothing: only a newer one is news, and only news is live for longer.
+    A log that is read again changes nothing: only a newer log prolongs a lease.
     """
     if stands is not None and stands.node == node and stands.log >= seq:
         return None
@@ -181,14 +181,14 @@ def noted(stands: RemoteLease | None, line: LeaseLine, *, node: str, seq: int, l
 
 
 def is_live(modified: datetime, live_s: float, now: datetime) -> bool:
-    """Whether a foreign lease that was written down at `modified` still counts, all on this node's clock."""
+    """Whether a lease of another node that was stored at `modified` is live; all times are of this node's clock."""
     return now < modified + timedelta(seconds=live_s)
 
 
-def unread(listed: Mapping[str, Sequence[int]], cursors: Mapping[str, int], *, node: str) -> Unread:
+def unread(listed: Mapping[str, Iterable[int]], cursors: Mapping[str, int], *, node: str) -> Unread:
     """Which of the listed logs `node` has not read. Numbers have no holes, so one that is missing was trimmed.
 
-    A stranger may have written any number, so nothing is counted up to it.
+    Another program may have written any number, so no loop counts up to it.
     """
     news = {
         other: fresh
@@ -200,10 +200,10 @@ def unread(listed: Mapping[str, Sequence[int]], cursors: Mapping[str, int], *, n
 
 
 def absent(pulled_at: datetime | None, now: datetime, retention_s: float) -> bool:
-    """Whether a node has been away for so long that receipts and logs which it never saw may be gone."""
+    """Whether the last pull is so old that receipts and logs which the node never read may have been deleted."""
     return pulled_at is None or now - pulled_at > timedelta(seconds=retention_s * ABSENT_PART)
 
 
 def is_stale(pulled_at: datetime | None, now: datetime, retention_s: float) -> bool:
-    """Whether it is time to write down again that everything was heard."""
+    """Whether the stored time of the last pull should be renewed."""
     return pulled_at is None or now - pulled_at > timedelta(seconds=retention_s * STALE_PART)

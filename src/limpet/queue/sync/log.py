@@ -1,20 +1,31 @@
-"""A node's logs in the bucket: written in order, read by the others, trimmed by their own node."""
+"""Journals and logs: a push or an end is noted before it takes effect (H8), and nodes read each other's logs.
+
+A node notes it in the outbox of its directory, a client of the bucket in a log. The note comes first, so that a crash
+can at worst leave a note without its effect. Sending such a note is correct: the push was asked for, the handler did
+return. The other way round, an acknowledged push or end would never leave the node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
-from limpet import keys
+from limpet import keys, records
 from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown, Unsupported
-from limpet.keys import Key
-from limpet.queue.sync.objects import Aside
+from limpet.keys import Key, QueueKeys
+from limpet.queue.entry import Receipt
+from limpet.queue.sync.apply import OnUnreadable, RemoteLeases, stored_bytes
 from limpet.queue.sync.records import (
+    CLIENT,
     LOG_READ_MAX,
+    EndLine,
+    HeldLine,
     Line,
     LogHeader,
+    PushLine,
     is_client,
-    line_bytes,
     log_bytes,
     read_header,
     read_log,
@@ -26,18 +37,98 @@ from limpet.store.api import Absent, Stat, Store
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
 SENDS_MAX = 4
+BACKOFF_S = 0.1
 PAGE = 1000
-AT_ONCE = 16
-BYTES_AT_ONCE = 16 * 1024 * 1024
 
+T = TypeVar("T")
+Logs = Mapping[str, Mapping[int, Stat]]
+"""Logs in the bucket, by node and number, oldest first."""
 ReadLog = tuple[LogHeader, list[Line], list[int]]
-"""The header, the lines, and the numbers of lines that cannot be read."""
+"""The header, the valid lines, and the numbers of invalid ones."""
+
+
+class _LineJournal(ABC):
+    """A journal of lines: implements `limpet.queue.storage.Journal`."""
+
+    travels = True
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store = store
+        self._runtime = runtime
+
+    def pushed(self, key: Key, data: bytes) -> None:
+        self._append(PushLine(key=key, data=data.decode()))
+
+    def ended(self, entry: str, batch: bool, key: Key, receipt: Receipt) -> None:
+        self._append(EndLine(key=key, entry=entry, batch=batch, write_id=self._runtime.new_id(), receipt=receipt))
+
+    @abstractmethod
+    def _append(self, line: Line) -> None:
+        """Store a line durably.   Raises: OutcomeUnknown, Unavailable: then it must not take effect yet."""
+
+
+class Outbox(_LineJournal):
+    """A supervised node's journal: one object for each entry, until `Supervisor.up` has sent it.
+
+    Cost: 1 PUT into the node's own directory for each push and each end, and for a claim that lasts.
+    """
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        super().__init__(store, runtime)
+        self._leases = RemoteLeases(store, runtime)
+
+    def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
+        self._append(HeldLine(root=queue.root, entry=entry, batch=batch))
+
+    def foreign(self, found: Iterable[Stat]) -> set[str]:
+        """Cost: 1 GET for each version of a `remote.json` that was not read before."""
+        return self._leases.live(found)
+
+    def _append(self, line: Line) -> None:
+        self._store.put(keys.outbox_key(self._runtime.new_id()), records.encode(line), when=Absent())
+
+
+class ClientLog(_LineJournal):
+    """The journal of a process that works on the bucket directly, beside supervised nodes: it writes logs itself.
+
+    Each line is one log, and they are written one after another, so that a reader that sees a number has seen, or can
+    read, all lower ones.   Cost: 1 PUT into the bucket for each push and each end.
+    """
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        super().__init__(store, runtime)
+        self._mutex = runtime.mutex()
+        self._owner = ""
+        self._node = ""
+        self._seq = 0
+
+    def held(self, queue: QueueKeys, entry: str, batch: bool) -> None:
+        """Nothing: the lease in the bucket shows it."""
+
+    def foreign(self, found: Iterable[Stat]) -> set[str]:
+        """Nothing: in the bucket all processes share one lease for each entry."""
+        return set()
+
+    def _append(self, line: Line) -> None:
+        runtime = self._runtime
+        with self._mutex:
+            if self._owner != runtime.owner:  # a forked child is another client
+                self._owner, self._node, self._seq = runtime.owner, CLIENT + runtime.new_id(), 0
+            data = log_bytes([line], node=self._node, owner=self._owner, up_s=0.0)
+            for sent in range(1, SENDS_MAX + 1):
+                found = _put_log(self._store, keys.log_key(self._node, self._seq + 1), data)
+                if found is not None:  # ours, or an earlier line that was given up and landed late: it has the number
+                    self._seq += 1
+                if found == data:
+                    return
+                runtime.sleep(runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
+        raise OutcomeUnknown(f"it is unknown whether a log of {self._node} was written", hint="do it again")
 
 
 class LogWriter:
-    """Appends to the logs of one node. Numbers have no holes: the next one is used only when the last one stands.
+    """Appends to the logs of one node. Numbers have no holes: the next one is used only after the last one is stored.
 
-    What a stranger wrote into our folder is stepped over, and left: the others cannot read it either.
+    Objects that another program wrote into our folder are skipped and left: the other nodes cannot read them either.
     """
 
     def __init__(self, remote: Store, runtime: Runtime, state: NodeState, *, up_s: float) -> None:
@@ -47,13 +138,13 @@ class LogWriter:
         self._up_s = up_s
 
     def write(self, lines: Sequence[Line]) -> int:
-        """Append the lines; how many logs that took.
+        """Append the lines; returns how many logs that took.
 
         Raises: OutcomeUnknown, Unavailable: then the lines must be written again; Conflict if another directory writes
         under this node's name.   Cost: 1 PUT, and 1 PUT here, for each log.
         """
         count = 0
-        for some in _packed(lines):
+        for some in packed(lines, lambda line: len(records.encode(line)), count_max=LINES_MAX, bytes_max=LOG_BYTES_MAX):
             self._append(some)
             count += 1
         return count
@@ -61,36 +152,24 @@ class LogWriter:
     def _append(self, lines: Sequence[Line]) -> None:
         state, runtime = self._state, self._runtime
         data = log_bytes(lines, node=state.node, owner=runtime.owner, up_s=self._up_s)
-        seq = self._next_number()
+        last = state.record.last_log
+        seq = (last if last and last >= state.seen_last else self._last_of_ours()) + 1
         for sent in range(1, SENDS_MAX + 1):
-            self._check_number(seq)
+            if seq > keys.LOG_MAX:
+                raise Conflict(
+                    f"the logs of the node {state.node!r} have reached their last number",
+                    hint=f"give it another --node, after removing {keys.NODE} from its directory",
+                )
             key = keys.log_key(state.node, seq)
-            try:
-                self._remote.put(key, data, when=Absent())
-                break
-            except (Conflict, OutcomeUnknown):
-                found = self._look(key)
+            found = _put_log(self._remote, key, data)
             if found == data:
-                break
+                state.change(last_log=seq)
+                return
             if found is not None:
                 self._check_ours(found, key)
-                seq = self._last_of_ours() + 1  # one that an earlier process of ours sent, or what is not a log
+                seq = self._last_of_ours() + 1  # skip what an earlier process of ours sent, or what is not a log
             runtime.sleep(runtime.rng.uniform(0.05, 0.1) * sent)
-        else:
-            raise OutcomeUnknown(f"whether a log of {state.node} was written cannot be told")
-        state.wrote(seq)
-
-    def _next_number(self) -> int:
-        """The number after our last log, or after one that was seen in our folder and that we did not write."""
-        last = self._state.record.last_log
-        return (last if last and last >= self._state.seen_last else self._last_of_ours()) + 1
-
-    def _check_number(self, seq: int) -> None:
-        if seq > keys.LOG_MAX:
-            raise Conflict(
-                f"the logs of the node {self._state.node!r} have reached their last number",
-                hint=f"give it another --node, after removing {keys.NODE} from its directory",
-            )
+        raise OutcomeUnknown(f"it is unknown whether a log of {state.node} was written")
 
     def _last_of_ours(self) -> int:
         """The number of the last log in our folder, which must be one of ours if it can be read.
@@ -105,25 +184,16 @@ class LogWriter:
         if last is None:
             return 0
         key, number = last
-        found = self._look(key)
+        found = stored_bytes(self._remote, key, size_max=LOG_READ_MAX)
         if found is not None:
             self._check_ours(found, key)
         return number
-
-    def _look(self, key: Key) -> bytes | None:
-        """What stands there; an empty text for what is larger than a log."""
-        try:
-            return self._remote.get(key, size_max=LOG_READ_MAX).data
-        except Missing:
-            return None
-        except Corrupt:
-            return b""
 
     def _check_ours(self, found: bytes, key: Key) -> None:
         try:
             header = read_header(found, what=key)
         except (Corrupt, Unsupported):
-            return  # no directory of another node writes that
+            return  # not written by another node
         if not self._state.is_ours(header.owner):
             raise Conflict(
                 f"another directory writes to the bucket as the node {self._state.node!r}",
@@ -131,102 +201,91 @@ class LogWriter:
             )
 
 
-class LogReader:
-    """Finds and reads the logs of the others."""
+def list_logs(remote: Store, cursors: Mapping[str, int], *, ours: str, bad: OnUnreadable) -> Logs:
+    """The logs in the bucket; of more than 1,000 in a row that the cursors cover, or that are `ours`, not all.
 
-    def __init__(self, remote: Store, state: NodeState) -> None:
-        self._remote = remote
-        self._state = state
-        self._sizes: dict[Key, int] = {}
+    `bad` is called for objects with other names.
+    Cost: 1 LIST per 1,000 logs that are not skipped, and 1 for each longer row that is.
+    """
+    found: dict[str, dict[int, Stat]] = {}
+    after: Key | None = None
+    while True:
+        known = 0
+        for stat in remote.list(keys.SYNC, after=after):
+            named = keys.log_of(stat.key)
+            if named is None:
+                bad(stat.key)
+                continue
+            node, seq = named
+            found.setdefault(node, {})[seq] = stat
+            skip_to = keys.LOG_MAX if node == ours else cursors.get(node, 0)
+            known = known + 1 if seq < skip_to else 0
+            if known >= PAGE:
+                after = keys.log_key(node, skip_to)
+                break
+        else:
+            return found
 
-    def listed(self, cursors: Mapping[str, int], *, bad: Aside) -> dict[str, list[Stat]]:
-        """The logs in the bucket, by node, oldest first; of long stretches that the cursors cover, not all.
 
-        `bad` is told of objects that no node can have put there.
-        Cost: 1 LIST per 1,000 logs that are not skipped, and 1 for each stretch of more that is.
-        """
-        found: dict[str, list[Stat]] = {}
-        self._sizes = {}
-        after: Key | None = None
-        while True:
-            known = 0
-            for stat in self._remote.list(keys.SYNC, after=after):
-                named = keys.log_of(stat.key)
-                if named is None:
-                    bad(stat.key)
-                    continue
-                node, seq = named
-                found.setdefault(node, []).append(stat)
-                self._sizes[stat.key] = stat.size
-                skip_to = keys.LOG_MAX if node == self._state.node else cursors.get(node, 0)
-                known = known + 1 if seq < skip_to else 0
-                if known >= PAGE:
-                    after = keys.log_key(node, skip_to)
-                    break
-            else:
-                return found
+def read_logs(
+    remote: Store, node: str, seqs: Iterable[int]
+) -> Iterator[tuple[int, ReadLog | Corrupt | Unsupported | Missing]]:
+    """Yield the logs `seqs` of a node, or for each the error that prevents reading it.   Cost: 1 GET each."""
+    named = {keys.log_key(node, seq): seq for seq in seqs}
+    for key, found in remote.get_many(named, size_max=LOG_READ_MAX).items():
+        if isinstance(found, Missing | Corrupt):
+            yield named[key], found
+        elif isinstance(found, LimpetError):
+            raise found
+        else:
+            yield named[key], _decoded(found.data, node, key)
 
-    def packs(self, node: str, seqs: Iterable[int]) -> Iterator[list[int]]:
-        """Some logs at a time, as many as a small machine can hold."""
-        pack: list[int] = []
-        size = 0
-        for seq in seqs:
-            length = self._sizes.get(keys.log_key(node, seq), 0)
-            if pack and (len(pack) == AT_ONCE or size + length > BYTES_AT_ONCE):
-                yield pack
-                pack, size = [], 0
-            pack.append(seq)
-            size += length
-        if pack:
+
+def trim_logs(remote: Store, listed: Logs, *, ours: str, before: datetime) -> int:
+    """Delete logs of our own and of clients, which may be gone, from before that time; returns how many.
+
+    The last log of a node is kept, so that a node that was away notices the gap.   Cost: 1 DELETE each.
+    """
+    old: list[Key] = []
+    for node, logs in listed.items():
+        stats = [*logs.values()]
+        if node == ours:
+            old += [stat.key for stat in stats[:-1] if stat.modified < before]
+        elif is_client(node):
+            old += [stat.key for stat in stats if stat.modified < before]
+    for error in remote.delete_many(old).values():
+        if error is not None:
+            raise error
+    return len(old)
+
+
+def packed(items: Iterable[T], size_of: Callable[[T], int], *, count_max: int, bytes_max: int) -> Iterator[list[T]]:
+    """Yield the items in order, in lists of limited length and total size, so that a small machine can hold one."""
+    pack: list[T] = []
+    size = 0
+    for item in items:
+        length = size_of(item)
+        if pack and (len(pack) == count_max or size + length > bytes_max):
             yield pack
+            pack, size = [], 0
+        pack.append(item)
+        size += length
+    if pack:
+        yield pack
 
-    def read(self, node: str, seqs: Sequence[int]) -> Iterator[tuple[int, ReadLog | Corrupt | Unsupported | Missing]]:
-        """The logs `seqs` of a node, or why one cannot be read.   Cost: 1 GET each."""
-        named = {keys.log_key(node, seq): seq for seq in seqs}
-        for key, found in self._remote.get_many(named, size_max=LOG_READ_MAX).items():
-            if isinstance(found, Missing | Corrupt):
-                yield named[key], found
-            elif isinstance(found, LimpetError):
-                raise found
-            else:
-                yield named[key], _decoded(found.data, node, key)
 
-    def trim(self, listed: Mapping[str, Sequence[Stat]], *, before: datetime) -> int:
-        """Remove our own logs that are older than that, and those of clients, which may be gone; how many.
-
-        The last log of a node stays, so that whoever was away sees that there was more.   Cost: 1 DELETE each.
-        """
-        old: list[Key] = []
-        for node, stats in listed.items():
-            if node == self._state.node:
-                old += [stat.key for stat in stats[:-1] if stat.modified < before]
-            elif is_client(node):
-                old += [stat.key for stat in stats if stat.modified < before]
-        for error in self._remote.delete_many(old).values():
-            if error is not None:
-                raise error
-        return len(old)
+def _put_log(store: Store, key: Key, data: bytes) -> bytes | None:
+    """Create a log; returns what is stored there afterwards: `data` if it was written."""
+    try:
+        store.put(key, data, when=Absent())
+        return data
+    except (Conflict, OutcomeUnknown):
+        return stored_bytes(store, key, size_max=LOG_READ_MAX)
 
 
 def _decoded(data: bytes, node: str, key: Key) -> ReadLog | Corrupt | Unsupported:
     try:
         log = read_log(data, what=key)
-        if log[0].node != node:
-            raise Corrupt(f"{key} is a log of {log[0].node!r}")
     except (Corrupt, Unsupported) as error:
         return error
-    return log
-
-
-def _packed(lines: Sequence[Line]) -> Iterator[list[Line]]:
-    pack: list[Line] = []
-    size = 0
-    for line in lines:
-        length = len(line_bytes(line))
-        if pack and (len(pack) == LINES_MAX or size + length > LOG_BYTES_MAX):
-            yield pack
-            pack, size = [], 0
-        pack.append(line)
-        size += length
-    if pack:
-        yield pack
+    return log if log[0].node == node else Corrupt(f"{key} is a log of {log[0].node!r}")

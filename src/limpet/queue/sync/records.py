@@ -1,7 +1,7 @@
-"""What nodes write for each other: outbox entries, logs, cursors, and what a node remembers of itself.
+"""The stored formats: outbox entries, logs, cursors, and the record of a node.
 
-A line says one thing that happened, with all that another node needs in order to apply it. An outbox entry is one line
-in an object of its own; a log is a header and some lines. Lines may be applied in any order and any number of times.
+A line describes one event, with everything that another node needs in order to apply it. An outbox entry is an object
+with one line; a log is a header and several lines. Lines may be applied in any order and any number of times.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from limpet.records import Count, Digest, Instant, Name, Seconds
 SCHEMA = 1
 LINE_BYTES_MAX = 4 * ENTRY_BYTES_MAX
 LOG_READ_MAX = LINE_BYTES_MAX + (1 << 20)
-"""The largest log that is read: one line of a client, and its header."""
+"""The largest log that is read: the header, and one line of the largest size."""
 LINES_READ_MAX = 10_000
 UP_MAX_S = 86400.0
-"""A node that is heard of less often than that cannot keep an entry from the others for longer."""
+"""An upper bound of the interval that a log's header states: it prolongs the leases which that log reports."""
 OWNERS_READ_MAX = 64
 QUEUES_MAX = 10_000
 NODE_CHARS_MAX = 64
 CLIENT = "client-"
 RESERVED = ("outbox", "cursors", "damaged")
+DAMAGE = (Corrupt, Invalid, Unsupported)
+"""Errors about one object or its name, not about the store: the object is reported, and the cycle goes on."""
 
 LogNumber = Annotated[int, msgspec.Meta(ge=0, le=LOG_MAX)]
 Ttl = Annotated[float, msgspec.Meta(gt=0.0, le=TTL_MAX_S)]
-Whole = Annotated[str, msgspec.Meta(max_length=ENTRY_BYTES_MAX)]
+EntryText = Annotated[str, msgspec.Meta(max_length=ENTRY_BYTES_MAX)]
 """The text of a task or a batch."""
 
 
 class PushLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="push", omit_defaults=True):
-    """A task or a batch is put at `key`. Without `data` it is large, and the bucket has it."""
+    """A task or a batch was pushed to `key`. A large one has no `data`: it is read from the bucket."""
 
     key: Name
-    data: Whole | None = None
+    data: EntryText | None = None
 
 
 class EndLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end", omit_defaults=True):
-    """A receipt is put at `key`. It ends `entry` if it is the entry's own, not that of one task of a batch.
+    """A receipt was written to `key`. It ends `entry`, unless it is the receipt of one task of a batch.
 
-    Without `receipt` it is large, and the bucket has it. `write_id` lets a receipt that is sent twice be recognised.
+    A large one has no `receipt`: it is read from the bucket. `write_id` identifies a receipt that is sent twice.
     """
 
     key: Name
@@ -59,7 +61,7 @@ class EndLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class HeldLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="held"):
-    """A worker of this node has held `entry` for a while. It stays in the outbox for as long as that is so."""
+    """A worker of this node holds `entry`, and has for a while. It stays in the outbox for as long as that is so."""
 
     root: Name
     entry: Name
@@ -67,7 +69,7 @@ class HeldLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lease"):
-    """A worker of the log's node holds `entry`, or (`held` false) has let it go without an end."""
+    """A worker of the log's node holds `entry`, or (`held` false) has released it unfinished."""
 
     root: Name
     entry: Name
@@ -79,11 +81,12 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     ttl_s: Ttl
 
 
-Line = PushLine | EndLine | HeldLine | LeaseLine
+OutboxLine = PushLine | EndLine | HeldLine
+Line = OutboxLine | LeaseLine
 
 
 class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a log. `owner` is the process that wrote it, `up_s` how often the node is heard of."""
+    """The first line of a log. `owner` is the process that wrote it, `up_s` the interval at which the node sends."""
 
     schema: Count = SCHEMA
     node: Name
@@ -94,11 +97,11 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node remembers of itself, a cell in its own directory.
+    """The state of a node, a cell in its directory.
 
     `last_log` is the number of the last log that it wrote, `owners` are the latest processes that wrote any, `queues`
-    is what it pulls (None: every queue), and `pulled_at` about when it last heard everything, on the bucket's clock
-    (None: never).
+    are those that it pulls (None: every queue), `adopted` says that objects from before the first supervisor are in
+    the outbox, and `pulled_at` is about when the last complete pull was, on the bucket's clock (None: never).
     """
 
     node: Name
@@ -110,14 +113,14 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How far this node has read the logs of `node`."""
+    """The last log of `node` that was applied here."""
 
     node: Name
     last_log: LogNumber
 
 
 class RemoteLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Who works on an entry elsewhere, as its log `log` said. It counts for `live_s` after it was written here."""
+    """A lease of another node, as reported by its log `log`. It is live for `live_s` after it was written here."""
 
     node: Name
     log: LogNumber
@@ -128,7 +131,7 @@ class RemoteLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_node(node: str) -> str:
-    """`node`, if a node may be called so.   Raises: Invalid."""
+    """`node`, if that is a valid name for a node.   Raises: Invalid."""
     if not node or len(node) > NODE_CHARS_MAX or segment(node) != node:
         raise Invalid(
             f"a node cannot be called {node!r}", hint=f"use up to {NODE_CHARS_MAX} letters, digits, `-`, `_` and `.`"
@@ -138,26 +141,16 @@ def check_node(node: str) -> str:
     return node
 
 
-def client_name(id_: str) -> str:
-    """The name in logs of somebody who works on the bucket directly."""
-    return CLIENT + id_
-
-
 def is_client(node: str) -> bool:
-    """Whether the logs under this name are those of a process that works on the bucket directly.
+    """Whether the logs under this name were written by a process that works on the bucket directly.
 
-    It writes a line before the effect, and a node after it: a line of a client may tell of what the bucket has not yet.
+    A client logs before it writes to the bucket, a node afterwards: so a client's line may precede its object.
     """
     return node.startswith(CLIENT)
 
 
-def line_bytes(line: Line) -> bytes:
-    """One line, without its end."""
-    return records.encode(line)
-
-
 def read_line(data: bytes, *, what: str) -> Line:
-    """A line that was stored.   Raises: Corrupt."""
+    """Decode and validate a stored line.   Raises: Corrupt."""
     line: Line = records.decode(data, Line, what=what, size_max=LINE_BYTES_MAX)  # type: ignore[arg-type]
     match line:
         case PushLine():
@@ -168,45 +161,46 @@ def read_line(data: bytes, *, what: str) -> Line:
             if line.entry != name and (of is None or of[0] != line.entry):
                 raise Corrupt(f"{what} has a receipt of {name!r} for {line.entry!r}")
         case HeldLine() | LeaseLine():
-            _place(QueueKeys(line.root).tasks(line.entry, batch=line.batch))
+            place_at(QueueKeys(line.root).tasks(line.entry, batch=line.batch))
     return line
 
 
-def read_whole(data: bytes, *, what: str) -> PushLine | EndLine | HeldLine:
-    """An outbox entry: a line that refers to nothing.   Raises: Corrupt."""
+def read_outbox_entry(data: bytes, *, what: str) -> OutboxLine:
+    """Decode and validate an outbox entry: a line that has its task or its receipt.   Raises: Corrupt."""
     line = read_line(data, what=what)
     match line:
         case LeaseLine() | PushLine(data=None) | EndLine(receipt=None):
-            raise Corrupt(f"{what} is no outbox entry")
+            raise Corrupt(f"{what} is not an outbox entry")
     return line
 
 
 def place_of(line: PushLine | EndLine) -> QueuePlace:
-    """Where the line's object belongs.   Raises: Corrupt for a key that no queue has, or of another kind (F28)."""
-    place = _place(line.key)
+    """The place of the line's object.   Raises: Corrupt for a key outside of a queue, or of another kind (F28)."""
+    place = place_at(line.key)
     wanted = ("single", "batch", "scheduled") if isinstance(line, PushLine) else ("completed", "failed")
     if place.kind not in wanted:
-        raise Corrupt(f"a line names {line.key[:NODE_CHARS_MAX]!r}, which is no place for it")
+        raise Corrupt(f"a line names {line.key[:NODE_CHARS_MAX]!r}, where it cannot belong")
     return place
 
 
-def _place(key: str) -> QueuePlace:
+def place_at(key: str) -> QueuePlace:
+    """The place in a queue that `key` names.   Raises: Corrupt for a key outside of a queue (F28)."""
     place = queue_place(key)
     if place is None:
-        raise Corrupt(f"a line names {key[:NODE_CHARS_MAX]!r}, which is no place for it")
+        raise Corrupt(f"a line names {key[:NODE_CHARS_MAX]!r}, where it cannot belong")
     return place
 
 
 def log_bytes(lines: Sequence[Line], *, node: str, owner: str, up_s: float) -> bytes:
-    """The object of a log."""
-    body = b"\n".join(map(line_bytes, lines))
+    """Encode a log."""
+    body = b"\n".join(map(records.encode, lines))
     digest = hashlib.sha256(body).hexdigest()
     header = LogHeader(node=node, owner=owner, up_s=up_s, count=len(lines), sha256=digest)
     return records.encode(header) + b"\n" + body
 
 
 def read_header(data: bytes, *, what: str) -> LogHeader:
-    """The header of a log, if the rest is as it says.   Raises: Corrupt; Unsupported for one of a newer Limpet."""
+    """Decode the header of a log and check its digest.   Raises: Corrupt; Unsupported for a log of a newer Limpet."""
     first, _, body = data.partition(b"\n")
     header = records.decode(first, LogHeader, what=what)
     if header.schema > SCHEMA:
@@ -214,15 +208,14 @@ def read_header(data: bytes, *, what: str) -> LogHeader:
     if hashlib.sha256(body).hexdigest() != header.sha256:
         raise Corrupt(f"{what} does not match its digest")  # F23: cut short, or changed by another program
     if body.count(b"\n") + bool(body) != header.count:
-        raise Corrupt(f"{what} does not have the {header.count} lines that it should")
+        raise Corrupt(f"{what} does not have the {header.count} lines that its header states")
     return header
 
 
 def read_log(data: bytes, *, what: str) -> tuple[LogHeader, list[Line], list[int]]:
-    """A log: its header, the lines that can be read, and the numbers (from 1) of those that cannot.
+    """Decode a log: its header, its valid lines, and the 1-based numbers of invalid ones.
 
-    A line that is not what Limpet writes is left out, and says nothing about its neighbours.
-    Raises: Corrupt, Unsupported: as `read_header`.
+    An invalid line is skipped; the other lines of its log count.   Raises: Corrupt, Unsupported: as `read_header`.
     """
     header = read_header(data, what=what)
     lines: list[Line] = []

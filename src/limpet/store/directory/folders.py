@@ -23,7 +23,6 @@ from typing import TypeVar
 
 from limpet.runtime import Runtime
 from limpet.store.directory.files import Files, FileStat, Pin
-from limpet.store.directory.paths import parent
 
 R = TypeVar("R")
 
@@ -31,6 +30,11 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 PRIVATE = 0o600
 OPEN_MAX = 32
 MKDIR_TRIES = 1000
+
+
+def parent(path: str) -> str:
+    """The folder of a file or folder."""
+    return path.rpartition("/")[0] or "/"
 
 
 class Folder:

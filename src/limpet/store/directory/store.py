@@ -1,28 +1,27 @@
-"""The store's verbs on a directory."""
+"""`DirectoryStore`: the verbs of a store on a directory, listing it, and the file names of keys."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified
-from limpet.keys import Key, check_prefix
+from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
 from limpet.store.clock import FileClock
-from limpet.store.directory import walk
-from limpet.store.directory.failure import failure
-from limpet.store.directory.files import Files, FileStat, OsFiles
-from limpet.store.directory.folders import Folders, look
-from limpet.store.directory.paths import file_path, folder_path
-from limpet.store.directory.writer import Writer, version_of
+from limpet.store.directory.files import Files, FileStat, OsFiles, failure
+from limpet.store.directory.folders import FOLDER, Folders, look
+from limpet.store.directory.writer import FileWriter, version_of
 from limpet.store.memory import clip
 
 SKIP_PAGES = 8
@@ -73,8 +72,8 @@ class DirectoryStore(Store):
         durable = durability == "fsync"
         self._file_clock = FileClock(self._runtime, self._clock)
         self._folders = Folders(self._base, files, self._runtime, durable=durable)
-        self._writer = Writer(files, self._folders, self._runtime, self._file_clock, durable=durable)
-        self._walks: dict[str, tuple[str, Iterator[walk.Found]]] = {}
+        self._writer = FileWriter(files, self._folders, self._runtime, self._file_clock, durable=durable)
+        self._walks: dict[str, tuple[str, Iterator[_Listed]]] = {}
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self.root)!r})"
@@ -116,7 +115,7 @@ class DirectoryStore(Store):
         return Blob(data, version, self._modified(found), size)
 
     def _open(self, key: Key) -> int:
-        path = self._base + file_path(key)
+        path = self._base + _file_path(key)
         if self._writer.doubtful:
             self._writer.confirm(path)
         return self._files.open(path, _READ)
@@ -138,7 +137,7 @@ class DirectoryStore(Store):
         raise _missing(key)
 
     def head(self, key: Key) -> Stat:
-        folder, _, name = (self._base + file_path(key)).rpartition("/")
+        folder, _, name = (self._base + _file_path(key)).rpartition("/")
         try:
             found = look(self._files, self._folders.enter(folder), name)
         except OSError as error:
@@ -151,7 +150,7 @@ class DirectoryStore(Store):
         """Raises: Unavailable for a full or failing disk and Denied for a read-only one, with nothing changed;
         OutcomeUnknown when the object is in its place but its folder could not be synced.
         """
-        path = self._base + file_path(key)
+        path = self._base + _file_path(key)
         try:
             found = self._writer.write(key, path, data, when)
         except OSError as error:
@@ -160,7 +159,7 @@ class DirectoryStore(Store):
 
     def delete(self, key: Key) -> None:
         """Folders that it leaves empty go too."""
-        path = self._base + file_path(key)
+        path = self._base + _file_path(key)
         try:
             self._writer.remove(key, path)
         except OSError as error:
@@ -170,7 +169,7 @@ class DirectoryStore(Store):
         """Each folder is read once, when its first key is due."""
         path, below = self._below(prefix)
         try:
-            for key, found in walk.in_order(self._files, path, below, after or ""):
+            for key, found in _in_order(self._files, path, below, after or ""):
                 yield Stat(key, found.st_size, version_of(found), self._modified(found))
         except OSError as error:
             raise failure(f"could not list {prefix or 'the store'}", error) from error
@@ -184,7 +183,7 @@ class DirectoryStore(Store):
         owner, walked = self._walks.pop(prefix, ("", iter(())))
         try:
             # A forked child shares its parent's place in the folder.
-            found: Sequence[walk.Found] = [*islice(walked, n)] if owner == self._runtime.owner else []
+            found: Sequence[_Listed] = [*islice(walked, n)] if owner == self._runtime.owner else []
             if len(found) < n:
                 skip = 0 if owner else self._runtime.rng.randrange(SKIP_PAGES * n)
                 found, walked = self._begin_again(path, below, found, n, skip)
@@ -196,11 +195,11 @@ class DirectoryStore(Store):
         return [Stat(key, met.st_size, version_of(met), self._modified(met)) for key, met in found]
 
     def _begin_again(
-        self, path: str, below: str, found: Sequence[walk.Found], n: int, skip: int
-    ) -> tuple[Sequence[walk.Found], Iterator[walk.Found]]:
+        self, path: str, below: str, found: Sequence[_Listed], n: int, skip: int
+    ) -> tuple[Sequence[_Listed], Iterator[_Listed]]:
         """Enough objects from the beginning of the folder to make `n`, each once."""
         known = {met.key: met for met in found}
-        walked = walk.from_anywhere(self._files, path, below, skip)
+        walked = _from_anywhere(self._files, path, below, skip)
         for met in walked:
             known[met.key] = met
             if len(known) == n:
@@ -210,7 +209,7 @@ class DirectoryStore(Store):
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
         path, _ = self._below(prefix)
         try:
-            return walk.folders(self._files, path)
+            return _folder_names(self._files, path)
         except OSError as error:
             raise failure(f"could not list {prefix or 'the store'}", error) from error
 
@@ -224,7 +223,7 @@ class DirectoryStore(Store):
 
     def _below(self, prefix: str) -> tuple[str, str]:
         checked = check_prefix(prefix)
-        return self._base + folder_path(prefix), checked + "/" if checked else ""
+        return self._base + _folder_path(prefix), checked + "/" if checked else ""
 
     def _read(self, fd: int, key: Key, start: int, stop: int) -> bytes:
         data = self._files.pread(fd, stop - start, start)
@@ -246,3 +245,173 @@ class DirectoryStore(Store):
 
 def _missing(key: Key) -> Missing:
     return Missing(f"there is no object {key}")
+
+
+# ---- listing: depth first, in key order or from a random place, one folder at a time ----
+#
+# A folder is open while it is read, and what is below it is looked at through it. Links are passed over.
+
+
+class _Listed(NamedTuple):
+    """An object in a listing."""
+
+    key: Key
+    stat: FileStat
+
+
+class _Name(NamedTuple):
+    """A name in a folder, and its key; that of a folder ends in a slash, so that it sorts like the keys below it."""
+
+    key: str
+    name: str
+
+
+_Visit = Callable[[int, str], Iterator[_Name]]
+
+
+def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_Listed]:
+    """The objects below `prefix` (empty, or with a slash at its end) whose key is above `after`, in key order.
+
+    A folder is read when its first key is due, and not at all if all its keys come before `after`.
+    """
+
+    def visit(folder: int, prefix: str) -> Iterator[_Name]:
+        entries = [
+            entry
+            for name, is_folder in files.scandir(folder)
+            if (entry := _named(prefix, name, is_folder)) is not None
+            and (entry.key > after or (is_folder and after.startswith(entry.key)))
+        ]
+        # Code points sort like their UTF-8 bytes.
+        entries.sort()
+        return iter(entries)
+
+    return _walk(files, visit, path, prefix, visit)
+
+
+def _from_anywhere(files: Files, path: str, prefix: str, skip: int) -> Iterator[_Listed]:
+    """The objects below `prefix` in no order, behind the first `skip` names of its folder. Folders are read lazily."""
+
+    def visit(folder: int, prefix: str) -> Iterator[_Name]:
+        for name, is_folder in files.walk(folder):
+            entry = _named(prefix, name, is_folder)
+            if entry is not None:
+                yield entry
+
+    def first(folder: int, prefix: str) -> Iterator[_Name]:
+        return islice(visit(folder, prefix), skip, None)
+
+    return _walk(files, visit, path, prefix, first)
+
+
+def _folder_names(files: Files, path: str) -> list[str]:
+    """The names of the folders in a folder, sorted. One that is not there has none."""
+    try:
+        folder = files.open(path, FOLDER)
+    except FileNotFoundError:
+        return []
+    try:
+        names = files.scandir(folder)
+    except FileNotFoundError:
+        return []
+    finally:
+        files.close(folder)
+    parts = (_segment_of(name, leaf=False) for name, is_folder in names if is_folder)
+    return sorted(part for part in parts if part is not None)
+
+
+class _Level(NamedTuple):
+    """A folder that is being read."""
+
+    path: str
+    fd: int
+    entries: Iterator[_Name]
+
+
+def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit) -> Iterator[_Listed]:
+    """One that is not there, or was removed meanwhile, has no names; any other error is an error (F23)."""
+    levels: list[_Level] = []
+
+    def enter(path: str, prefix: str, visit: _Visit) -> None:
+        try:
+            fd = files.open(path, FOLDER)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if levels and error.errno == errno.ELOOP:
+                return  # a link has taken the folder's place since its name was read
+            raise
+        levels.append(_Level(path, fd, iter(())))
+        try:
+            levels[-1] = _Level(path, fd, visit(fd, prefix))
+        except FileNotFoundError:
+            return
+
+    try:
+        enter(path, prefix, first)
+        while levels:
+            level = levels[-1]
+            try:
+                entry = next(level.entries, None)
+            except FileNotFoundError:
+                entry = None
+            if entry is None:
+                levels.pop()
+                files.close(level.fd)
+            elif entry.key.endswith("/"):
+                enter(f"{level.path}/{entry.name}", entry.key, visit)
+            elif (found := _plain_stat(files, level.fd, entry.name)) is not None:
+                yield _Listed(Key(entry.key), found)
+    finally:
+        for level in levels:
+            files.close(level.fd)
+
+
+def _plain_stat(files: Files, folder: int, name: str) -> FileStat | None:
+    try:
+        found = files.stat(folder, name)
+    except FileNotFoundError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
+
+
+def _named(prefix: str, name: str, is_folder: bool) -> _Name | None:
+    part = _segment_of(name, leaf=not is_folder)
+    if part is None:
+        return None
+    return _Name(f"{prefix}{part}/" if is_folder else prefix + part, name)
+
+
+# ---- keys as file names below the root (F26, F28) ----
+
+
+@lru_cache(maxsize=4096)
+def _file_path(key: Key) -> str:
+    """The path of an object, from the root.   Raises: Invalid for a key that no store can hold."""
+    if is_own_path(key):
+        return f"/{key}"
+    folder, _, leaf = check(key).rpartition("/")
+    return f"{_folder_path(folder)}/{disk_name(leaf, leaf=True)}"
+
+
+@lru_cache(maxsize=1024)
+def _folder_path(prefix: str) -> str:
+    """The path of a prefix's folder, from the root; empty for the root itself.   Raises: Invalid."""
+    checked = check_prefix(prefix)
+    return "".join(f"/{disk_name(part, leaf=False)}" for part in checked.split("/")) if checked else ""
+
+
+def _segment_of(name: str, *, leaf: bool) -> str | None:
+    """The key segment of a file (`leaf`) or folder; None if Limpet would not have named it so."""
+    part = name if "=" not in name else _decoded(name)
+    return part if part is not None and disk_name(part, leaf=leaf) == name else None
+
+
+def _decoded(name: str) -> str | None:
+    part = from_disk_name(name)
+    if part is None or "/" in part:
+        return None
+    try:
+        return check(part)
+    except Invalid:
+        return None

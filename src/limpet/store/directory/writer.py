@@ -16,21 +16,21 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from contextlib import suppress
+from zlib import crc32
 
 from limpet.errors import Conflict, Unsupported
 from limpet.keys import Key
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Match, Version, When
 from limpet.store.clock import FileClock
-from limpet.store.directory.failure import unsettled
-from limpet.store.directory.files import Files, FileStat
-from limpet.store.directory.folders import PRIVATE, Folder, Folders, look
-from limpet.store.directory.paths import lock_name, parent
+from limpet.store.directory.files import Files, FileStat, not_durable
+from limpet.store.directory.folders import PRIVATE, Folder, Folders, look, parent
 
 TICK_BITS = 22
 STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 TEMP_AGE_NS_MAX = 24 * 60 * 60 * 1_000_000_000
 TRIES_MAX = 100
+LOCK_FILES = 64
 
 _Move = Callable[[int, str, int, str], None]
 
@@ -40,7 +40,7 @@ def version_of(found: FileStat) -> Version:
     return Version("%x-%x-%x" % (found.st_mtime_ns, found.st_ino, found.st_size))  # noqa: UP031 - twice as fast
 
 
-class _Place:
+class _ObjectPlace:
     """Where an object goes: a name in a folder, and the folder once it is there."""
 
     __slots__ = ("folder", "name", "path")
@@ -64,7 +64,7 @@ class _Temp:
         self.stat = stat
 
 
-class Writer:
+class FileWriter:
     """Writes and removes the files of one root. Raises `OSError` for what failed with nothing changed."""
 
     def __init__(self, files: Files, folders: Folders, runtime: Runtime, clock: FileClock, *, durable: bool) -> None:
@@ -79,7 +79,7 @@ class Writer:
 
     def write(self, key: Key, path: str, data: bytes, when: When) -> FileStat:
         """Put `data` at `path` if `when` holds.   Raises: Conflict; OutcomeUnknown; OSError."""
-        place = _Place(path)
+        place = _ObjectPlace(path)
         place.folder = self._folders.enter(place.path)
         old = look(self._files, place.folder, place.name)
         _refuse(key, when, old)
@@ -107,7 +107,7 @@ class Writer:
 
     def remove(self, key: Key, path: str) -> None:
         """Remove the file, and the folders that it leaves empty.   Raises: OutcomeUnknown; OSError."""
-        place = _Place(path)
+        place = _ObjectPlace(path)
         place.folder = self._folders.enter(place.path)
         if place.folder is None:
             return
@@ -214,12 +214,12 @@ class Writer:
 
     # -- into place
 
-    def _create(self, temp: _Temp, place: _Place) -> None:
+    def _create(self, temp: _Temp, place: _ObjectPlace) -> None:
         """Raises: FileExistsError, with nothing changed."""
         self._publish(self._files.link, temp, place)
         self._drop(temp.folder, temp.name)
 
-    def _replace(self, key: Key, place: _Place, temp: _Temp, when: When) -> FileStat:
+    def _replace(self, key: Key, place: _ObjectPlace, temp: _Temp, when: When) -> FileStat:
         held = self._lock(key)
         try:
             for _ in range(TRIES_MAX):
@@ -241,7 +241,7 @@ class Writer:
         finally:
             self._unlock(held)
 
-    def _publish(self, move: _Move, temp: _Temp, place: _Place) -> None:
+    def _publish(self, move: _Move, temp: _Temp, place: _ObjectPlace) -> None:
         for _ in range(TRIES_MAX):
             try:
                 folder = place.folder = place.folder or self._folders.make(place.path)
@@ -256,13 +256,13 @@ class Writer:
             except OSError as error:
                 if self._landed(place, temp.stat):
                     self.doubtful.add(place.path)
-                    raise unsettled(str(place), error) from error
+                    raise not_durable(str(place), error) from error
                 raise
         else:
             raise missing
         self._settle(folder, place)
 
-    def _landed(self, place: _Place, new: FileStat) -> bool:
+    def _landed(self, place: _ObjectPlace, new: FileStat) -> bool:
         """Whether a failed move was made all the same; if that cannot be told, yes."""
         if place.folder is None:
             return False
@@ -281,12 +281,12 @@ class Writer:
                 self._folders.sync(folder)
             except OSError as error:
                 self.doubtful.add(folder.path)
-                raise unsettled(str(what), error) from error
+                raise not_durable(str(what), error) from error
 
     # -- locks
 
     def _lock(self, key: Key) -> int:
-        name = lock_name(key)
+        name = f"{crc32(key.encode()) % LOCK_FILES:02x}"  # the same in every process and version
         path = f"{self._folders.locks}/{name}"
         try:
             return self._files.lock(path)
