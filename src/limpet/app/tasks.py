@@ -6,7 +6,6 @@ A task's payload is the dict of its arguments by parameter name, defaults left o
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import typing
@@ -313,7 +312,9 @@ class TaskPush(Generic[P]):
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """`push`, for coroutines: the event loop goes on meanwhile."""
-        return await asyncio.to_thread(self.push, *args, **kwargs)
+        from asyncio import to_thread
+
+        return await to_thread(self.push, *args, **kwargs)
 
 
 class TaskFunction(Generic[P, R]):

@@ -56,10 +56,9 @@ def in_store(queue: Queue, what: str) -> BucketQueue:
 
 def demand_queue(fleet: Fleet, queue: Queue) -> None:
     """Go on only if the queue was ever used, so that a typo changes nothing.   Raises: Missing.   Cost: 1 LIST."""
-    from limpet.app.queues import demand_queue
-    from limpet.runtime import system
+    from limpet.app.fleet import demand_queue
 
-    demand_queue(fleet.store, fleet.url, queue, system())
+    demand_queue(fleet, queue)
 
 
 def now_of(*stamps: datetime | None) -> datetime:

@@ -178,7 +178,7 @@ def surveys(
 
     On SQS: 1 request for the names, 3 or more for each queue.
     """
-    from limpet.app.queues import SQS, provider_of
+    from limpet.app.urls import SQS, provider_of
 
     if provider_of(fleet.url) != SQS:
         return survey(fleet.store, runtime, queues, limits=limits)

@@ -43,7 +43,7 @@ def status(
     attempt; both are part of pending. oldest: how long ago the oldest task was pushed that has
     not ended. failed: what failed or was cancelled, and was not retried.
     """
-    from limpet.app.queues import has_store
+    from limpet.app.urls import has_store
     from limpet.cli.queue_survey import ALL, surveys
     from limpet.runtime import system
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -197,15 +196,17 @@ class Lock:
         on_lost: Callable[[], None] | None = None,
     ) -> AsyncIterator[Lease]:
         """`async with lock.hold_async() as lease:` is `hold` for coroutines: the event loop goes on while it waits."""
+        from asyncio import to_thread
+
         held = self.hold(wait_s, stall_s=stall_s, on_lost=on_lost)
-        lease = await asyncio.to_thread(held.__enter__)
+        lease = await to_thread(held.__enter__)
         try:
             yield lease
         except BaseException as error:
-            if not await asyncio.to_thread(held.__exit__, type(error), error, error.__traceback__):
+            if not await to_thread(held.__exit__, type(error), error, error.__traceback__):
                 raise
         else:
-            await asyncio.to_thread(held.__exit__, None, None, None)
+            await to_thread(held.__exit__, None, None, None)
 
     def peek(self) -> LeaseRecord | None:
         """The record as it stands; None if the lock was never used.   Cost: 1 GET."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -322,10 +321,14 @@ class AsyncQueue:
     """The forms of a queue's methods for coroutines: each runs the plain method in a thread."""
 
     async def push_async(self: Queue, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        return await asyncio.to_thread(self.push, payload, id=id, delay_s=delay_s)
+        from asyncio import to_thread
+
+        return await to_thread(self.push, payload, id=id, delay_s=delay_s)
 
     async def result_async(self: Queue, id: str) -> Result:
-        return await asyncio.to_thread(self.result, id)
+        from asyncio import to_thread
+
+        return await to_thread(self.result, id)
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:
