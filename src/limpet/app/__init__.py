@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any
 from limpet.app.fleet import Fleet, open
 from limpet.app.formats import FleetRecord
 from limpet.app.tasks import TaskFunction, TaskPush, TaskRun
-from limpet.runtime import Runtime
 
 if TYPE_CHECKING:
     from limpet.app.publish import Published
 
-__all__ = ["Fleet", "FleetRecord", "Published", "Runtime", "TaskFunction", "TaskPush", "TaskRun", "open"]
+__all__ = ["Fleet", "FleetRecord", "Published", "TaskFunction", "TaskPush", "TaskRun", "open"]
 
 
 def __getattr__(name: str) -> Any:

@@ -111,7 +111,8 @@ class Fleet:
         self.meter = meter
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._record = record
-        self._runtime = runtime
+        self.runtime = runtime
+        """The clock, chance and threads that the fleet's parts use."""
         self._sightings = VersionWatch(runtime)
         self._opening = opening
         self._journal = cast(Journal, _FleetJournal(self._find_journal))
@@ -124,11 +125,6 @@ class Fleet:
         if callable(self._record):
             self._record = self._record()
         return self._record
-
-    @property
-    def runtime(self) -> Runtime:
-        """The clock, chance and threads that the fleet's parts use."""
-        return self._runtime
 
     @property
     def is_new(self) -> bool:
@@ -168,7 +164,7 @@ class Fleet:
 
     def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
-        return Lock(self.store, keys.lock_key(name), name, ttl_s, self._runtime, self._sightings, look_first=look_first)
+        return Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._sightings, look_first=look_first)
 
     def locks(
         self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None
@@ -196,11 +192,11 @@ class Fleet:
         return self._lease_cell(keys.lock_key(name)).read()
 
     def _lease_cell(self, key: keys.Key) -> Cell[LeaseRecord]:
-        return lease_cell(self.store, key, self._runtime)
+        return lease_cell(self.store, key, self.runtime)
 
     def cell(self, name: str) -> Cell[Any]:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
-        return Cell(self.store, keys.cell_key(name), PLAIN, self._runtime)
+        return Cell(self.store, keys.cell_key(name), PLAIN, self.runtime)
 
     def queue(
         self, name: str, *, payload_type: Any = None, create: bool = True, **policy: Unpack[PolicyFields]
@@ -226,12 +222,12 @@ class Fleet:
         if provider == SQS:
             from limpet.queue.sqs import SqsQueue
 
-            wire, prefix = sqs_place(self.url, self._runtime)
-            return SqsQueue(wire, name, self._runtime, policy=policy, prefix=prefix, payload_type=payload_type)
+            wire, prefix = sqs_place(self.url, self.runtime)
+            return SqsQueue(wire, name, self.runtime, policy=policy, prefix=prefix, payload_type=payload_type)
         return BucketQueue(
             self.store,
             name,
-            self._runtime,
+            self.runtime,
             policy=policy,
             provider=provider,
             payload_type=payload_type,
@@ -246,7 +242,7 @@ class Fleet:
         from limpet.queue.sync import ClientLog, Outbox
 
         kind = Outbox if NODE in self.record.features else ClientLog
-        return kind(self.store, self._runtime)
+        return kind(self.store, self.runtime)
 
     def queues(self) -> list[str]:
         """The names of the queues that were ever used, sorted.
@@ -257,7 +253,7 @@ class Fleet:
             return sorted(keys.name_of(part) for part in self.store.list_dirs(keys.QUEUES))
         from limpet.queue.sqs import names_of
 
-        return names_of(*sqs_place(self.url, self._runtime))
+        return names_of(*sqs_place(self.url, self.runtime))
 
     def indexes(self) -> list[str]:
         """The names of the indexes, sorted.   Cost: 1 LIST per 1,000 indexes."""
@@ -289,7 +285,7 @@ class Fleet:
             self.store,
             self.url,
             name,
-            self._runtime,
+            self.runtime,
             self._stamps,
             self._sightings,
             open,
@@ -303,7 +299,7 @@ class Fleet:
     def _stamps(self) -> Stamps:
         from limpet.index.stamps import stamps_of
 
-        return stamps_of(self.store, self._runtime, absolute(self.url))
+        return stamps_of(self.store, self.runtime, absolute(self.url))
 
     @overload
     def task(self, name: Callable[P, R], /) -> TaskFunction[P, R]: ...
@@ -353,7 +349,7 @@ class Fleet:
         Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
         """
         found = _catalogs()
-        catalog: Catalog = found.open_catalog(found.storage_of(self.store, self._runtime), self.url)
+        catalog: Catalog = found.open_catalog(found.storage_of(self.store, self.runtime), self.url)
         return catalog
 
     def lead_catalog(self, *, wait_s: float = 20.0) -> AbstractContextManager[Catalog]:
@@ -363,7 +359,7 @@ class Fleet:
         Raises: NotLeader, if it still leads after `wait_s`; Unsupported, as `catalog`.
         """
         leading: AbstractContextManager[Catalog]
-        leading = _catalogs().lead(self.store, self.url, self._runtime, wait_s=wait_s)
+        leading = _catalogs().lead(self.store, self.url, self.runtime, wait_s=wait_s)
         return leading
 
     def publish_index(
@@ -412,7 +408,7 @@ class Fleet:
 
     def _change(self, change: Callable[[FleetRecord], FleetRecord | None]) -> bool:
         before = self.record
-        seen = record_cell(self.store, self._runtime).update(lambda record: change(record) if record else None)
+        seen = record_cell(self.store, self.runtime).update(lambda record: change(record) if record else None)
         if seen is None:
             raise Missing(f"there is no fleet at {self.url}")
         self._record = seen.value
