@@ -446,9 +446,9 @@ STANDARD = frozenset(
     """
     absent acceptor actor admin admission adopter always answer api applied applier arguments backlog bad bill blob
     blocked body bucket bulk call caller candidate catalog change check checked child chunk client codec collected
-    collision column command compiled compiler conflict constraints content corrupt cost count counter create cron csv
-    current cycle denied disk document done draft dropped edge empty ended engine error executions exists exported fail
-    failed failure fenced field file finding flag flaw fold folder form forward found function gathered gauge go grant
+    collision column command compiled compiler conflict connector constraints content corrupt cost count counter create
+    cron csv current cycle denied disk document done draft dropped edge empty ended engine error executions exists
+    exported fail failed failure fenced field file finding flag flaw fold folder form forward found function gathered gauge go grant
     granted group handle header held histogram history hook import index indexed inode input inspected internal invalid
     job json jsonl killed latency layout ledger level limits link loaded log loop lost machine manifest mark match
     member merged message metadata metrics missing model modified move mutex namespace newer note notice operation order

@@ -6,8 +6,8 @@ already have, or a plain directory.
 `import limpet` loads the errors only; every other name is imported when it is first used (PEP 562).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import typing as _typing
+from importlib import import_module as _import_module
 
 from limpet.errors import (
     Conflict,
@@ -24,7 +24,7 @@ from limpet.errors import (
     Unsupported,
 )
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from limpet.app import Fleet, TaskFunction, TaskRun, open
     from limpet.cell import Cell, Fence
     from limpet.lease import Lease, Lock
@@ -95,11 +95,11 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """A public name that is not loaded yet: import its module."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF.get(name, "limpet.queue")), name)
+    value = getattr(_import_module(_HOME_OF.get(name, "limpet.queue")), name)
     globals()[name] = value
     return value
 

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 A = TypeVar("A")
 B = TypeVar("B")
+P = ParamSpec("P")
 
 FAN_OUT_MAX = 32
 POOL_MAX = 128
@@ -174,6 +175,13 @@ class SystemRuntime:
 
                 self._pool = ThreadPoolExecutor(POOL_MAX, thread_name_prefix="limpet-io")
             return self._pool
+
+
+async def in_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kwargs) -> B:
+    """`call(...)` in a thread, for coroutines: the event loop goes on meanwhile."""
+    from asyncio import to_thread
+
+    return await to_thread(call, *args, **kwargs)
 
 
 class ProcessMutex:

@@ -56,19 +56,14 @@ KNOWN: dict[str, frozenset[str]] = {
         {
             "limpet.catalog.sequence",
             "limpet.catalog.transactions",
-            "limpet.cli.catalog",
             "limpet.cli.demo_publish",
-            "limpet.cli.index",
             "limpet.cli.index_stats",
-            "limpet.cli.queue",
-            "limpet.cli.upgrade",
             "limpet.index.plain",
             "limpet.keys.sync",
             "limpet.queue.results",
             "limpet.queue.sync.tidy",
             "limpet.service.compactor",
             "limpet.service.health",
-            "limpet.store.answers",
         }
     ),
     "class_names_are_plain": frozenset(
@@ -133,7 +128,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "_Of",
             "_OpenHow",
             "_Opened",
-            "_Opening",
             "_Peek",
             "_Plain",
             "_Settler",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overloa
 
 from limpet import keys
 from limpet.app.events import events_of, is_wanted
-from limpet.app.formats import NODE, SUPERVISED, FleetRecord, Opening, enabled, fresh, record_cell, upgraded
+from limpet.app.formats import NODE, SUPERVISED, Connector, FleetRecord, enabled, fresh, record_cell, upgraded
 from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
 from limpet.app.urls import SQS, Durability, NoStore, absolute, provider_of, sqs_place, store_for, url_or_default
 from limpet.cell import PLAIN, Cell, Versioned
@@ -23,7 +23,7 @@ from limpet.events import EventSink
 from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
 from limpet.queue import BucketQueue, Policy, Queue
 from limpet.queue.storage import Journal, NoJournal
-from limpet.runtime import Runtime, system
+from limpet.runtime import Runtime, in_thread, system
 from limpet.store import MeteredStore, ScopedStore, Store
 from limpet.store.doctor import Findings
 from limpet.store.metered import LazyStore
@@ -68,10 +68,10 @@ def open(
             raise Unsupported("SQS cannot keep events", hint="open a bucket or a directory, or switch events off")
         nothing = Findings(conditional=False, etag_style="quoted", at="", by="")
         return Fleet(MeteredStore(NoStore(runtime), runtime=runtime), where, fresh(nothing), runtime)
-    opening = Opening(where, runtime, read_only=read_only, create=create and not read_only)
-    store = LazyStore(store_for(where, runtime, durability=durability), opening.connect, _budget(), runtime=runtime)
+    connector = Connector(where, runtime, read_only=read_only, create=create and not read_only)
+    store = LazyStore(store_for(where, runtime, durability=durability), connector.connect, _budget(), runtime=runtime)
     sink = events_of(store, where, runtime) if wants_events else None
-    return Fleet(store, where, store.connected, runtime, read_only=read_only, events=sink, opening=opening)
+    return Fleet(store, where, store.connected, runtime, read_only=read_only, events=sink, connector=connector)
 
 
 class _FleetJournal:
@@ -103,7 +103,7 @@ class Fleet:
         *,
         read_only: bool = False,
         events: EventSink | None = None,
-        opening: Opening | None = None,
+        connector: Connector | None = None,
     ) -> None:
         self.url = url
         self.events = events
@@ -114,7 +114,7 @@ class Fleet:
         self.runtime = runtime
         """The clock, chance and threads that the fleet's parts use."""
         self._sightings = VersionWatch(runtime)
-        self._opening = opening
+        self._connector = connector
         self._journal = cast(Journal, _FleetJournal(self._find_journal))
         self.tasks = Tasks(self.queue, events, self.check, runtime.wall)
         """The task functions that were defined with `task`, and the hooks."""
@@ -129,7 +129,7 @@ class Fleet:
     @property
     def is_new(self) -> bool:
         """Whether this handle set the fleet up, because there was none."""
-        return self._opening is not None and self._opening.is_new
+        return self._connector is not None and self._connector.is_new
 
     def check(self) -> None:
         """Connect now, instead of at first use, so that what is wrong with the place shows here.
@@ -153,9 +153,7 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        from asyncio import to_thread
-
-        await to_thread(self.close)
+        await in_thread(self.close)
 
     def close(self) -> None:
         """Write the events that wait in memory. A fleet without events has nothing to close, and can be used on."""

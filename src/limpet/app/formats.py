@@ -1,6 +1,6 @@
 """`limpet.json`: the formats of a fleet, which versions of Limpet may use it, and how to connect to it.
 
-`check`, `may_write`, `enabled` and `upgraded` are pure rules; `Opening` reads the record, or sets up a new fleet.
+`check`, `may_write`, `enabled` and `upgraded` are pure rules; `Connector` reads the record, or sets up a new fleet.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
 
 
 @dataclass(slots=True)
-class Opening:
+class Connector:
     """Connects to the fleet at a URL; `is_new` says afterwards whether this process set the fleet up."""
 
     where: str

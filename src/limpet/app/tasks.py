@@ -26,6 +26,7 @@ from limpet.queue.api import Pushed, Queue, need
 from limpet.queue.verdicts import Fail
 from limpet.queue.work import Cron, Job, current_task
 from limpet.queue.work.judge import Caught
+from limpet.runtime import in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -312,9 +313,7 @@ class TaskPush(Generic[P]):
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """`push`, for coroutines: the event loop goes on meanwhile."""
-        from asyncio import to_thread
-
-        return await to_thread(self.push, *args, **kwargs)
+        return await in_thread(self.push, *args, **kwargs)
 
 
 class TaskFunction(Generic[P, R]):

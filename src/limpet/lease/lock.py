@@ -27,7 +27,7 @@ from limpet.lease.decide import (
 from limpet.lease.heartbeat import Heartbeat
 from limpet.lease.lease import Lease
 from limpet.records import INTEGER_MAX
-from limpet.runtime import Runtime
+from limpet.runtime import Runtime, in_thread
 from limpet.store.api import Store, Version
 
 POLL_MIN_S = 0.2
@@ -196,17 +196,15 @@ class Lock:
         on_lost: Callable[[], None] | None = None,
     ) -> AsyncIterator[Lease]:
         """`async with lock.hold_async() as lease:` is `hold` for coroutines: the event loop goes on while it waits."""
-        from asyncio import to_thread
-
         held = self.hold(wait_s, stall_s=stall_s, on_lost=on_lost)
-        lease = await to_thread(held.__enter__)
+        lease = await in_thread(held.__enter__)
         try:
             yield lease
         except BaseException as error:
-            if not await to_thread(held.__exit__, type(error), error, error.__traceback__):
+            if not await in_thread(held.__exit__, type(error), error, error.__traceback__):
                 raise
         else:
-            await to_thread(held.__exit__, None, None, None)
+            await in_thread(held.__exit__, None, None, None)
 
     def peek(self) -> LeaseRecord | None:
         """The record as it stands; None if the lock was never used.   Cost: 1 GET."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 from limpet.cell import Fence
 from limpet.errors import Invalid, Unsupported
 from limpet.lease.decide import check_ttl
+from limpet.runtime import in_thread
 
 Feature = Literal[
     "attempts",
@@ -321,14 +322,10 @@ class AsyncQueue:
     """The forms of a queue's methods for coroutines: each runs the plain method in a thread."""
 
     async def push_async(self: Queue, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        from asyncio import to_thread
-
-        return await to_thread(self.push, payload, id=id, delay_s=delay_s)
+        return await in_thread(self.push, payload, id=id, delay_s=delay_s)
 
     async def result_async(self: Queue, id: str) -> Result:
-        from asyncio import to_thread
-
-        return await to_thread(self.result, id)
+        return await in_thread(self.result, id)
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:
