@@ -56,7 +56,6 @@ KNOWN: dict[str, frozenset[str]] = {
         {
             "limpet.catalog.sequence",
             "limpet.catalog.transactions",
-            "limpet.cli.demo_publish",
             "limpet.cli.index_stats",
             "limpet.index.plain",
             "limpet.keys.sync",

@@ -13,24 +13,24 @@ from limpet import __version__
 from limpet.cli.shared import TRACEBACK, lines
 
 COMMANDS = {
-    "demo": "demo:demo",
-    "work": "work:work",
-    "supervise": "supervise:supervise",
-    "queue": "queue:app",
-    "index": "index:app",
-    "catalog": "catalog:app",
-    "serve": "serve:app",
-    "status": "status:status",
-    "check": "check:check",
-    "lock": "lock:app",
-    "events": "events:app",
-    "doctor": "doctor:doctor",
-    "iam": "iam:iam",
-    "upgrade": "upgrade:upgrade",
-    "backup": "backup:backup",
-    "restore": "backup:restore",
+    "demo": "limpet.demo.show:demo",
+    "work": "limpet.cli.work:work",
+    "supervise": "limpet.cli.supervise:supervise",
+    "queue": "limpet.cli.queue:app",
+    "index": "limpet.cli.index:app",
+    "catalog": "limpet.cli.catalog:app",
+    "serve": "limpet.cli.serve:app",
+    "status": "limpet.cli.status:status",
+    "check": "limpet.cli.check:check",
+    "lock": "limpet.cli.lock:app",
+    "events": "limpet.cli.events:app",
+    "doctor": "limpet.cli.doctor:doctor",
+    "iam": "limpet.cli.iam:iam",
+    "upgrade": "limpet.cli.upgrade:upgrade",
+    "backup": "limpet.cli.backup:backup",
+    "restore": "limpet.cli.backup:restore",
 }
-"""Each command with its module below `limpet.cli` and its name there: a function, or `app` for a group of commands.
+"""Each command with its module and its name there: a function, or `app` for a group of commands.
 The examples of a function are in its module's EPILOG, or in an EPILOG that begins with its name."""
 
 EPILOG = lines(
@@ -77,7 +77,7 @@ def build(only: str | None = None) -> typer.Typer:
 
 
 def _add(app: typer.Typer, module_name: str, name: str) -> None:
-    module = import_module(f"limpet.cli.{module_name}")
+    module = import_module(module_name)
     found: Any = getattr(module, name)
     if name == "app":
         app.add_typer(found)
