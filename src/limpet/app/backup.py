@@ -2,8 +2,9 @@
 
 A backup has the layout of the fleet, with `backup.json` and the lists below `backup/` beside it. What makes the copy
 consistent is the order in which kinds of objects are copied (`ORDER`): data that moves is copied in the direction in
-which it moves, each step after the last has ended; and whatever names other objects is copied before those. So what is
-gone when it is asked for is found further on. docs/design/0007-backup.md argues each step and says what is guaranteed.
+which it moves, each step after the last has ended; and whatever names other objects is copied before those. So an
+object that has moved on before it was copied is found further on. docs/design/0007-backup.md argues each step and says
+what is guaranteed.
 
 Nothing is ever written to the source.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +23,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from limpet import keys, records
-from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check
-from limpet.app.warehouse_files import WAREHOUSE, plain_warehouse
+from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check, record_cell
 from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
@@ -32,6 +33,7 @@ from limpet.queue.names import entry_of
 from limpet.records import Count, Digest, Instant, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
+from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
 from limpet.store.doctor import quick
 from limpet.store.metered import MeteredStore
 
@@ -206,7 +208,7 @@ def backup(
     Crash: the same call goes on where it was; until then `backup.json` says that it is not finished. Nothing that the
     last finished backup held is missing meanwhile.
     """
-    sides = _Sides(source, target, runtime)
+    sides = _StorePair(source, target, runtime)
     record = _fleet_record(sides.source, runtime, source_url)
     run = _Run(sides, _begun(sides, runtime, "backup", source_url, target_url), tell)
     _set_record(sides.target, runtime, record, BACKUP)
@@ -236,21 +238,19 @@ def restore(
     Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
     Crash: the same call goes on where it was.
     """
-    sides = _Sides(source, target, runtime)
-    found = _marker(sides.source, runtime).read()
-    if found is None or found.value.purpose != "backup":
-        raise Missing(f"there is no backup at {source_url}", hint="`limpet backup FLEET URL` makes one")
-    if found.value.state != "finished" and not force:
+    sides = _StorePair(source, target, runtime)
+    found = _backup_at(sides.source, runtime, source_url)
+    if found.state != "finished" and not force:
         raise Invalid(
             f"the backup at {source_url} was not finished",
             hint="run `limpet backup` again to finish it; if the fleet is lost, --force takes what is there",
         )
     record = _fleet_record(sides.source, runtime, source_url)
-    if _is_nearly_done(sides.target, runtime, found.value.run):
+    if _is_nearly_done(sides.target, runtime, found.run):
         _set_record(sides.target, runtime, record, None)
         return BackupReport()
-    known = _lines(sides.source, found.value, force=force)
-    run = _Run(sides, _begun(sides, runtime, "restore", found.value.run, target_url), tell)
+    known = _lines(sides.source, found, force=force)
+    run = _Run(sides, _begun(sides, runtime, "restore", found.run, target_url), tell)
     _set_record(sides.target, runtime, record, RESTORING)
     run.copy_all((stat for stat in sides.source.list() if kind_of(stat.key) != "own"), "restore", known)
     lost = sorted(known.keys() - run.lines.keys() - run.report.left_out.keys())
@@ -264,7 +264,7 @@ def restore(
         )
     run.flush()
     run.remove(stat.key for stat in sides.target.list(keys.BACKUPS))
-    _finish(run, with_data=found.value.with_data)
+    _finish(run, with_data=found.with_data)
     _set_record(sides.target, runtime, record, None)
     return run.reported()
 
@@ -274,12 +274,9 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 
     Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
     """
-    found = _marker(store, runtime).read()
-    if found is None or found.value.purpose != "backup":
-        raise Missing(f"there is no backup at {url}", hint="`limpet backup FLEET URL` makes one")
-    record = found.value
-    sides = _Sides(store, store, runtime)
+    sides = _StorePair(store, store, runtime)
     store = sides.source
+    record = _backup_at(store, runtime, url)
     known = _lines(store, record, force=True)
     listed = {stat.key: stat for stat in store.list() if kind_of(stat.key) != "own"}
     changed: list[str] = []
@@ -302,8 +299,8 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 # ---- the two sides ----
 
 
-class _Sides:
-    """Where from and where to, counted, each asked again when it is away for a moment."""
+class _StorePair:
+    """The source and the target of a copy, both metered. A request that fails for the moment is tried again."""
 
     def __init__(self, source: Store, target: Store, runtime: Runtime) -> None:
         self.source = MeteredStore(plain_warehouse(source, runtime), runtime=runtime)
@@ -311,7 +308,7 @@ class _Sides:
         self.runtime = runtime
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Do it, a few times if the store is away: what is done twice here is the same bytes under the same name."""
+        """`call()`, tried again while the store is unavailable. Puts are repeated safely: same bytes, same name."""
         for tries in range(1, TRIES_MAX):
             try:
                 return call()
@@ -330,8 +327,16 @@ def _marker(store: Store, runtime: Runtime) -> Cell[BackupRecord]:
     return Cell(store, keys.BACKUP, struct_codec(BackupRecord), runtime)
 
 
+def _backup_at(store: Store, runtime: Runtime, url: str) -> BackupRecord:
+    """What `backup.json` says of a backup.   Raises: Missing if there is none."""
+    found = _marker(store, runtime).read()
+    if found is None or found.value.purpose != "backup":
+        raise Missing(f"there is no backup at {url}", hint="`limpet backup FLEET URL` makes one")
+    return found.value
+
+
 def _fleet_record(store: Store, runtime: Runtime, url: str) -> FleetRecord:
-    seen = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime).read()
+    seen = record_cell(store, runtime).read()
     if seen is None:
         raise Missing(f"there is no fleet at {url}", hint="check the URL")
     record = msgspec.structs.replace(seen.value, features=[f for f in seen.value.features if f != BACKUP])
@@ -342,7 +347,7 @@ def _fleet_record(store: Store, runtime: Runtime, url: str) -> FleetRecord:
 def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str | None) -> None:
     """`limpet.json` of the target: the source's formats and features, what a probe of this very store found, and
     `mark`, which keeps workers away."""
-    cell = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+    cell = record_cell(store, runtime)
     seen = cell.read()
     probe = seen.value.probe if seen else quick(store, runtime=runtime)
     features = sorted({*record.features, *([mark] if mark else ())})
@@ -352,9 +357,9 @@ def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str |
 
 
 def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
-    """Whether a restore of that backup was killed when all was there but the last word in `limpet.json`."""
+    """Whether a restore of that backup was killed after everything but the last write of `limpet.json`."""
     marker = _marker(store, runtime).read()
-    fleet = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime).read()
+    fleet = record_cell(store, runtime).read()
     return (
         marker is not None
         and (marker.value.purpose, marker.value.state, marker.value.source) == ("restore", "finished", run)
@@ -364,7 +369,7 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 
 
 def _begun(
-    sides: _Sides, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
+    sides: _StorePair, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
 ) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
     """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
 
@@ -396,7 +401,7 @@ def _begun(
 
 
 def _finish(run: _Run, *, with_data: bool) -> None:
-    """Say that all is there. Whoever began another run meanwhile wins.   Raises: Conflict."""
+    """Record that the run is finished.   Raises: Conflict if another run to the same target began meanwhile."""
     run.flush()
     lists = () if run.begun.value.purpose == "restore" else tuple(run.lists)
     finished = msgspec.structs.replace(
@@ -452,7 +457,7 @@ class _Run:
 
     def __init__(
         self,
-        sides: _Sides,
+        sides: _StorePair,
         begun: tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None],
         tell: Tell,
     ) -> None:
@@ -505,12 +510,11 @@ class _Run:
         self.remove([*stale, *ended, *old])
 
     def _relist(self) -> None:
-        """Write the lists anew: what was recorded and went again is in none of them."""
+        """Write the lists again, without the objects that were removed after they were recorded."""
         self.flush()
         self.lists.clear()
         self._unlisted = [*self.lines.values()]
-        while self._unlisted:
-            self._write_list()
+        self.flush()
 
     def remove(self, names: Iterable[Key]) -> None:
         """Delete these from the target."""
@@ -522,7 +526,7 @@ class _Run:
                 self.report.removed += 0 if key.startswith(f"{keys.BACKUPS}/") else 1
 
     def flush(self) -> None:
-        """Write down what was copied since the last list."""
+        """Write the lists of what was copied since the last one."""
         while self._unlisted:
             self._write_list()
 
@@ -714,25 +718,18 @@ def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]
     for key in [key for key in run.lines if key.startswith(prefix) and key.endswith(".usv")]:
         name = key.removeprefix(prefix).removesuffix(".usv")
         said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
-        if said is not None and not _is_so(run, Key(key), said):
+        if said is not None and not _is_so(run.lines[key], said):
             differ.append((key, said))
     return differ
 
 
-def _is_so(run: _Run, key: Key, said: object) -> bool:
+def _is_so(line: _Line, said: object) -> bool:
     """Whether a copied shard has the size and the digest that the manifest records."""
     size, digest = getattr(said, "size", None), getattr(said, "sum", "")
-    line = run.lines[key]
     if line.size != size:
         return False
-    return not digest or line.size == 0 or digest == _sum_text(line.sha256)
-
-
-def _sum_text(sha256: str) -> str:
-    """A digest as manifests record it."""
-    from base64 import urlsafe_b64encode
-
-    return urlsafe_b64encode(bytes.fromhex(sha256)[:16]).decode().rstrip("=")
+    as_recorded = urlsafe_b64encode(bytes.fromhex(line.sha256)[:16]).decode().rstrip("=")
+    return not digest or line.size == 0 or digest == as_recorded
 
 
 def _copy_events(run: _Run) -> None:

@@ -1,4 +1,4 @@
-"""How `limpet demo` ends: it queries the index, compares what the store holds with what was pushed, and adds up the cost."""
+"""How `limpet demo` ends: it queries the index, compares the store with what was pushed, and adds up the cost."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class DemoEvent:
     fields: dict[str, Any]
 
 
-class DemoProcesses:
+class DemoProcessGroup:
     """Starts workers and compilers, gives them orders (see `limpet.demo.workers`), hears their events, ends them."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _DemoRun:
     """The demo, step by step. Events of the processes are only shown; the report is read back from the store."""
 
     def __init__(self, place: str, logs: Path, tasks: int) -> None:
-        self.processes = DemoProcesses()
+        self.processes = DemoProcessGroup()
         workers = {name: DemoProcess(name, colour, "tasks") for name, colour in WORKERS.items()}
         compilers = {name: DemoProcess(name, colour, "objects merged") for name, colour in COMPILERS.items()}
         self.state = DemoState(tasks, workers | compilers)
