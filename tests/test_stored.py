@@ -20,6 +20,7 @@ from limpet.records import Count, Instant, Name, Seconds
 NOT_STORED = {
     "limpet.cli.work_wire": "lines between a worker and its children",
     "limpet.queue.work.events": "lines between a worker and its children",
+    "limpet.service.rest": "messages, bounded by the service",
     "limpet.service.rpc": "messages, bounded by the service",
     "limpet.sim.bucket": "the simulation's view of a body",
     "limpet.store.doctor.Check": "figures that `doctor` prints",

@@ -90,7 +90,7 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         allowed = {"concurrent.futures"}
     if source.module == "limpet.cli.index_engine":
         allowed |= {"multiprocessing"}
-    if source.module in ("limpet.service.limits", "limpet.service.threads"):
+    if source.module in ("limpet.service.http", "limpet.service.limits"):
         allowed = {"asyncio"}
     for line, name in _imports(source):
         for banned in AMBIENT:
@@ -280,8 +280,8 @@ def _undocumented(body: list[ast.stmt], prefix: str, inherited: frozenset[str] =
 
 
 def _inherited(node: ast.ClassDef) -> frozenset[str]:
-    """The methods of the classes of the package that it derives from."""
-    names: set[str] = set()
+    """The methods of the classes of the package that it derives from, and of the protocols that it may implement."""
+    names: set[str] = set() if "Protocol" in _bases(node) else {*_protocol_methods()}
     waiting, met = [*_bases(node)], set()
     while waiting:
         base = waiting.pop()
@@ -290,6 +290,14 @@ def _inherited(node: ast.ClassDef) -> frozenset[str]:
             waiting += _bases(one)
         met.add(base)
     return frozenset(names)
+
+
+@cache
+def _protocol_methods() -> frozenset[str]:
+    """The documented methods of the package's protocols; the classes that implement one need not name it."""
+    protocols = [one for each in _classes().values() for one in each if "Protocol" in _bases(one)]
+    methods = [part for one in protocols for part in one.body if isinstance(part, Function)]
+    return frozenset(method.name for method in methods if ast.get_docstring(method))
 
 
 def _bases(node: ast.ClassDef) -> Iterator[str]:
@@ -458,7 +466,7 @@ STANDARD = frozenset(
     running sample schema scope screen search sender sent sequence shape shell sink slow source stat state step stop
     storage styled sum sweeper table tail take taken temp template term threads times typed unavailable unclear unknown
     unreachable unread unreadable unsupported user usv verified verifier view violation wait waiting warehouse watch
-    watched won work world write writer written
+    watched won work world write writer written app context versioned resolution warning
     """.split()  # noqa: SIM905 (as a list it would have a line for each word)
 )
 """Ordinary words of the trade, which need no entry in the glossary. A word that a reader must look up is not one."""

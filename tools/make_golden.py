@@ -28,7 +28,7 @@ from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim
 from limpet.runtime import SystemRuntime, Worker, ulid
 from limpet.store import DirectoryStore
-from limpet.store.doctor import Findings
+from limpet.store.probe import Findings
 
 __all__ = [
     "AWKWARD",

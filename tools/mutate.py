@@ -381,6 +381,8 @@ class _Warm:
             killer = pipe.read()
         if killer:
             self._killers = [killer, *(name for name in self._killers if name != killer)]
+        if code == 0 and change.owner is None and mutant.old:
+            return _Verdict.UNTRIED  # a class may have been declared with the value
         return _Verdict.SURVIVED if code == 0 else _Verdict.KILLED
 
     def _run_changed(self, change: _Change, items: Sequence[pytest.Item], writer: int) -> NoReturn:

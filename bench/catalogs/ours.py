@@ -17,13 +17,18 @@ from limpet.catalog.catalog import Catalog
 from limpet.runtime import system
 from limpet.service.auth import Tokens
 from limpet.service.log import ServiceLog
-from limpet.service.metrics import Counter
-from limpet.service.parts import ApiPart, CompactorPart, Shared
+from limpet.service.serve import ApiPart, CompactorPart, ServiceContext
 from limpet.store import MeteredStore
 
 __all__ = ["NEEDS", "NOBODY", "Bench", "connect", "fill", "opened", "parts_of", "set_delay", "spent"]
 
-NEEDS: Mapping[str, str] = {"pyiceberg": "pyiceberg", "pyarrow": "pyarrow", "uvicorn": "uvicorn"}
+NEEDS: Mapping[str, str] = {
+    "pyiceberg": "pyiceberg",
+    "prometheus_client": "prometheus-client",
+    "pyarrow": "pyarrow",
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+}
 NOBODY = Tokens([])
 """No tokens: anybody on this machine may call."""
 LEASE_S = 10.0
@@ -44,11 +49,10 @@ def opened(place: Place) -> Fleet:
     return fleet
 
 
-def parts_of(fleet: Fleet) -> tuple[Shared, CompactorPart, ApiPart]:
+def parts_of(fleet: Fleet) -> tuple[ServiceContext, CompactorPart, ApiPart]:
     """What `limpet serve` is made of, not started yet."""
     runtime = system()
-    turns = Counter("limpet_loop_turns_total", "Turns of the loops in the background.", ("loop", "outcome"), runtime)
-    shared = Shared(fleet, runtime, turns, ServiceLog(runtime))
+    shared = ServiceContext(fleet, runtime, ServiceLog(runtime))
     compactor = CompactorPart(shared, NOBODY, exposed=False)
     return shared, compactor, ApiPart(shared, NOBODY, compactor.publish, compactor.fold, lease_s=LEASE_S)
 

@@ -20,8 +20,7 @@ from bench.catalogs.api import Place
 from bench.catalogs.ours import NOBODY, opened, parts_of, set_delay, spent
 
 from limpet.app import Fleet
-from limpet.service.process import run
-from limpet.service.server import listen
+from limpet.service.serve import listen, run
 
 __all__ = ["main"]
 

@@ -25,7 +25,7 @@ from limpet.errors import (
 )
 
 if _typing.TYPE_CHECKING:
-    from limpet.app import Fleet, TaskFunction, TaskRun, open
+    from limpet.app import Fleet, TaskFunction, TaskPush, TaskRun, open
     from limpet.cell import Cell, Fence
     from limpet.lease import Lease, Lock
     from limpet.queue import (
@@ -78,6 +78,7 @@ __all__ = [
     "Stats",
     "Task",
     "TaskFunction",
+    "TaskPush",
     "TaskRun",
     "Unavailable",
     "Unsupported",
@@ -87,7 +88,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "limpet.app": ("Fleet", "TaskFunction", "TaskRun", "open"),
+    "limpet.app": ("Fleet", "TaskFunction", "TaskPush", "TaskRun", "open"),
     "limpet.cell": ("Cell", "Fence"),
     "limpet.lease": ("Lease", "Lock"),
     "limpet.queue.work": ("RunningTask", "current_task"),

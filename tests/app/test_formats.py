@@ -10,7 +10,7 @@ import pytest
 
 from limpet.app.formats import CURRENT, LEVEL, FleetRecord, check, fresh, may_write, upgraded
 from limpet.errors import Unsupported
-from limpet.store.doctor import Findings
+from limpet.store.probe import Findings
 
 FINDINGS = Findings(conditional=True, etag_style="quoted", at="2026-03-01T00:00:00+00:00", by="limpet 0.1.0")
 

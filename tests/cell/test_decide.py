@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import string
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.cell.decide import MARKS_MAX, RING_SIZE, SCHEMA, Fence, Header, Write, admit, judge, mark, next_header
+from limpet.cell.decide import (
+    MARK_CHARS,
+    MARKS_MAX,
+    OFTEN_MS,
+    RECENT_MAX,
+    RING_SIZE,
+    SCHEMA,
+    Fence,
+    Header,
+    Write,
+    admit,
+    judge,
+    mark,
+    next_header,
+)
 from limpet.errors import Invalid, LeaseLost
 from limpet.runtime import ulid
 from limpet.store import Version
@@ -78,6 +96,48 @@ def test_a_landed_write_is_never_taken_for_lost(others: int) -> None:
 def test_marks_of_another_life_prove_nothing() -> None:
     """Counterexample 4: the cell was deleted and created by others, and its count has passed ours."""
     assert judge(write(50), contended(next_header(None, "new", None), 500), V2) is Verdict.UNKNOWN
+
+
+def test_the_figures_of_a_header() -> None:
+    assert (SCHEMA, RING_SIZE, RECENT_MAX, MARKS_MAX, MARK_CHARS, OFTEN_MS) == (1, 16, 1024, 4096, 3, 5000)
+    largest = {"schema": 1, "seq": 1, "write_id": "w" * 64, "recent": ["w"] * 1024, "older": "m" * 3 * 4096}
+    assert msgspec.convert(largest, Header).write_id == "w" * 64
+    for more in ({"write_id": "w" * 65}, {"recent": ["w"] * 1025}, {"recent": ["w" * 65]}, {"older": "m" * 12_289}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({**largest, **more}, Header)
+
+
+@pytest.mark.parametrize("write_id", ["a", "b", "c", "w1", "w2", "w3", ""])
+def test_a_mark_is_the_first_eighteen_bits_of_the_digest(write_id: str) -> None:
+    bits = int.from_bytes(hashlib.sha256(write_id.encode()).digest()[:3], "big") >> 6
+    letters = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    assert mark(write_id) == "".join(letters[bits >> shift & 63] for shift in (12, 6, 0))
+
+
+def test_a_calm_write_adds_the_id_that_leaves_the_ring_and_drops_two_marks() -> None:
+    found = contended(header(40), 10)
+    assert next_header(found, "calm", None).marks == (found.marks + mark(found.recent[0]))[6:]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_while_the_ring_has_room_marks_are_left_alone(lost: bool) -> None:
+    found = msgspec.structs.replace(header(40, ring=15), older="aaabbbccc")
+    assert next_header(found, "next", None, lost=lost).marks == "aaabbbccc"
+
+
+@pytest.mark.parametrize(("apart_ms", "kept"), [(4_999, 1), (5_000, 0), (-4_999, 1), (-5_000, 0)])
+def test_often_is_less_than_five_seconds_for_a_whole_ring(apart_ms: int, kept: int) -> None:
+    """By the clocks of the writers, of which one may be behind."""
+    ids = [ulid(1_790_000_000_000, 1), *(f"w{n}" for n in range(15)), ulid(1_790_000_000_000 + apart_ms, 2)]
+    found = next_header(Header(SCHEMA, 17, ids[-1], tuple(ids[:-1])), "next", None)
+    assert len(found.marks) == 3 * kept
+
+
+def test_the_oldest_mark_of_a_cell_without_a_ring_counts() -> None:
+    found = Header(SCHEMA, 6, "w6", (), older=mark("w5"))
+    assert judge(write(4), found, V2) is Verdict.LOST
+    assert judge(write(4), Header(SCHEMA, 6, "w6", (), older=mark("mine")), V2) is Verdict.UNKNOWN
+    assert judge(write(3), found, V2) is Verdict.UNKNOWN, "it goes no farther back"
 
 
 def test_the_first_write_starts_the_count() -> None:

@@ -437,7 +437,7 @@ def test_progress_is_told_within_the_first_chunk(index: Index[Any]) -> None:
     work = Import(index, io.BytesIO(f"domain,title\n{rows}".encode()), file="x", format="csv")
     told: list[tuple[int, int]] = []
     [taken] = work.run(tick=lambda: told.append((work.state.records, work.under_way)))
-    assert told == [(0, 1000), (0, 2000), (0, 3000)]
+    assert [each for each in told if each[1]] == [(0, 1000), (0, 2000), (0, 3000)]
     assert (taken.records, work.under_way) == (3500, 0)
 
 

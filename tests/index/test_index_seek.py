@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
-from limpet.index.decide import Shape, digest
+from limpet.index import seek
+from limpet.index.decide import Shape, digest, fractions
 from limpet.index.fields import Field
 from limpet.index.manifest import fresh
 from limpet.index.reader import Reader
 from limpet.index.schema import with_own
-from limpet.index.seek import LINE_GUESS, Absent, Search
+from limpet.index.seek import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, Absent, Search
 from limpet.index.storage import Storage
 from limpet.keys import IndexKeys, Key
 from limpet.records import RECORD_BYTES_MAX
@@ -203,6 +204,8 @@ def windows(read: Callable[[int, int], bytes], size: int, key: bytes, line_size:
         # 12 KiB where that would take more than 48 KiB
         (4_000, "constant", "k2423", 1000, [(192_070, 12_288)]),
         (60_000, "constant", "k53649", 128, [(845_297, 12_288)]),
+        (4_000, "constant", "k2423", 250, [(176_502, 43_424)]),
+        (4_000, "constant", "k2423", 400, [(192_070, 12_288)]),
         # the second read stands where the first one says, and the third takes what is left of 192 KiB
         (60_000, "large", "k53649", 128, [(34_868_919, 12_288), (35_100_594, 12_288)]),
         (60_000, "large", "k19774", 128, [(122_632_332, 12_288), (122_827_224, 12_288), (122_839_040, 172_032)]),
@@ -240,11 +243,105 @@ def test_a_window_without_a_whole_line_is_followed_by_wider_ones(
     assert windows(lambda start, stop: data[start:stop], len(data), key.encode(), 128) == wanted
 
 
-@pytest.mark.parametrize("line_size", [0.0, -5.0, 0.5])
+@pytest.mark.parametrize("line_size", [0.0, -5.0, 0.5, 1.0])
 def test_a_manifest_that_claims_lines_without_bytes_is_not_believed(line_size: float) -> None:
-    shard = layout(4_000, "constant")
-    read = windows(shard.read, shard.size, b"k2423", line_size)
-    assert read == windows(shard.read, shard.size, b"k2423", 1.0)
+    shard = layout(60_000, "constant")
+    assert windows(shard.read, shard.size, b"k19774", line_size) == [(2_988_905, 10_396), (2_999_300, 8_192)]
+
+
+# ---- what is learnt, one read at a time ----
+
+
+@cache
+def places() -> Sequence[tuple[bytes, bytes]]:
+    """Many keys, each after its digest, in order."""
+    return sorted((digest(key), key) for key in (b"n%d" % n for n in range(20_000)))
+
+
+def key_at(fraction: float, shard: int | None = None) -> bytes:
+    """A key that lies about so far into the order of all keys, or into that shard of 256."""
+    depth = 0 if shard is None else 2
+    some = [(place, key) for place, key in places() if shard is None or place[0] == shard]
+    return min(some, key=lambda each: abs(fractions(each[0], depth) - fraction))[1]
+
+
+def lines_of(size: int, *keys: bytes) -> bytes:
+    """A line of that many bytes for each key."""
+    return b"".join(key.ljust(size - 1, b"\x1f") + b"\n" for key in keys)
+
+
+def test_the_figures_of_the_search() -> None:
+    assert (READS, seek.BYTES_MAX, WINDOW_MIN, ANCHOR, LINE_GUESS, SURE) == (3, 196_608, 8_192, 12_288, 128.0, 6.0)
+
+
+def size_of(search: Search) -> int:
+    start, stop = search.window()
+    return stop - start
+
+
+def test_from_the_third_read_on_a_window_takes_what_is_left_of_192_kib() -> None:
+    search = Search(key_at(0.5), SHAPE, ALL, 10_000_000)
+    at = 0
+    for n, fraction in enumerate((0.1, 0.2, 0.3, 0.4), start=1):
+        assert search.learn(at, lines_of(50, key_at(fraction))) is None
+        at += 50
+        if n >= 2:
+            assert size_of(search) == 196_608 - 50 * n
+
+
+@pytest.mark.parametrize(("read", "size"), [(131_071, 65_537), (131_072, 65_536), (131_073, 65_536), (190_000, 65_536)])
+def test_a_late_window_has_at_least_64_kib(read: int, size: int) -> None:
+    search = Search(key_at(0.5), SHAPE, ALL, 10_000_000)
+    assert search.learn(0, lines_of(read - 50, key_at(0.1))) is None
+    assert search.learn(read - 50, lines_of(50, key_at(0.2))) is None
+    assert size_of(search) == size
+
+
+@pytest.mark.parametrize(
+    ("first", "line_size", "number", "size"),
+    [
+        # 6 standard deviations of where the line may be, and 4 lines
+        (0.0, 100, 60_000, 62_000),
+        (0.0, 100, 30_000, 44_000),
+        (0.0, 100, 120_000, 88_500),
+        # more than half of what is left: 12 KiB
+        (0.0, 100, 140_000, 12_288),
+        (0.0, 200, 60_000, 12_288),
+        # the lines before the first whole one of a window do not count
+        (0.02, 100, 60_000, 57_000),
+    ],
+)
+def test_a_second_window_is_as_wide_as_the_lines_of_the_first_demand(
+    first: float, line_size: int, number: int, size: int
+) -> None:
+    search = Search(key_at(0.1), SHAPE, ALL, number * line_size)
+    cut = b"." * 5_000 + b"\n" if first else b""
+    lines = lines_of(line_size, *(key_at(first + n / 10_000) for n in range(1, 5)))
+    assert search.learn(int(first * number * line_size), cut + lines) is None
+    assert size_of(search) == pytest.approx(size, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        pytest.param(0.3, 0.7, 0.5, id="as it should be"),
+        pytest.param(0.6, 0.8, 0.0, id="ours would be below both"),
+        pytest.param(0.2, 0.4, 1.0, id="ours would be above both"),
+        pytest.param(0.9, 0.8, 0.5, id="above and in the wrong order"),
+        pytest.param(0.2, 0.1, 0.5, id="below and in the wrong order"),
+    ],
+)
+def test_lines_of_another_shard_on_both_sides_do_not_stop_a_search(low: float, high: float, wanted: float) -> None:
+    """A damaged shard: what they say of the place is kept within the room that is left."""
+    below, above = lines_of(100, key_at(low, 0x10)), b"cut\n" + lines_of(100, key_at(high, 0xF0))
+    size = 10_000_000
+    search = Search(key_at(0.5, 0x3A), SHAPE, 2, size)
+    assert search.learn(0, below) is None
+    assert search.learn(size - len(above), above) is None
+    start, stop = search.window()
+    room, taken = size - 200, stop - start
+    assert taken == 196_608 - 204
+    assert start == pytest.approx(min(max(100 + wanted * room - taken / 2, 100), size - 100 - taken), abs=200_000)
 
 
 # ---- against a plain search through all lines ----

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Invalid
 from limpet.lease.decide import (
+    TOKEN_MAX,
     Create,
     LeaseRecord,
     State,
@@ -21,6 +23,7 @@ from limpet.lease.decide import (
     next_step,
     renew_interval_s,
     renewed,
+    reset,
     taken,
 )
 from support.clock import steady
@@ -178,3 +181,30 @@ def test_a_ttl_that_no_lease_can_have(ttl_s: float) -> None:
 def test_two_renewals_may_fail_and_a_live_holder_is_seen_to_renew() -> None:
     assert renew_interval_s(TTL_S) * 3 <= TTL_S
     assert look_interval_s(TTL_S) == LOOK_S > renew_interval_s(TTL_S)
+
+
+# ---- a record that cannot be read ----
+
+
+@pytest.mark.parametrize(
+    ("wall", "token"),
+    [
+        (T0, 1_772_366_400_000),
+        (datetime(1970, 1, 1, tzinfo=UTC), 1),
+        (datetime(1960, 1, 1, tzinfo=UTC), 1),
+        (datetime(1970, 1, 1, 0, 0, 0, 5_000, tzinfo=UTC), 5),
+    ],
+)
+def test_a_reset_is_free_and_its_token_is_the_time(wall: datetime, token: int) -> None:
+    after = reset("backup", "w1", "pi:7", TTL_S, wall)
+    assert (after.state, after.token, after.name, after.worker_id) == (State.FREE, token, "backup", "w1")
+
+
+@pytest.mark.parametrize(("token", "sound"), [(-1, False), (0, True), (TOKEN_MAX, True), (TOKEN_MAX + 1, False)])
+def test_which_tokens_a_record_may_have(token: int, sound: bool) -> None:
+    stored = msgspec.to_builtins(record()) | {"token": token}
+    if sound:
+        assert msgspec.convert(stored, LeaseRecord).token == token
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(stored, LeaseRecord)

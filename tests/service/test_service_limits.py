@@ -14,12 +14,9 @@ import uvicorn
 
 from limpet.runtime import system
 from limpet.service import limits
-from limpet.service.asgi import Shell
 from limpet.service.auth import Tokens
+from limpet.service.http import HttpApp, Request, Response, Route, Routes
 from limpet.service.limits import Gate, LimitedProtocol
-from limpet.service.metrics import Requests
-from limpet.service.routes import Route, Routes
-from limpet.service.wire import Request, Response
 from support.servers.catalog import until
 
 TOKEN = b"a-token-of-the-tests"
@@ -41,9 +38,9 @@ class Served:
             Route("GET", "/healthz", lambda _: Response(200, b"ok"), None, quick=True),
             Route("POST", "/open", lambda _: Response(400, b"no"), None, quick=True),
         ]
-        self.shell = Shell(Routes(routes), system(), Requests(system()), body_bytes_max=1000)
-        protocol = partial(LimitedProtocol, self.gate, self.shell)
-        config = uvicorn.Config(self.shell, http=protocol, ws="none", lifespan="off", log_level="critical")  # type: ignore[arg-type]
+        self.app = HttpApp(Routes(routes), system(), body_bytes_max=1000)
+        protocol = partial(LimitedProtocol, self.gate, self.app)
+        config = uvicorn.Config(self.app, http=protocol, ws="none", lifespan="off", log_level="critical")  # type: ignore[arg-type]
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
         self._server = uvicorn.Server(config)
         self._thread = Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
@@ -69,7 +66,7 @@ class Served:
         self._server.should_exit = True
         self._thread.join()
         self._listener.close()
-        assert not self.shell.close()
+        assert not self.app.close()
         assert (self.gate.connections, self.gate.strangers) == (0, 0), "every seat was given back"
 
 
@@ -249,10 +246,10 @@ def test_garbage_behind_a_request_is_not_taken_for_its_answer(served: Served) ->
 
 def test_too_much_at_once_is_told_to_come_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     once = REQUEST.replace(BEARER, BEARER + b"connection: close\r\n")
-    monkeypatch.setattr("limpet.service.asgi.BUFFERED_BYTES_MAX", 3)
+    monkeypatch.setattr("limpet.service.http.BUFFERED_BYTES_MAX", 3)
     assert _status(served.answer(once)) == 503
     assert _status(served.answer(CHUNKED + BEARER + b"connection: close\r\n\r\n4\r\nbody\r\n0\r\n\r\n")) == 503
-    monkeypatch.setattr("limpet.service.asgi.BUFFERED_BYTES_MAX", 4)
+    monkeypatch.setattr("limpet.service.http.BUFFERED_BYTES_MAX", 4)
     for _ in range(3):
         assert _status(served.answer(once)) == 200, "what was counted is given back"
 

@@ -20,10 +20,10 @@ import pytest
 
 from limpet.errors import Invalid
 from limpet.runtime import system
-from limpet.service.health import health_routes
+from limpet.service.http import Request, Response
 from limpet.service.log import RARE_PER_S, ServiceLog, printable, redacted
 from limpet.service.rpc import RpcPublisher
-from limpet.service.wire import Request, Response
+from limpet.service.serve import health_routes
 from support.servers.catalog import CatalogServer, ask, catalog_server, start_server, until
 
 SECRET = "the-secret-of-the-two-services"
@@ -140,7 +140,7 @@ def test_a_service_logs_requests_refusals_and_who_leads(tmp_path: Path) -> None:
 
 
 def test_readiness_occupies_one_thread_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.health.REMEMBERED_S", 0.0)
+    monkeypatch.setattr("limpet.service.serve.REMEMBERED_S", 0.0)
     asked, go_on, calls = Event(), Event(), []
 
     def facts() -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_readiness_occupies_one_thread_however_many_ask(monkeypatch: pytest.Monk
     slow.start()
     assert asked.wait(30)
     assert ready(Request("GET")).status == 200, "what was known last"
-    monkeypatch.setattr("limpet.service.health.SLOW_S", 0.0)
+    monkeypatch.setattr("limpet.service.serve.SLOW_S", 0.0)
     assert ready(Request("GET")).status == 503, "nobody knows any more"
     assert len(calls) == 2
     go_on.set()
@@ -270,7 +270,7 @@ def test_handshakes_that_do_not_come_are_counted_and_end(tmp_path: Path, certifi
             status, metrics = _by_tls(url, cert, "GET", "/metrics")
             assert status == 200
             counts = dict(line.rsplit(b" ", 1) for line in metrics.splitlines() if not line.startswith(b"#"))
-            return int(counts[b'limpet_connections{client="stranger"}']) <= 6
+            return float(counts[b'limpet_connections{client="stranger"}']) <= 6
 
         until("most were ended, and the honest client is served", ended)
         assert len(idle) == 40

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from limpet.catalog import NotLeader, Refusal
 from limpet.catalog.decide import Refused
@@ -35,12 +36,21 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.runtime import system
-from limpet.service.asgi import Shell
 from limpet.service.auth import Tokens, check_bind, secrets_of
-from limpet.service.errors import answer_to
-from limpet.service.metrics import Counter, Gauge, Histogram, Metrics, Requests
-from limpet.service.routes import Route, Routes
-from limpet.service.wire import DEPTH_MAX, ITEMS_MAX, Rejected, Request, Response, json_response, strict_json
+from limpet.service.http import (
+    DEPTH_MAX,
+    ITEMS_MAX,
+    HttpApp,
+    Rejected,
+    Request,
+    Response,
+    Route,
+    Routes,
+    answer_to,
+    json_response,
+    strict_json,
+)
+from limpet.service.serve import metrics_text
 
 JSON = [(b"content-type", b"application/json; charset=utf-8")]
 
@@ -230,9 +240,9 @@ def test_tokens(headers: list[tuple[bytes, bytes]], status: int | None) -> None:
     if status is None:
         tokens.demand(headers)
         return
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(Denied) as refused:
         tokens.demand(headers)
-    assert refused.value.status == status
+    assert answer_to(refused.value).status == status
 
 
 @pytest.mark.parametrize(
@@ -251,9 +261,9 @@ def test_without_tokens_only_this_machine_is_answered(host: bytes, allowed: bool
     if allowed:
         Tokens().demand([(b"host", host)])
         return
-    with pytest.raises(Rejected) as refused:
+    with pytest.raises(Denied) as refused:
         Tokens().demand([(b"host", host)])
-    assert refused.value.status == 403
+    assert answer_to(refused.value).status == 403
 
 
 def test_secrets_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
@@ -312,32 +322,47 @@ def test_each_kind_of_error_has_its_status(error: LimpetError, status: int, kind
 
 
 def test_metrics_are_what_prometheus_reads() -> None:
-    counter = Counter("c_total", "A counter.", ("name",), system())
-    counter.add('a"\n\\')
-    counter.add('a"\n\\', amount=2)
-    histogram = Histogram("h", "A histogram.", (), system(), (1.0, 2.5))
+    registry = CollectorRegistry()
+    counter = Counter("c_total", "A counter.", ("name",), registry=registry)
+    counter.labels('a"\n\\').inc()
+    counter.labels('a"\n\\').inc(2)
+    histogram = Histogram("h", "A histogram.", registry=registry, buckets=(1.0, 2.5))
     for value in (0.5, 1.0, 2.0, 9.0):
         histogram.observe(value)
-    gauge = Gauge("g", "A gauge.", lambda: {"x": 1.5}, "verb")
-    assert Metrics(counter, histogram, gauge).text().splitlines() == [
+    Gauge("g", "A gauge.", ("verb",), registry=registry).labels("x").set_function(lambda: 1.5)
+    assert metrics_text(registry).decode().splitlines() == [
         "# HELP c_total A counter.",
         "# TYPE c_total counter",
-        'c_total{name="a\\"\\n\\\\"} 3',
+        'c_total{name="a\\"\\n\\\\"} 3.0',
         "# HELP h A histogram.",
         "# TYPE h histogram",
-        'h_bucket{le="1"} 2',
-        'h_bucket{le="2.5"} 3',
-        'h_bucket{le="+Inf"} 4',
+        'h_bucket{le="1.0"} 2.0',
+        'h_bucket{le="2.5"} 3.0',
+        'h_bucket{le="+Inf"} 4.0',
+        "h_count 4.0",
         "h_sum 12.5",
-        "h_count 4",
         "# HELP g A gauge.",
         "# TYPE g gauge",
         'g{verb="x"} 1.5',
     ]
 
 
-def _asked(shell: Shell, path: bytes, *chunks: bytes, into: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """What the shell sends in answer to a POST, as the server would hand it over."""
+def test_a_client_cannot_make_up_labels() -> None:
+    registry = CollectorRegistry()
+    seconds = Histogram("s", "Seconds.", ("method", "route", "status"), registry=registry)
+    counted = HttpApp(ROUTES, system(), body_bytes_max=10, seconds=seconds)
+    for number in range(10):
+        counted.admit(f"VERB{number}", b"/made-up/%d" % number, [], "")
+        counted.admit("POST", b"/v1/namespaces/n%d/tables/t" % number, [], "")
+    counts = [line for line in metrics_text(registry).decode().splitlines() if line.startswith("s_count")]
+    assert counts == [
+        's_count{method="other",route="",status="404"} 10.0',
+        's_count{method="other",route="",status="405"} 10.0',
+    ]
+
+
+def _asked(app: HttpApp, path: bytes, *chunks: bytes, into: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """What the application sends in answer to a POST, as the server would hand it over."""
     sent = into if into is not None else []
     messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
@@ -355,7 +380,7 @@ def _asked(shell: Shell, path: bytes, *chunks: bytes, into: list[dict[str, Any]]
         "query_string": b"",
         "headers": [(b"host", b"localhost"), (b"transfer-encoding", b"chunked"), *JSON],
     }
-    asyncio.run(shell(scope, receive, send))
+    asyncio.run(app(scope, receive, send))
     return sent
 
 
@@ -372,36 +397,36 @@ def _echo(request: Request) -> Response:
 
 
 @pytest.fixture
-def shell() -> Iterator[Shell]:
+def app() -> Iterator[HttpApp]:
     routes = [
         Route("POST", "/broken", _broken, Tokens()),
         Route("POST", "/stopped", _stopped, Tokens()),
         Route("POST", "/echo", _echo, Tokens()),
     ]
-    made = Shell(Routes(routes), system(), Requests(system()), body_bytes_max=10)
+    made = HttpApp(Routes(routes), system(), body_bytes_max=10)
     yield made
     assert not made.close()
 
 
-def test_a_fault_is_answered_and_told_to_the_server(shell: Shell) -> None:
+def test_a_fault_is_answered_and_told_to_the_server(app: HttpApp) -> None:
     sent: list[dict[str, Any]] = []
     with pytest.raises(ZeroDivisionError):
-        _asked(shell, b"/broken", into=sent)
+        _asked(app, b"/broken", into=sent)
     assert sent[0]["status"] == 500
     assert b'"type":"InternalServerError","code":500' in sent[1]["body"]
     with pytest.raises(RuntimeError, match="StopIteration"):
-        _asked(shell, b"/stopped")
+        _asked(app, b"/stopped")
 
 
-def test_a_body_comes_in_parts_and_is_cut_off(shell: Shell) -> None:
-    start, body = _asked(shell, b"/echo", b"[1,", b"2]")
+def test_a_body_comes_in_parts_and_is_cut_off(app: HttpApp) -> None:
+    start, body = _asked(app, b"/echo", b"[1,", b"2]")
     assert (start["status"], body["body"]) == (200, b"[1,2]")
-    assert _asked(shell, b"/echo", b"[", b" " * 9, b"]")[0]["status"] == 413
-    assert _asked(shell, b"/echo", *[b" " * 10] * 9)[0]["status"] == 413
+    assert _asked(app, b"/echo", b"[", b" " * 9, b"]")[0]["status"] == 413
+    assert _asked(app, b"/echo", *[b" " * 10] * 9)[0]["status"] == 413
 
 
-def test_too_many_at_once_are_told_to_come_back(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.asgi.AT_ONCE_MAX", 0)
-    start, _ = _asked(shell, b"/echo", b"[]")
+def test_too_many_at_once_are_told_to_come_back(app: HttpApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.service.http.AT_ONCE_MAX", 0)
+    start, _ = _asked(app, b"/echo", b"[]")
     assert start["status"] == 503
     assert (b"retry-after", b"1") in start["headers"]

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from limpet.service.process import BODY_BYTES_MAX
+from limpet.service.serve import BODY_BYTES_MAX
 from support.servers.catalog import CatalogServer
 
 NAMESPACES = "/v1/namespaces"

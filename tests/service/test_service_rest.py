@@ -335,13 +335,13 @@ def test_health_readiness_and_metrics(served: CatalogServer, make: Make) -> None
     metrics = served.ask("GET", "/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
     lines = metrics.body.decode().splitlines()
-    assert "limpet_leader 1" in lines
+    assert "limpet_leader 1.0" in lines
     for beginning in (
         'limpet_request_seconds_count{method="POST",route="/v1/namespaces",status="200"} ',
-        'limpet_request_seconds_bucket{method="POST",route="/v1/namespaces",status="200",le="',
+        'limpet_request_seconds_bucket{le="0.001",method="POST",route="/v1/namespaces",status="200"} ',
         'limpet_store_requests_total{verb="put"} ',
         'limpet_publish_seconds_count{outcome="published"} ',
-        'limpet_group_commits_bucket{le="1"} ',
+        'limpet_group_commits_bucket{le="1.0"} ',
     ):
         assert any(line.startswith(beginning) for line in lines), beginning
     assert all(re.fullmatch(r"# (HELP|TYPE) .+|[a-z_]+(\{.*\})? [0-9.e+-]+", line) for line in lines)

@@ -14,8 +14,7 @@ import pytest
 from limpet.cli import main
 from limpet.errors import Invalid
 from limpet.runtime import system
-from limpet.service.auth import Tokens, WatchedFile, named_tokens
-from limpet.service.wire import Caller, Rejected
+from limpet.service.auth import Caller, Tokens, TokenUnknown, WatchedFile, named_tokens
 from support.servers.catalog import Answer, CatalogServer, catalog_server, start_server, until
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
@@ -80,7 +79,7 @@ def test_a_file_of_tokens() -> None:
     assert tokens.demand(_headers("team-a")).prefixes == (("a",), ("deep", "er"))
     assert tokens.demand(_headers("boss")).rights == {"read", "write", "metrics"}
     for wrong in (_headers("x"), _headers("reader") * 2, [], [(b"authorization", b"Bearer")]):
-        with pytest.raises(Rejected):
+        with pytest.raises(TokenUnknown):
             tokens.demand(wrong)
 
 

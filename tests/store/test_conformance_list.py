@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from limpet.keys import Key
-from limpet.store import Put, Stat, Store
+from limpet.store import Stat, Store
 
 TREE = [
     "a",
@@ -40,8 +40,9 @@ MANY = 2300
 
 
 def fill(store: Store, names: Iterable[str]) -> None:
-    for result in store.put_many(Put(Key(name), b"x") for name in names).values():
-        assert isinstance(result, str), result
+    # One after another: SeaweedFS may lose an object `a` that is put while `a/b` is. Limpet has no such names.
+    for name in names:
+        store.put(Key(name), b"x")
 
 
 def keys(found: Iterable[Stat]) -> list[str]:

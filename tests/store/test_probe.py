@@ -15,9 +15,10 @@ from limpet.errors import Conflict, Denied, Invalid, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When
-from limpet.store.doctor import Check, EtagStyle, Findings, Report, examine, quick, use_etag_style
+from limpet.store.doctor import Check, Report, examine
 from limpet.store.memory import MemoryStore
 from limpet.store.metered import MeteredStore
+from limpet.store.probe import EtagStyle, Findings, quick, use_etag_style
 from limpet.store.scoped import ScopedStore
 
 

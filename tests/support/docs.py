@@ -6,7 +6,7 @@ What the language of a block says:
   `# name.py` is also that file, for the page's shell; a `# test_name.py` is only that.
 - `sh`: all blocks of a page run as one script; lines of `make` and `pip` are left out. `command  #=> text` must print
   that text, whatever the spaces in it.
-- `bash`: the same, but each page says how it is run; only the README's quickstart is one.
+- `bash`: the same, but each page says how it is run; only first-fleet.md has one.
 - `py`: somebody else's system. It must compile.
 - Anything else (`console`, `text`, `ini`, ...) is only read.
 """

@@ -34,8 +34,8 @@ from limpet.records import Count, Digest, Instant, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
 from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
-from limpet.store.doctor import quick
 from limpet.store.metered import MeteredStore
+from limpet.store.probe import quick
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def backup(
     Crash: the same call goes on where it was; until then `backup.json` says that it is not finished. Nothing that the
     last finished backup held is missing meanwhile.
     """
-    sides = _StorePair(source, target, runtime)
+    sides = _CopyStores(source, target, runtime)
     record = _fleet_record(sides.source, runtime, source_url)
     run = _Run(sides, _begun(sides, runtime, "backup", source_url, target_url), tell)
     _set_record(sides.target, runtime, record, BACKUP)
@@ -238,7 +238,7 @@ def restore(
     Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
     Crash: the same call goes on where it was.
     """
-    sides = _StorePair(source, target, runtime)
+    sides = _CopyStores(source, target, runtime)
     found = _backup_at(sides.source, runtime, source_url)
     if found.state != "finished" and not force:
         raise Invalid(
@@ -274,7 +274,7 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 
     Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
     """
-    sides = _StorePair(store, store, runtime)
+    sides = _CopyStores(store, store, runtime)
     store = sides.source
     record = _backup_at(store, runtime, url)
     known = _lines(store, record, force=True)
@@ -299,7 +299,7 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 # ---- the two sides ----
 
 
-class _StorePair:
+class _CopyStores:
     """The source and the target of a copy, both metered. A request that fails for the moment is tried again."""
 
     def __init__(self, source: Store, target: Store, runtime: Runtime) -> None:
@@ -369,7 +369,7 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 
 
 def _begun(
-    sides: _StorePair, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
+    sides: _CopyStores, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
 ) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
     """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
 
@@ -457,7 +457,7 @@ class _Run:
 
     def __init__(
         self,
-        sides: _StorePair,
+        sides: _CopyStores,
         begun: tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None],
         tell: Tell,
     ) -> None:

@@ -25,8 +25,8 @@ from limpet.queue import BucketQueue, Policy, Queue
 from limpet.queue.storage import Journal, NoJournal
 from limpet.runtime import Runtime, in_thread, system
 from limpet.store import MeteredStore, ScopedStore, Store
-from limpet.store.doctor import Findings
 from limpet.store.metered import LazyStore
+from limpet.store.probe import Findings
 
 if TYPE_CHECKING:
     from limpet.app.publish import Published, TableWriter

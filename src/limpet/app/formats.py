@@ -17,7 +17,7 @@ from limpet.errors import Conflict, Denied, Invalid, Missing, Unsupported
 from limpet.records import Count, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Store
-from limpet.store.doctor import Findings, quick, use_etag_style
+from limpet.store.probe import Findings, quick, use_etag_style
 
 LEVEL = 1
 """What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
@@ -26,7 +26,7 @@ from limpet.queue.api import Pushed, Queue, need
 from limpet.queue.verdicts import Fail
 from limpet.queue.work import Cron, Job, current_task
 from limpet.queue.work.judge import Caught
-from limpet.runtime import in_thread
+from limpet.runtime import in_thread, system
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -465,10 +465,10 @@ class Tasks:
         open_queue: OpenQueue,
         events: EventSink | None = None,
         check: Callable[[], None] = lambda: None,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        wall: Callable[[], datetime] | None = None,
     ) -> None:
         self.hooks = Hooks()
-        self.wall = wall
+        self.wall = wall or system().wall
         """This machine's wall clock."""
         self.check = check
         """Connects to the fleet: `Fleet.check`."""

@@ -38,7 +38,8 @@ def demand_extra() -> None:
 
     from limpet.errors import Unsupported
 
-    missing = [name for name in ("pyarrow", "pyiceberg", "uvicorn") if find_spec(name) is None]
+    needed = ("prometheus_client", "pyarrow", "pyiceberg", "starlette", "uvicorn")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise Unsupported(f"the catalog needs {', '.join(missing)}", hint="pip install 'limpet[catalog]'")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.service.auth import Tokens
     from limpet.service.log import ServiceLog
-    from limpet.service.parts import Part, Shared
+    from limpet.service.serve import ServiceContext, ServicePart
 
 API_PORT = 8181
 COMPACTOR_PORT = 8182
@@ -269,7 +269,7 @@ class _Door:
 
     def tls(self) -> ssl.SSLContext | None:
         """Raises: Invalid for a certificate without a key, a key without a certificate, or ones of no use."""
-        from limpet.service.server import tls_context
+        from limpet.service.serve import tls_context
 
         if (self.tls_cert is None) != (self.tls_key is None):
             raise Invalid("--tls-cert and --tls-key go together", hint="give both, or neither")
@@ -295,10 +295,7 @@ def _run(
     from limpet.runtime import system
     from limpet.service.auth import API_TOKENS, RPC_SECRET, check_bind, is_loopback, secrets_of
     from limpet.service.log import ServiceLog
-    from limpet.service.metrics import Counter
-    from limpet.service.parts import Shared
-    from limpet.service.process import run
-    from limpet.service.server import listen
+    from limpet.service.serve import ServiceContext, listen, run
 
     runtime = system()
     log = ServiceLog(runtime, form.value)
@@ -313,8 +310,7 @@ def _run(
         )
     fleet = limpet.open(where)
     fleet.check()
-    turns = Counter("limpet_loop_turns_total", "Turns of the loops in the background.", ("loop", "outcome"), runtime)
-    shared = Shared(fleet, runtime, turns, log)
+    shared = ServiceContext(fleet, runtime, log)
     parts = _parts(kind, shared, guard, secrets, lease_s, compactor_url, ca)
     listener = listen(door.host, door.port)
     if tls is None and not is_loopback(door.host):
@@ -334,12 +330,12 @@ def _guards(kind: Kind, door: _Door, log: ServiceLog) -> tuple[Tokens, Tokens]:
         DEFAULT,
         METRICS_TOKEN,
         RPC_SECRET,
+        Caller,
         Tokens,
         WatchedFile,
         named_tokens,
         source_of,
     )
-    from limpet.service.wire import Caller
 
     runtime = system()
     owner = Caller(DEFAULT, frozenset(("read", "write", "metrics")))
@@ -356,18 +352,18 @@ def _guards(kind: Kind, door: _Door, log: ServiceLog) -> tuple[Tokens, Tokens]:
 
 def _parts(
     kind: Kind,
-    shared: Shared,
+    shared: ServiceContext,
     guard: Tokens,
     secrets: list[str],
     lease_s: float,
     compactor_url: str | None,
     ca: str | None,
-) -> list[Part]:
-    from limpet.service.parts import ApiPart, CompactorPart, RpcPart
+) -> list[ServicePart]:
+    from limpet.service.serve import ApiPart, CompactorPart, RemoteCompactorPart
 
     if kind == "api":
         assert compactor_url is not None
-        away = RpcPart(shared, compactor_url, secrets[0] if secrets else None, ca)
+        away = RemoteCompactorPart(shared, compactor_url, secrets[0] if secrets else None, ca)
         return [away, ApiPart(shared, guard, away.publish, away.fold, lease_s=lease_s)]
     compactor = CompactorPart(shared, guard, exposed=kind == "compactor")
     if kind == "compactor":

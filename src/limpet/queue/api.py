@@ -322,9 +322,11 @@ class AsyncQueue:
     """The forms of a queue's methods for coroutines: each runs the plain method in a thread."""
 
     async def push_async(self: Queue, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        """`push` in a thread."""
         return await in_thread(self.push, payload, id=id, delay_s=delay_s)
 
     async def result_async(self: Queue, id: str) -> Result:
+        """`result` in a thread."""
         return await in_thread(self.result, id)
 
 

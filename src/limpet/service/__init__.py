@@ -1,6 +1,6 @@
-"""HTTP: the Iceberg REST catalog, the compactor's RPC, health and metrics. The only room that knows HTTP.
+"""HTTP: the Iceberg REST catalog, the compactor's RPC, health and metrics. No other room knows HTTP.
 
-Handlers are plain functions from `Request` to `Response`; `asgi` is the shell around them, `server` runs it.
+`http` is the application, `rest` and `rpc` are its routes, `limits` and `auth` its guards, `serve` the process.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Who may call, and what: bearer tokens with names and rights. A service without any stays on this machine (F31).
+"""Bearer tokens with names and rights. A service without tokens answers only to its own machine (F31).
 
 Tokens come from a variable, from a file of secrets, or from a file of named tokens (`--tokens-file`). Files are read
-again when they change; one that cannot be used then is logged, and the tokens that were read last stay in force.
+again when they change. If the new content cannot be used, that is logged, and the tokens read last stay in force.
 """
 
 from __future__ import annotations
@@ -12,37 +12,20 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from limpet import records
-from limpet.errors import Invalid
+from limpet.errors import Denied, Invalid
 from limpet.records import Name
 from limpet.runtime import Runtime
-from limpet.service.wire import ANYBODY, RIGHTS, Caller, Rejected, Right
-
-__all__ = [
-    "API_TOKENS",
-    "DEFAULT",
-    "METRICS_TOKEN",
-    "RPC_SECRET",
-    "TOKENS_FILE",
-    "Known",
-    "Tokens",
-    "WatchedFile",
-    "check_bind",
-    "digest_of",
-    "is_loopback",
-    "named_tokens",
-    "secrets_of",
-    "source_of",
-]
 
 API_TOKENS = "LIMPET_API_TOKENS"
 RPC_SECRET = "LIMPET_RPC_SECRET"
@@ -55,8 +38,10 @@ LOOK_EVERY_S = 1.0
 DEFAULT = "default"
 """The name of a token that was given without one."""
 
-Known = tuple[tuple[bytes, Caller], ...]
-"""SHA-256 of each token, and whose it is."""
+Headers = Sequence[tuple[bytes, bytes]]
+
+Right = Literal["read", "write", "metrics", "publish"]
+RIGHTS: frozenset[Right] = frozenset(("read", "write", "metrics", "publish"))
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _GRANTS: dict[str, frozenset[Right]] = {
@@ -67,11 +52,58 @@ _GRANTS: dict[str, frozenset[Right]] = {
 }
 
 
+class TokenUnknown(Denied):
+    """The request carries no token, or one that the service does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The sender of a request: the name of the token, its rights, and the namespaces in which they hold.
+
+    `prefixes` are namespaces; the rights hold in them and in everything below. None: in every namespace.
+    """
+
+    name: str
+    rights: frozenset[Right]
+    prefixes: tuple[tuple[str, ...], ...] | None = None
+
+    def demand(self, right: Right) -> None:
+        """Raises: Denied without the right."""
+        if right not in self.rights:
+            raise Denied(f"the token {self.name!r} does not have the right {right!r}", hint="")
+
+    def demand_in(self, namespaces: Iterable[Sequence[str]], *, sight: bool = False) -> None:
+        """Raises: Denied unless the rights hold in all of these namespaces; with `sight`, unless it sees them all."""
+        may = self.sees if sight else self.acts_in
+        if not all(map(may, namespaces)):
+            raise Denied(f"the token {self.name!r} has no rights in that namespace", hint="")
+
+    def acts_in(self, namespace: Sequence[str]) -> bool:
+        """Whether the rights hold in a namespace."""
+        if self.prefixes is None:
+            return True
+        return any(tuple(namespace[: len(prefix)]) == prefix for prefix in self.prefixes)
+
+    def sees(self, namespace: Sequence[str]) -> bool:
+        """Whether a namespace is shown to the caller: it lies in one of the prefixes, or on the way to one."""
+        if self.prefixes is None:
+            return True
+        levels = tuple(namespace)
+        return any(levels[: len(prefix)] == prefix[: len(levels)] for prefix in self.prefixes)
+
+
+ANYBODY = Caller("", RIGHTS)
+"""The caller of a service without tokens."""
+
+Known = tuple[tuple[bytes, Caller], ...]
+"""SHA-256 of each token, and its owner."""
+
+
 class Tokens:
     """The tokens that a service takes.
 
-    Without any it takes every request to this machine by its own name: a page in a browser here that has its host's
-    name point to this machine (DNS rebinding) is refused, and one that posts what is not JSON too (`Request.json`).
+    Without any it takes every request that names this machine as its host. It refuses a page in a local browser whose
+    host name points to this machine (DNS rebinding), and a POST of anything but JSON (`Request.json`).
     """
 
     def __init__(self, tokens: Sequence[str] = (), *sources: Callable[[], Known]) -> None:
@@ -81,8 +113,8 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._sources)
 
-    def demand(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
-        """The caller whose token it is.   Raises: Rejected (401, 403)."""
+    def demand(self, headers: Headers) -> Caller:
+        """The owner of the token in the headers.   Raises: TokenUnknown; Denied."""
         if not self._sources:
             _demand_local(headers)
             return ANYBODY
@@ -92,22 +124,16 @@ class Tokens:
         caller: Caller | None = None
         for source in self._sources:
             for each, owner in source():
-                # every token is compared, in constant time: how long it takes tells nothing
+                # every token is compared, in constant time, so that the time taken reveals nothing
                 if hmac.compare_digest(digest, each):
                     caller = owner
         if caller is None or scheme.lower() != b"bearer":
-            raise Rejected(
-                401,
-                "NotAuthorizedException",
-                "no token, or one that is not known here",
-                hint="send Authorization: Bearer TOKEN",
-                headers=[(b"www-authenticate", b"Bearer")],
-            )
+            raise TokenUnknown("no token, or one that is not known here", hint="send Authorization: Bearer TOKEN")
         return caller
 
 
 class WatchedFile:
-    """The tokens in a file, read again when it changes. Calling it costs nothing but a look at the file each second."""
+    """The tokens in a file, read again when it changes. Calling it costs one `stat` a second at most."""
 
     def __init__(
         self, path: str, parse: Callable[[str], Known], runtime: Runtime, tell: Callable[[str], None], *, private: bool
@@ -191,7 +217,7 @@ def named_tokens(text: str) -> Known:
         raise Invalid(f"this is not TOML: {error}", hint="see docs/how-to/serve.md") from None
     tables = fields.pop("token", [])
     if fields or not isinstance(tables, list) or not tables:
-        raise Invalid("there is no [[token]], or something else", hint="see docs/how-to/serve.md")
+        raise Invalid("it needs [[token]] tables, and nothing else", hint="see docs/how-to/serve.md")
     if len(tables) > TOKENS_MAX:
         raise Invalid(f"there are more than {TOKENS_MAX} tokens")
     return tuple(_named(table, number) for number, table in enumerate(tables, 1))
@@ -203,7 +229,7 @@ def _named(table: Any, number: int) -> tuple[bytes, Caller]:
     except msgspec.ValidationError as error:
         raise Invalid(f"token {number}: {error}") from None
     if not _NAME.fullmatch(token.name) or token.name == DEFAULT:
-        raise Invalid(f"token {number}: its name has other than 1 to 64 letters, digits, . _ @ -, or is {DEFAULT!r}")
+        raise Invalid(f"token {number}: a name is 1 to 64 letters, digits, . _ @ -, and not {DEFAULT!r}")
     unknown = [right for right in token.rights if right not in _GRANTS]
     if unknown or not token.rights:
         raise Invalid(f"token {token.name!r}: rights are a list of {', '.join(_GRANTS)}")
@@ -215,7 +241,7 @@ def _named(table: Any, number: int) -> tuple[bytes, Caller]:
 
 def _digest_in(token: _NamedToken) -> bytes:
     if bool(token.secret) == bool(token.sha256):
-        raise Invalid(f"token {token.name!r}: it needs a secret or the sha256 of one")
+        raise Invalid(f"token {token.name!r}: it needs either a secret or its sha256")
     if token.sha256:
         if not re.fullmatch("[0-9a-fA-F]{64}", token.sha256):
             raise Invalid(f"token {token.name!r}: a sha256 has 64 hexadecimal digits")
@@ -289,7 +315,7 @@ def _check_secrets(secrets: Sequence[str], where: str) -> None:
 
 
 def check_bind(host: str, needed: Mapping[str, bool]) -> None:
-    """Whether a service may listen on `host`; `needed` says of each variable whether it holds a secret.
+    """Check that a service may listen on `host`; `needed` says of each variable whether it holds a secret.
 
     Raises: Invalid for an address that others can reach, without the secrets.
     """
@@ -303,12 +329,10 @@ def check_bind(host: str, needed: Mapping[str, bool]) -> None:
         )
 
 
-def _demand_local(headers: Sequence[tuple[bytes, bytes]]) -> None:
+def _demand_local(headers: Headers) -> None:
     sent = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
     if sent and not is_loopback(_host_in(sent)):
-        raise Rejected(
-            403,
-            "ForbiddenException",
+        raise Denied(
             "this service has no tokens, and answers only to localhost and 127.0.0.1",
             hint=f"set {API_TOKENS} to let others in",
         )
@@ -316,7 +340,7 @@ def _demand_local(headers: Sequence[tuple[bytes, bytes]]) -> None:
 
 @lru_cache(maxsize=256)
 def _host_in(sent: str) -> str:
-    """The name in a Host header, without its port; empty if it is none."""
+    """The name in a Host header, without its port; empty if it has none."""
     try:
         return urlsplit(f"//{sent}").hostname or ""
     except ValueError:
@@ -325,7 +349,7 @@ def _host_in(sent: str) -> str:
 
 @lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is that of this machine, for itself alone."""
+    """Whether an address or name reaches this machine only from itself."""
     if host == "localhost":
         return True
     try:
@@ -335,5 +359,5 @@ def is_loopback(host: str) -> bool:
 
 
 def digest_of(token: str) -> bytes:
-    """SHA-256 of a token: what is compared."""
+    """SHA-256 of a token. Only digests are kept and compared."""
     return hashlib.sha256(token.encode()).digest()

@@ -1,4 +1,4 @@
-"""Asking a running service one thing, from the command line."""
+"""One POST to a running service, for the command line. It needs no extra."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-
-__all__ = ["post"]
 
 ANSWER_S = 60.0
 ANSWER_BYTES_MAX = 64 << 20
@@ -27,7 +25,7 @@ _KINDS: dict[int, type[LimpetError]] = {
 
 
 def post(url: str, path: str, body: Any, token: str | None) -> dict[str, Any]:
-    """Post JSON to the service at `url`; its answer.   Raises: the kind of error that it met; Unavailable."""
+    """Post JSON to the service at `url`; its answer.   Raises: the error that it answers with; Unavailable."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise Invalid(f"{url!r} is not a service's URL", hint="write http://HOST:PORT")

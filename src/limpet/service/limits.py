@@ -1,12 +1,12 @@
-"""What strangers can take from a service: nothing that honest clients would miss (F32).
+"""Limits on connections, so that clients without a token cannot exhaust memory, threads or connections (F32).
 
-A connection is a stranger's until a request on it has come with a token that is known. Before that:
+A connection is a *stranger* until a request on it has sent a token that the service knows. Until then:
 
-- it gets no memory: 64 KiB of request line and headers, no body, no trailers, and few requests in a row;
-- it gets no time: 10 seconds for the headers; what is refused is answered by the protocol itself, and closed;
-- there are at most 512 of them, 128 from one address, but for a moment. One more ends the oldest one from the address
-  that has most. So an honest client comes in, however many there are: it is no stranger any more once it has sent its
-  first request.
+- it gets little memory: 64 KiB of request line and headers, no body, no trailers, and few requests in a row;
+- it gets little time: 10 seconds for the headers; a refusal is written by the protocol itself, which then closes;
+- there are at most 512 strangers, 128 from one address, except for a moment. One more ends the oldest one from the
+  address that has most. So an honest client gets in, however many strangers there are: with its first
+  request it is none.
 
 uvicorn bounds none of this.
 """
@@ -22,61 +22,40 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
-from typing import Any, Protocol
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from limpet.service.wire import Headers, Response
-
-__all__ = [
-    "CONNECTIONS_MAX",
-    "HEAD_BYTES_MAX",
-    "HEAD_S",
-    "PEER_MAX",
-    "REQUEST_S",
-    "Doorkeeper",
-    "Gate",
-    "LimitedProtocol",
-    "Seat",
-    "TlsAcceptor",
-    "peer_of",
-]
+from limpet.service.http import HttpApp, Response
 
 HEAD_BYTES_MAX = 64 << 10
-"""Request line and headers; give or take what one read of the socket brings."""
+"""Request line and headers, up to one read of the socket more."""
 HEADERS_MAX = 128
 HEAD_S = 10.0
-"""By then the headers of a request must be there, from its first byte or, for the first one, from the connection on."""
+"""Time for the headers of a request, from its first byte; for the first one, from the start of the connection."""
 REQUEST_S = 40.0
-"""By then a request must be there with its body."""
+"""Time for a request with its body."""
 LINGER_S = 2.0
 DISCARD_BYTES_MAX = 256 << 10
-"""A client that is refused while it sends may go on for so long and so much, so that it hears the answer."""
+"""A client that is refused may go on sending for so long and so much, so that it reads the answer."""
 PIPELINE_MAX = 8
 HANDSHAKE_S = 10.0
 ACCEPT_MAX = 64
 ACCEPT_AGAIN_S = 0.5
 CONNECTIONS_MAX = 1024
-"""After which one more is closed at once: the process needs files of its own to keep its lease."""
+"""More are closed at once: the process needs file descriptors to renew its lease."""
 STRANGERS_MAX = 512
 PEER_MAX = 128
 FILES_KEPT = 256
 STRANGER_IDLE_S = 5.0
 FIRST_S = 0.25
-"""For so long a connection is not ended for another one from its own address."""
-
-
-class Doorkeeper(Protocol):
-    """Decides on requests by their headers, before anything else of them is read."""
-
-    def admit(self, method: str, raw_path: bytes, headers: Headers, peer: str) -> tuple[Any, Response | None, bool]:
-        """What the application must know of the request; the refusal, if it is refused; whether a token is known."""
+"""A connection this young is not ended for another one from its address."""
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A connection, as the gate knows it."""
+    """A connection that the gate counts."""
 
     peer: str
     since_s: float
@@ -86,7 +65,7 @@ class Seat:
 
 
 class Gate:
-    """Counts the connections of a process, and decides which one ends when there are too many. For one loop."""
+    """Counts the connections of a process, and decides which one ends when there are too many. For one event loop."""
 
     def __init__(self, *, connections_max: int = CONNECTIONS_MAX, peer_max: int = PEER_MAX) -> None:
         self._connections_max = connections_max
@@ -99,7 +78,7 @@ class Gate:
         """Connections that were ended because there were too many."""
 
     def enter(self, peer: str, now_s: float, end: Callable[[], None]) -> Seat | None:
-        """A seat for a new connection, which `end` ends; None if there is none. Another stranger may lose its seat."""
+        """A seat for a new connection; None if there is none. Another stranger may lose its seat. `end` ends it."""
         here = len(self._strangers.get(peer, ()))
         is_full = self.connections >= self._connections_max
         if is_full or self.strangers >= self._strangers_max or here >= self._peer_max:
@@ -118,12 +97,12 @@ class Gate:
         return seat
 
     def know(self, seat: Seat) -> None:
-        """Its client has sent a token that is known."""
+        """Its client has sent a token that the service knows."""
         if seat.is_stranger:
             self._remove(seat)
 
     def leave(self, seat: Seat) -> None:
-        """The connection has ended. If it was ended for another one, it had left before."""
+        """The connection has ended. One that was ended for another has left before."""
         if seat.is_stranger:
             self._remove(seat)
         if not seat.is_gone:
@@ -133,8 +112,8 @@ class Gate:
     def _victim(self, peer: str, now_s: float) -> Seat | None:
         """The stranger that makes room for one from `peer`; None if there is none that should.
 
-        It is the oldest one of the address that has most. Its own address gives way only to who had time to send a
-        request: of a crowd that comes at once, the honest one would else be ended before it is heard.
+        It is the oldest one of the address that has most. A connection from `peer` itself is ended only after it
+        had time to send a request: of many that come at once, an honest one would else be ended before it is read.
         """
         if not self._strangers:
             return None
@@ -159,7 +138,7 @@ class _TooMuch(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits. `seat` is given by whoever has met the connection before: see `TlsAcceptor`."""
+    """uvicorn's protocol, with limits. `seat` is given if the connection has one already: see `TlsAcceptor`."""
 
     _seat: Seat | None = None
     _in_head = False
@@ -170,14 +149,14 @@ class LimitedProtocol(HttpToolsProtocol):
     _is_refused = False
     _deadline: asyncio.TimerHandle | None = None
 
-    def __init__(self, gate: Gate, doorkeeper: Doorkeeper, seat: Seat | None = None, **others: Any) -> None:
+    def __init__(self, gate: Gate, app: HttpApp, seat: Seat | None = None, **others: Any) -> None:
         super().__init__(**others)
         self._gate = gate
-        self._doorkeeper = doorkeeper
+        self._app = app
         self._seat = seat
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP, as uvicorn says
-        """Begin to wait for the first request."""
+        """Take a seat, and wait for the first request."""
         super().connection_made(transport)
         if self._seat is None:
             self._seat = self._gate.enter(
@@ -191,7 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._set_deadline(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Give the seat back."""
         self._clear_deadline()
         self._unset_keepalive_if_required()
         if self._seat is not None:
@@ -200,22 +179,22 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; then look whether too much has come of what nothing was made of."""
+        """Parse; then check whether the parser holds too many bytes from which it has made nothing yet."""
         self._has_progress = False
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # we speak nothing else: it is answered as if it had not asked
+        except httptools.HttpParserUpgrade:  # no upgrade is offered: the request is answered as if it had not asked
             pass
         except httptools.HttpParserError as error:
             self._refuse_form(isinstance(error.__context__, _TooMuch))
             return
-        # what the parser keeps of a header, a trailer or an extension of a chunk that has no end
+        # a header, a trailer or an extension of a chunk that has no end, kept by the parser
         self._unused_bytes = 0 if self._has_progress else self._unused_bytes + len(data)
         if not self._is_whole and self._unused_bytes > HEAD_BYTES_MAX:
             self._refuse_form(True)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Refuse one request too many; else wait for its headers."""
         if self._is_refused or len(self.pipeline) >= PIPELINE_MAX:
             raise _TooMuch
         self._unset_keepalive_if_required()
@@ -226,13 +205,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._has_progress = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of its headers. A trailer is refused: it would count as a header, and a token in it as sent."""
+        """Refuse a trailer: it would count as a header, and a token in it as sent."""
         if not self._in_head or len(self.headers) >= HEADERS_MAX:
             raise _TooMuch
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Its headers are there: what is refused now is answered here, and its body never kept."""
+        """Have the application admit the request. A refusal is answered here, and the body is never kept."""
         self._in_head, self._has_progress = False, True
         self._set_deadline(REQUEST_S)
         raw_path = httptools.parse_url(self.url).path
@@ -240,19 +219,19 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _TooMuch
         method = self.parser.get_method().decode("ascii")
         peer = self._seat.peer if self._seat is not None else ""
-        admission, refusal, is_known = self._doorkeeper.admit(method, raw_path, self.headers, peer)
-        if is_known and self._seat is not None:
+        admission = self._app.admit(method, raw_path, self.headers, peer)
+        if admission.is_known and self._seat is not None:
             self._gate.know(self._seat)
-        if refusal is not None and not self._is_busy():
+        if admission.refusal is not None and not self._is_busy():
             self._is_refused = True
             self._set_deadline(LINGER_S)
-            self._answer(method, refusal)
+            self._answer(method, admission.refusal)
             return
         super().on_headers_complete()
         self.scope["limpet"] = admission  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
+        """Keep a part of the body, or drop it if the request was refused."""
         self._has_progress = True
         if self._is_refused:
             self._discarded += len(body)
@@ -262,7 +241,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Its body is there, too."""
+        """Have the request answered, or close if it was refused."""
         self._is_whole, self._has_progress = True, True
         self._clear_deadline()
         if self._is_refused:
@@ -271,18 +250,18 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """It is answered: the next one may come, but a stranger is not waited for long."""
+        """Wait for the next request, but not long for a stranger's."""
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if not self._is_whole:  # answered before its body was there: a client that only sends must end some time
+        if not self._is_whole:  # answered before its body was read: a client that goes on sending must end
             self._set_deadline(LINGER_S)
         if self._seat is not None and self._seat.is_stranger and self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(STRANGER_IDLE_S, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
-        """No further request has come."""
+        """Close: no further request has come."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()  # closing would wait for a client that does not read
         else:
@@ -300,9 +279,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(status + head + b"\r\n" + (b"" if method == "HEAD" else response.body))
 
     def _refuse_form(self, too_much: bool) -> None:
-        """End a connection on which something came that is not HTTP, or more of it than we take.
+        """End a connection that sent something that is not HTTP, or more than the limits allow.
 
-        It is told so, unless a request is being handled: the answer would be taken for that one's.
+        It gets an answer, unless a request is being handled: the client would take it for the answer to that one.
         """
         if self.transport.is_closing():
             return
@@ -324,9 +303,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class TlsAcceptor:
-    """Accepts connections for TLS: each has a seat before its handshake, which else could be begun by any number.
+    """Accepts connections for TLS. Each takes a seat before its handshake, so the number of handshakes is limited too.
 
-    It stands for a server of the loop, as far as uvicorn knows one.
+    It has the methods that uvicorn calls on an asyncio server.
     """
 
     def __init__(
@@ -351,12 +330,12 @@ class TlsAcceptor:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for _ in range(ACCEPT_MAX):  # then those that were accepted are heard
+        for _ in range(ACCEPT_MAX):  # then the loop serves those that were accepted
             try:
                 accepted, address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no file is left: not before some are closed
+            except OSError:  # no file descriptor is left: try again when some are closed
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(ACCEPT_AGAIN_S, self._listen)
                 return
@@ -383,12 +362,12 @@ class TlsAcceptor:
             accepted.close()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Accept no more connections."""
         self._closed = True
         self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Wait for the handshakes that are under way."""
+        """Wait for running handshakes."""
         if self._handshakes:
             await asyncio.wait(self._handshakes, timeout=LINGER_S)
 
@@ -399,7 +378,7 @@ def _hang_up(accepted: socket.socket) -> None:
 
 
 def peer_of(address: Any) -> str:
-    """What connections from a socket's address are counted by: a machine, or a network of IPv6."""
+    """The name under which connections from an address are counted: an IPv4 address, or a /64 network of IPv6."""
     try:
         found = ip_address(str(address[0]).partition("%")[0])
     except (TypeError, ValueError, IndexError):

@@ -1,8 +1,8 @@
 """The log of a service: one line for each event, as text or as JSON, on stderr.
 
-No line holds a secret, and nothing that a client sends can break a line or a terminal. A reader of the log that does
-not keep up, or a full disk, never holds up a request: lines are written by a thread, and those that do not fit into its
-queue are counted and dropped. Strangers cannot fill a disk either: what is refused is logged at a limited rate.
+No line holds a secret, and nothing that a client sends can break a line or a terminal. A slow reader of the log, or a
+full disk, never delays a request: a thread writes the lines, and those that do not fit into its queue are counted and
+dropped. Clients without a token cannot fill the disk: refusals are logged at a limited rate.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from urllib.parse import urlsplit, urlunsplit
 from limpet import records
 from limpet.runtime import Runtime, Worker
 
-__all__ = ["Form", "ServiceLog", "printable", "redacted"]
-
 Form = Literal["text", "json", "none"]
 
 LINES_MAX = 10_000
@@ -30,7 +28,7 @@ TRACE_MAX = 30
 
 
 class ServiceLog:
-    """Threads may share it. Without `start` lines are written at once, by the thread that logs."""
+    """Thread-safe. Until `start`, the thread that logs writes the line itself."""
 
     def __init__(self, runtime: Runtime, form: Form = "text", out: TextIO | None = None) -> None:
         self._runtime = runtime
@@ -45,7 +43,7 @@ class ServiceLog:
         self._thread: Worker | None = None
 
     def start(self) -> None:
-        """From now on a thread writes the lines."""
+        """Start the thread that writes the lines."""
         self._thread = self._runtime.spawn(self._run, name="limpet-log")
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -54,7 +52,7 @@ class ServiceLog:
             self._add(self._line(kind, {name: value for name, value in fields.items() if value not in (None, "")}))
 
     def rare(self, kind: str, **fields: Any) -> None:
-        """Log an event that strangers can cause: of each kind some in a second, and later how many were left out."""
+        """Log an event that strangers can cause: some of each kind a second, then how many were left out."""
         second = int(self._runtime.elapsed_s())
         with self._mutex:
             begun, count = self._rare.get(kind, (second, 0))
@@ -71,14 +69,14 @@ class ServiceLog:
         self.event("warning", text=text)
 
     def _fault(self, record: logging.LogRecord) -> None:
-        """Log what a library tells, with the traceback of a fault."""
+        """Log a library's log record, with the traceback of a fault."""
         error = record.exc_info[1] if record.exc_info else None
         trace = "".join(traceback.format_exception(error)[-TRACE_MAX:]).splitlines() if error else []
         kind = "fault" if error else "warning"
         self.event(kind, text=record.getMessage().strip(), traceback=[*map(printable, trace)] or None)
 
     def hear(self, name: str) -> None:
-        """From now on log what the logger `name` of the standard library gets to hear, in place of its handlers."""
+        """Take over the logger `name` of the standard library: its warnings and errors go to this log."""
         heard = logging.getLogger(name)
         handler = logging.Handler(logging.WARNING)
         handler.emit = self._fault  # type: ignore[method-assign]
@@ -125,12 +123,12 @@ class ServiceLog:
 
     def _write(self, text: str) -> None:
         out = self._out or sys.stderr
-        with suppress(OSError, ValueError):  # closed, or a full disk: nothing to tell, and nowhere to tell it
+        with suppress(OSError, ValueError):  # closed, or a full disk: there is nowhere to report it
             out.write(text)
             out.flush()
 
     def stop(self) -> None:
-        """Write what is left, and end the thread, unless the reader of the log keeps it waiting."""
+        """Write what is left. The thread ends too, unless the reader of the log blocks it."""
         self._stopped.set()
         self._wake.set()
         thread, self._thread = self._thread, None

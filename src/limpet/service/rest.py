@@ -1,14 +1,15 @@
 """The Iceberg REST catalog protocol over a `Catalog`: namespaces, tables, views, transactions.
 
-Each handler takes a request apart, calls one method of the catalog, and puts the answer together. What a client may
-ask is in `endpoints` of `/v1/config`, made from the same table of routes.
+Each handler reads a request, calls one method of the catalog, and writes the answer. The table in `Rest.routes` also
+says which right a route needs and in which namespaces; `/v1/config` lists it to clients.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypedDict
 
 import msgspec
@@ -20,10 +21,7 @@ from limpet.catalog.refusals import NoSuchTable, NoSuchView
 from limpet.catalog.state import ID_LIFETIME
 from limpet.errors import Invalid, NotModified
 from limpet.service.auth import Tokens
-from limpet.service.routes import Route, Touched
-from limpet.service.wire import Rejected, Request, Response, json_response
-
-__all__ = ["Rest"]
+from limpet.service.http import Rejected, Request, Response, Route, json_response
 
 SEPARATOR = "\x1f"
 PAGE_MAX = 10_000
@@ -31,13 +29,80 @@ PAGE_MARK = "after"
 KEY_HEADER = b"idempotency-key"
 
 _NS = "/v1/namespaces/{namespace}"
+_TABLE = f"{_NS}/tables/{{table}}"
+_VIEW = f"{_NS}/views/{{view}}"
 _UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NO_CONTENT = Response(204)
+
+
+# ---- bodies of requests ----
 
 
 class _Sender(TypedDict):
     id_: str | None
     actor: str
+
+
+class _NamespaceBody(msgspec.Struct):
+    namespace: list[str]
+    properties: dict[str, Any] | None = None
+
+
+class _PropertiesBody(msgspec.Struct):
+    removals: list[str] | None = None
+    updates: dict[str, Any] | None = None
+
+
+class _IdentifierBody(msgspec.Struct):
+    namespace: list[str]
+    name: str
+
+
+class _RenameBody(msgspec.Struct):
+    source: _IdentifierBody
+    destination: _IdentifierBody
+
+
+class _RegisterBody(msgspec.Struct, rename="kebab"):
+    name: str
+    metadata_location: str
+    overwrite: bool = False
+
+
+class _ChangeBody(msgspec.Struct):
+    identifier: _IdentifierBody
+
+
+class _TransactionBody(msgspec.Struct, rename="kebab"):
+    table_changes: list[_ChangeBody]
+
+
+# ---- the namespaces that a request touches ----
+
+
+def _in_path(request: Request) -> list[list[str]]:
+    return [_namespace_of(request)]
+
+
+def _in_query(request: Request) -> list[list[str]]:
+    parent = request.query().get("parent")
+    return [parent.split(SEPARATOR) if parent else []]
+
+
+def _in_body(request: Request) -> list[list[str]]:
+    return [request.struct(_NamespaceBody).namespace]
+
+
+def _in_rename(request: Request) -> list[list[str]]:
+    body = request.struct(_RenameBody)
+    return [body.source.namespace, body.destination.namespace]
+
+
+def _in_transaction(request: Request) -> list[list[str]]:
+    return [change.identifier.namespace for change in request.struct(_TransactionBody).table_changes]
+
+
+# ---- the routes ----
 
 
 class Rest:
@@ -49,46 +114,47 @@ class Rest:
         self._config = config
 
     def routes(self) -> list[Route]:
-        """The table; `/v1/config` lists it."""
-        table: list[tuple[str, str, Callable[[Request], Response]]] = [
-            ("GET", "/v1/namespaces", self.namespaces),
-            ("POST", "/v1/namespaces", self.create_namespace),
-            ("GET", _NS, self.namespace),
-            ("HEAD", _NS, self.has_namespace),
-            ("DELETE", _NS, self.drop_namespace),
-            ("POST", f"{_NS}/properties", self.update_properties),
-            ("GET", f"{_NS}/tables", self.tables),
-            ("POST", f"{_NS}/tables", self.create_table),
-            ("GET", f"{_NS}/tables/{{table}}", self.table),
-            ("HEAD", f"{_NS}/tables/{{table}}", self.has_table),
-            ("POST", f"{_NS}/tables/{{table}}", self.commit_table),
-            ("DELETE", f"{_NS}/tables/{{table}}", self.drop_table),
-            ("POST", f"{_NS}/tables/{{table}}/metrics", self.report_metrics),
-            ("POST", f"{_NS}/register", self.register_table),
-            ("POST", "/v1/tables/rename", self.rename_table),
-            ("POST", "/v1/transactions/commit", self.commit_transaction),
-            ("GET", f"{_NS}/views", self.views),
-            ("POST", f"{_NS}/views", self.create_view),
-            ("GET", f"{_NS}/views/{{view}}", self.view),
-            ("HEAD", f"{_NS}/views/{{view}}", self.has_view),
-            ("POST", f"{_NS}/views/{{view}}", self.replace_view),
-            ("DELETE", f"{_NS}/views/{{view}}", self.drop_view),
-            ("POST", "/v1/views/rename", self.rename_view),
+        """The table, frequent paths first. A route without `touched` is only for callers with rights everywhere."""
+        read = partial(Route, tokens=self._tokens, right="read", touched=_in_path)
+        write = partial(Route, tokens=self._tokens, right="write", touched=_in_path)
+        table = [
+            read("GET", _TABLE, self.table),
+            read("HEAD", _TABLE, self.has_table),
+            write("POST", _TABLE, self.commit_table),
+            write("DELETE", _TABLE, self.drop_table),
+            read("GET", _NS, self.namespace, sight=True),
+            read("HEAD", _NS, self.has_namespace, sight=True),
+            write("DELETE", _NS, self.drop_namespace),
+            read("GET", f"{_NS}/tables", self.tables),
+            write("POST", f"{_NS}/tables", self.create_table),
+            read("GET", "/v1/namespaces", self.namespaces, touched=_in_query, sight=True),
+            write("POST", "/v1/namespaces", self.create_namespace, touched=_in_body),
+            write("POST", f"{_NS}/properties", self.update_properties),
+            read("POST", f"{_TABLE}/metrics", self.report_metrics),  # a report changes nothing
+            # no namespaces: the metadata file may be of a table that was dropped in any of them
+            write("POST", f"{_NS}/register", self.register_table, touched=None),
+            write("POST", "/v1/tables/rename", self.rename_table, touched=_in_rename),
+            write("POST", "/v1/transactions/commit", self.commit_transaction, touched=_in_transaction),
+            read("GET", f"{_NS}/views", self.views),
+            write("POST", f"{_NS}/views", self.create_view),
+            read("GET", _VIEW, self.view),
+            read("HEAD", _VIEW, self.has_view),
+            write("POST", _VIEW, self.replace_view),
+            write("DELETE", _VIEW, self.drop_view),
+            write("POST", "/v1/views/rename", self.rename_view, touched=_in_rename),
         ]
-        endpoints = [f"{method} /v1/{{prefix}}/{path.removeprefix('/v1/')}" for method, path, _ in table]
-        answer = json_response(
-            {
-                "defaults": self._config,
-                "overrides": {},
-                "endpoints": endpoints,
-                "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
-            }
-        )
+        config = {
+            "defaults": self._config,
+            "overrides": {},
+            "endpoints": [f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}" for route in table],
+            "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
+        }
+        answer = json_response(config)
         return [
-            Route("GET", "/v1/config", lambda _: answer, self._tokens, quick=True, right="read", touched=lambda _: ()),
+            read("GET", "/v1/config", lambda _: answer, quick=True, touched=lambda _: ()),
+            *table,
+            write("POST", "/limpet/undrop", self.undrop, touched=_in_body),
             Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
-            Route("POST", "/limpet/undrop", self.undrop, self._tokens, touched=_touched_by_body),
-            *(_route(method, path, handler, self._tokens) for method, path, handler in table),
         ]
 
     # ---- namespaces ----
@@ -103,10 +169,9 @@ class Rest:
 
     def create_namespace(self, request: Request) -> Response:
         """Create one, with properties."""
-        body = request.fields()
-        namespace = _levels(body.get("namespace"))
-        properties = self._catalog.create_namespace(namespace, _mapping(body, "properties"), **_sender(request))
-        return json_response({"namespace": namespace, "properties": properties})
+        body = request.struct(_NamespaceBody)
+        properties = self._catalog.create_namespace(body.namespace, body.properties or {}, **_sender(request))
+        return json_response({"namespace": body.namespace, "properties": properties})
 
     def namespace(self, request: Request) -> Response:
         """Its properties."""
@@ -114,7 +179,7 @@ class Rest:
         return json_response({"namespace": namespace, "properties": self._catalog.namespace(namespace)})
 
     def has_namespace(self, request: Request) -> Response:
-        """204 if it is there."""
+        """204 if it exists."""
         self._catalog.namespace(_namespace_of(request))
         return _NO_CONTENT
 
@@ -125,8 +190,8 @@ class Rest:
 
     def update_properties(self, request: Request) -> Response:
         """Set and remove properties. 422 for one that is to be both set and removed."""
-        body = request.fields()
-        removals, updates = _names(body, "removals"), _mapping(body, "updates")
+        body = request.struct(_PropertiesBody)
+        removals, updates = body.removals or [], body.updates or {}
         both = [name for name in removals if name in updates]
         if both:
             raise Rejected(
@@ -152,7 +217,7 @@ class Rest:
         refs = _choice(request.query(), "snapshots", ("all", "refs")) == "refs"
         known = _etag_known(request, "-refs" if refs else "")
         try:
-            found = self._catalog.load_table(_namespace_of(request), request.names[1], known)
+            found = self._catalog.load_table(*_identifier_of(request), known)
         except NotModified:
             return Response(304, headers=_etag(f"{known}-refs" if refs else str(known)))
         if refs:
@@ -160,37 +225,29 @@ class Rest:
         return _loaded(found)
 
     def has_table(self, request: Request) -> Response:
-        """204 if it is there."""
-        if not self._catalog.has_table(_namespace_of(request), request.names[1]):
-            raise NoSuchTable(f"Table does not exist: {shown(tuple(_namespace_of(request)), request.names[1])}")
+        """204 if it exists."""
+        namespace, name = _identifier_of(request)
+        if not self._catalog.has_table(namespace, name):
+            raise NoSuchTable(f"Table does not exist: {shown(tuple(namespace), name)}")
         return _NO_CONTENT
 
     def commit_table(self, request: Request) -> Response:
         """Commit updates, or create a staged table."""
-        done = self._catalog.commit_table(
-            _namespace_of(request), request.names[1], request.fields(), **_sender(request)
-        )
+        done = self._catalog.commit_table(*_identifier_of(request), request.fields(), **_sender(request))
         body = {"metadata-location": done.metadata_location, "metadata": msgspec.Raw(done.metadata)}
         return json_response(body, headers=_etag(done.etag))
 
     def drop_table(self, request: Request) -> Response:
         """Drop it; with `purgeRequested` its files too."""
         purge = _choice(request.query(), "purgeRequested", ("false", "true")) == "true"
-        self._catalog.drop_table(_namespace_of(request), request.names[1], purge=purge, **_sender(request))
+        self._catalog.drop_table(*_identifier_of(request), purge=purge, **_sender(request))
         return _NO_CONTENT
 
     def register_table(self, request: Request) -> Response:
         """Enter a table by the location of its metadata."""
-        body = request.fields()
-        overwrite = body.get("overwrite", False)
-        if not isinstance(overwrite, bool):
-            raise Invalid("overwrite must be true or false")
-        name, location = _text(body, "name"), _text(body, "metadata-location")
-        return _loaded(
-            self._catalog.register_table(
-                _namespace_of(request), name, location, overwrite=overwrite, **_sender(request)
-            )
-        )
+        body = request.struct(_RegisterBody)
+        where = _namespace_of(request), body.name, body.metadata_location
+        return _loaded(self._catalog.register_table(*where, overwrite=body.overwrite, **_sender(request)))
 
     def rename_table(self, request: Request) -> Response:
         """Give a table another name."""
@@ -198,7 +255,7 @@ class Rest:
         return _NO_CONTENT
 
     def report_metrics(self, request: Request) -> Response:
-        """Take a report of a scan or commit, and keep nothing of it. 404 for a table that is not there."""
+        """Accept a report of a scan or commit, and drop it. 404 for a table that does not exist."""
         request.fields()
         return self.has_table(request)
 
@@ -222,25 +279,24 @@ class Rest:
         """Load it: 304 if the client has it already."""
         known = _etag_known(request)
         try:
-            return _loaded(self._catalog.load_view(_namespace_of(request), request.names[1], known))
+            return _loaded(self._catalog.load_view(*_identifier_of(request), known))
         except NotModified:
             return Response(304, headers=_etag(str(known)))
 
     def has_view(self, request: Request) -> Response:
-        """204 if it is there."""
-        if not self._catalog.has_view(_namespace_of(request), request.names[1]):
-            raise NoSuchView(f"View does not exist: {shown(tuple(_namespace_of(request)), request.names[1])}")
+        """204 if it exists."""
+        namespace, name = _identifier_of(request)
+        if not self._catalog.has_view(namespace, name):
+            raise NoSuchView(f"View does not exist: {shown(tuple(namespace), name)}")
         return _NO_CONTENT
 
     def replace_view(self, request: Request) -> Response:
         """Commit updates to a view."""
-        return _loaded(
-            self._catalog.replace_view(_namespace_of(request), request.names[1], request.fields(), **_sender(request))
-        )
+        return _loaded(self._catalog.replace_view(*_identifier_of(request), request.fields(), **_sender(request)))
 
     def drop_view(self, request: Request) -> Response:
         """Drop it."""
-        self._catalog.drop_view(_namespace_of(request), request.names[1], **_sender(request))
+        self._catalog.drop_view(*_identifier_of(request), **_sender(request))
         return _NO_CONTENT
 
     def rename_view(self, request: Request) -> Response:
@@ -252,8 +308,8 @@ class Rest:
 
     def undrop(self, request: Request) -> Response:
         """`POST /limpet/undrop {namespace, name}`: put back the table or view that was dropped last."""
-        body = request.fields()
-        return _loaded(self._catalog.undrop(_levels(body.get("namespace")), _text(body, "name"), **_sender(request)))
+        body = request.struct(_IdentifierBody)
+        return _loaded(self._catalog.undrop(body.namespace, body.name, **_sender(request)))
 
 
 def _no_oauth(_: Request) -> Response:
@@ -261,57 +317,15 @@ def _no_oauth(_: Request) -> Response:
     return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
 
 
-# ---- who may ----
-
-
-def _route(method: str, path: str, handler: Callable[[Request], Response], tokens: Tokens) -> Route:
-    """The route, with the right that it needs and how to find the namespaces that a request touches."""
-    reads = method in ("GET", "HEAD") or path.endswith("/metrics")  # a report changes nothing
-    sight = method in ("GET", "HEAD") and path in ("/v1/namespaces", _NS)
-    touched = _TOUCHED.get((method, path), _touched_by_path if "{namespace}" in path else None)
-    if path.endswith("/register"):
-        touched = None  # the metadata file may be of a table that was dropped in any namespace
-    return Route(method, path, handler, tokens, right="read" if reads else "write", touched=touched, sight=sight)
-
-
-def _touched_by_path(request: Request) -> list[list[str]]:
-    return [_namespace_of(request)]
-
-
-def _touched_by_query(request: Request) -> list[list[str]]:
-    parent = request.query().get("parent")
-    return [parent.split(SEPARATOR) if parent else []]
-
-
-def _touched_by_body(request: Request) -> list[list[str]]:
-    return [_levels(request.fields().get("namespace"))]
-
-
-def _touched_by_rename(request: Request) -> list[list[str]]:
-    return [namespace for namespace, _ in _rename_of(request)]
-
-
-def _touched_by_transaction(request: Request) -> list[list[str]]:
-    changes = request.fields().get("table-changes")
-    if not isinstance(changes, list):
-        raise Invalid("table-changes must be a list of at least one change")
-    return [_levels(_mapping(_mapping({"change": each}, "change"), "identifier").get("namespace")) for each in changes]
-
-
-_TOUCHED: dict[tuple[str, str], Touched] = {
-    ("GET", "/v1/namespaces"): _touched_by_query,
-    ("POST", "/v1/namespaces"): _touched_by_body,
-    ("POST", "/v1/tables/rename"): _touched_by_rename,
-    ("POST", "/v1/views/rename"): _touched_by_rename,
-    ("POST", "/v1/transactions/commit"): _touched_by_transaction,
-}
-
-
-# ---- taking requests apart ----
+# ---- reading requests ----
 
 
 def _namespace_of(request: Request) -> list[str]:
     return request.names[0].split(SEPARATOR)
+
+
+def _identifier_of(request: Request) -> tuple[list[str], str]:
+    return _namespace_of(request), request.names[1]
 
 
 def _id_of(request: Request) -> str | None:
@@ -325,53 +339,13 @@ def _id_of(request: Request) -> str | None:
 
 
 def _sender(request: Request) -> _Sender:
-    """Under which id a request is remembered, and who sent it."""
-    return {"id_": _id_of(request), "actor": request.actor}
-
-
-def _levels(value: Any) -> list[str]:
-    if value is None:
-        raise Invalid("namespace is missing")
-    return _names({"namespace": value}, "namespace")
-
-
-def _names(body: Mapping[str, Any], name: str) -> list[str]:
-    """A list of strings; empty if it is not there."""
-    value = body.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise Invalid(f"{name} must be a list of strings")
-    return value
-
-
-def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object; empty if it is not there."""
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Invalid(f"{name} must be an object")
-    return value
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise Invalid(f"{name} must be a string")
-    return value
+    """The id under which a request is remembered, and the name of its sender."""
+    return {"id_": _id_of(request), "actor": request.caller.name}
 
 
 def _rename_of(request: Request) -> tuple[tuple[list[str], str], tuple[list[str], str]]:
-    body = request.fields()
-
-    def identifier(name: str) -> tuple[list[str], str]:
-        value = body.get(name)
-        if not isinstance(value, dict):
-            raise Invalid(f"{name} must be an object with a namespace and a name")
-        return _levels(value.get("namespace")), _text(value, "name")
-
-    return identifier("source"), identifier("destination")
+    body = request.struct(_RenameBody)
+    return (body.source.namespace, body.source.name), (body.destination.namespace, body.destination.name)
 
 
 def _choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
@@ -418,7 +392,7 @@ def _etag_known(request: Request, suffix: str = "") -> str | None:
     return None
 
 
-# ---- putting answers together ----
+# ---- writing answers ----
 
 
 def _next(page: Page) -> dict[str, str | None]:

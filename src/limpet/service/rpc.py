@@ -1,8 +1,7 @@
-"""The compactor over HTTP, as the leader calls it.
+"""The compactor over HTTP: the routes that it serves, and the publisher through which a leader elsewhere calls it.
 
-A publication may be asked for any number of times and has one answer, so a lost reply is no harm here: the leader sends
-the same request again. But only an answer that a compactor gave counts. Whatever a proxy, a time-out or a stranger says
-means that the outcome is unknown.
+Publishing is idempotent: the same request gets the same answer, so after a lost reply the leader sends it again. But
+only an answer that a compactor gave counts. After a time-out, or an answer from a proxy, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import http.client
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 from urllib.parse import SplitResult, urlsplit
@@ -19,14 +18,14 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from limpet import records
-from limpet.catalog import Published, Refusal
+from limpet.catalog import Published, Publisher, Refusal
 from limpet.catalog.compactor import Unreachable
 from limpet.catalog.decide import Refused
 from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
 from limpet.runtime import Runtime
+from limpet.service.auth import Tokens
+from limpet.service.http import Rejected, Request, Response, Route, json_response
 from limpet.service.log import redacted
-
-__all__ = ["SYNC_COMPACT", "Answer", "Order", "RpcPublisher"]
 
 SYNC_COMPACT = "/internal/sync-compact"
 CONNECT_S = 5.0
@@ -34,11 +33,12 @@ ANSWER_S = 20.0
 CHECK_S = 2.0
 ANSWER_BYTES_MAX = 64 << 10
 IDLE_MAX = 4
+TOKEN_MAX = 2**63 - 1
 
 _VERSION = re.compile("v([0-9]{1,19})")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of a request to publish."""
 
     domain: str
@@ -46,21 +46,61 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fencing_token: int
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of the answer, for whoever asks and however often."""
+class PublishAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of the answer; the same one however often the request is sent."""
 
     manifest_version: str
     commit_ulid: str
 
 
-class _Error(msgspec.Struct, frozen=True):
+# ---- the compactor's end ----
+
+
+def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens) -> list[Route]:
+    """`POST /internal/sync-compact`, which publishes, and `GET`, which tells an API whether its secret is known.
+
+    Each domain has its publisher. The APIs send `secret`.
+    """
+
+    def check(_: Request) -> Response:
+        return json_response({"domains": [*publishers]})
+
+    def sync_compact(request: Request) -> Response:
+        """Publish ledger objects as one commit. The same request again gets the same answer.
+
+        200 with the version and the commit; 409 `stale_fencing_token` or `version_conflict`, both decided on the head;
+        400 for paths that are not batches of the domain; 503 if nothing was attempted; 500 if the outcome is unknown.
+        """
+        order = request.struct(PublishOrder)
+        publish = publishers.get(order.domain)
+        if publish is None:
+            raise Invalid(f"there is no domain {order.domain!r}", hint=f"there is {', '.join(publishers)}")
+        if not 0 <= order.fencing_token <= TOKEN_MAX:
+            raise Invalid(f"{order.fencing_token} is no fencing token")
+        try:
+            published = publish(order.event_paths, order.fencing_token)
+        except Refusal as refusal:
+            kind = "stale_fencing_token" if refusal.stale else "version_conflict"
+            raise Rejected(409, kind, str(refusal)) from refusal
+        return json_response(PublishAnswer(manifest_version=f"v{published.version}", commit_ulid=published.commit))
+
+    return [
+        Route("POST", SYNC_COMPACT, sync_compact, secret, right="publish"),
+        Route("GET", SYNC_COMPACT, check, secret, quick=True, right="publish"),
+    ]
+
+
+# ---- the API's end ----
+
+
+class _ErrorModel(msgspec.Struct, frozen=True):
     message: str
     type: str
     code: int
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
-    error: _Error
+    error: _ErrorModel
 
 
 class RpcPublisher:
@@ -69,10 +109,10 @@ class RpcPublisher:
     def __init__(
         self, url: str, secret: str | None, runtime: Runtime, *, domain: str = "catalog", ca: str | None = None
     ) -> None:
-        """`ca` is a file with the authorities that may vouch for the compactor; None: those of the system."""
+        """`ca` is a file with the certificate authorities to trust; None: those of the system.   Raises: Invalid."""
         parts = _parts_of(url)
         self.url = redacted(url).rstrip("/")
-        """Where it is, without user and password: to be shown."""
+        """The compactor's URL without user and password, to be shown."""
         self._tls = _context(ca) if parts.scheme == "https" else None
         if ca is not None and self._tls is None:
             raise Invalid(
@@ -90,18 +130,18 @@ class RpcPublisher:
         self._closed = False
 
     def __call__(self, paths: Sequence[str], token: int) -> Published:
-        """See `Compactor.publish`: the same answers and errors.
+        """Publish, as `Compactor.publish` does: the same answers and errors.
 
         Raises: Refusal; Invalid; Unavailable; OutcomeUnknown; Denied for a secret that is not known there.
         """
-        order = Order(domain=self._domain, event_paths=[*paths], fencing_token=token)
+        order = PublishOrder(domain=self._domain, event_paths=[*paths], fencing_token=token)
         status, body = self._exchange(records.encode(order))
         if status != 200:
             self._refuse(status, body)
         return _published(body)
 
     def check(self) -> str:
-        """Ask whether the compactor is there and knows our secret; what is in the way otherwise, "" if nothing is.
+        """Ask whether the compactor answers and knows our secret; the obstacle, or "" if there is none.
 
         Raises: Denied for a secret that is not known there.   Cost: one request to the compactor, none to the store.
         """
@@ -129,14 +169,14 @@ class RpcPublisher:
             try:
                 return self._send(kept, body)
             except (ConnectionError, http.client.BadStatusLine):
-                kept.close()  # closed at the other end while it was idle, as a rule: the same request may go again
+                kept.close()  # usually closed at the other end while it was idle: send the same request again
             except (OSError, http.client.HTTPException) as error:
                 kept.close()
                 raise self._unknown(error) from error
         try:
             connection = self._connect()
         except Unreachable as error:
-            if sent:  # the copy that went out before may have arrived
+            if sent:  # the first copy may have arrived
                 raise self._unknown(error) from error
             raise
         try:
@@ -184,7 +224,7 @@ class RpcPublisher:
         try:
             error = records.decoder(_ErrorBody).decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise OutcomeUnknown(f"{self.url} answered {status}, and that not as a compactor does") from None
+            raise OutcomeUnknown(f"{self.url} answered {status}, but not as a compactor does") from None
         match status, error.type:
             case 409, "stale_fencing_token" | "version_conflict" as kind:
                 raise Refusal(Refused(kind == "stale_fencing_token", error.message))
@@ -206,7 +246,7 @@ class RpcPublisher:
         return OutcomeUnknown(f"no answer from the compactor at {self.url}: {error or type(error).__name__}")
 
     def close(self) -> None:
-        """Wait for no answer any more: what is under way is unknown."""
+        """Close the connections: the outcome of running requests is unknown."""
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -220,7 +260,7 @@ class RpcPublisher:
 
 def _published(body: bytes) -> Published:
     try:
-        answer = records.decoder(Answer).decode(body)
+        answer = records.decoder(PublishAnswer).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise OutcomeUnknown("the compactor's answer cannot be read") from None
     version = _VERSION.fullmatch(answer.manifest_version)

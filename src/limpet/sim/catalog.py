@@ -358,12 +358,12 @@ class CompactorProcess(CatalogActor):
         return published
 
     def settle(self) -> None:
-        """See `Compactor.settle`."""
+        """Write the record of the newest commit."""
         with suppress(Missing, OutcomeUnknown, Unavailable):
             self.compactor.settle()
 
     def prepare(self) -> None:
-        """See `Compactor.prepare`."""
+        """Make the snapshot that will be due soon."""
         with suppress(Missing, OutcomeUnknown, Unavailable):
             self.compactor.prepare()
         self.preparing = False

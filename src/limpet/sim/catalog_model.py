@@ -246,7 +246,7 @@ class CatalogBucket(Bucket):
         return self.heads[-1].version if self.heads else 0
 
     def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
-        """See `Bucket.put`. A violation ends the run, whichever process caused it."""
+        """A violation ends the run, whichever process caused it."""
         version = super().put(who, key, data, when)
         if key == KEYS.head:
             try:

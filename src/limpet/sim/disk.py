@@ -209,7 +209,7 @@ class SimFiles(Files):
         return self._opened(self._found(folder, name))
 
     def close(self, fd: int, /) -> None:
-        """See `Files.close`. What a dead process had open was closed when it died."""
+        """What a dead process had open was closed when it died."""
         inode = self._open.pop(fd, None)
         if inode is not None:
             inode.opened -= 1
@@ -221,7 +221,7 @@ class SimFiles(Files):
             self.close(fd)
 
     def pin(self, fd: int, /) -> Pinned:
-        """See `Files.pin`. It lasts until the process ends: Python's garbage collector must not change the trace."""
+        """It lasts until the process ends: Python's garbage collector must not change the trace."""
         return Pinned(fd)
 
     @_system_call
