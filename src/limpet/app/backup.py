@@ -208,10 +208,10 @@ def backup(
     Crash: the same call goes on where it was; until then `backup.json` says that it is not finished. Nothing that the
     last finished backup held is missing meanwhile.
     """
-    sides = _CopyStores(source, target, runtime)
-    record = _fleet_record(sides.source, runtime, source_url)
-    run = _Run(sides, _begun(sides, runtime, "backup", source_url, target_url), tell)
-    _set_record(sides.target, runtime, record, BACKUP)
+    old, new = _metered(source, runtime), _metered(target, runtime)
+    record = _fleet_record(old, runtime, source_url)
+    run = _Run(old, new, runtime, _begun(new, runtime, "backup", source_url, target_url), tell)
+    _set_record(new, runtime, record, BACKUP)
     _copy_fleet(run, data=data)
     run.remove_stale()
     _finish(run, with_data=data)
@@ -238,21 +238,21 @@ def restore(
     Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
     Crash: the same call goes on where it was.
     """
-    sides = _CopyStores(source, target, runtime)
-    found = _backup_at(sides.source, runtime, source_url)
+    old, new = _metered(source, runtime), _metered(target, runtime)
+    found = _backup_at(old, runtime, source_url)
     if found.state != "finished" and not force:
         raise Invalid(
             f"the backup at {source_url} was not finished",
             hint="run `limpet backup` again to finish it; if the fleet is lost, --force takes what is there",
         )
-    record = _fleet_record(sides.source, runtime, source_url)
-    if _is_nearly_done(sides.target, runtime, found.run):
-        _set_record(sides.target, runtime, record, None)
+    record = _fleet_record(old, runtime, source_url)
+    if _is_nearly_done(new, runtime, found.run):
+        _set_record(new, runtime, record, None)
         return BackupReport()
-    known = _lines(sides.source, found, force=force)
-    run = _Run(sides, _begun(sides, runtime, "restore", found.run, target_url), tell)
-    _set_record(sides.target, runtime, record, RESTORING)
-    run.copy_all((stat for stat in sides.source.list() if kind_of(stat.key) != "own"), "restore", known)
+    known = _lines(old, found, force=force)
+    run = _Run(old, new, runtime, _begun(new, runtime, "restore", found.run, target_url), tell)
+    _set_record(new, runtime, record, RESTORING)
+    run.copy_all((stat for stat in old.list() if kind_of(stat.key) != "own"), "restore", known)
     lost = sorted(known.keys() - run.lines.keys() - run.report.left_out.keys())
     bad = sorted({*run.report.damaged, *lost})
     run.report.damaged = bad
@@ -263,9 +263,9 @@ def restore(
             hint="take another backup, or go on without them: --force",
         )
     run.flush()
-    run.remove(stat.key for stat in sides.target.list(keys.BACKUPS))
+    run.remove(stat.key for stat in new.list(keys.BACKUPS))
     _finish(run, with_data=found.with_data)
-    _set_record(sides.target, runtime, record, None)
+    _set_record(new, runtime, record, None)
     return run.reported()
 
 
@@ -274,16 +274,21 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 
     Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
     """
-    sides = _CopyStores(store, store, runtime)
-    store = sides.source
+    store = _metered(store, runtime)
     record = _backup_at(store, runtime, url)
+
+    def digest_of(stat: Stat) -> str | None:
+        with suppress(Missing):
+            return _sha256(_patiently(runtime, lambda: store.get(stat.key, size_max=None)).data)
+        return None
+
     known = _lines(store, record, force=True)
     listed = {stat.key: stat for stat in store.list() if kind_of(stat.key) != "own"}
     changed: list[str] = []
     size = 0
     wanted = [listed[Key(key)] for key in known if key in listed]
     for group in _groups(iter(wanted)):
-        for stat, digest in zip(group, runtime.fan_out(sides.digest, group, at_once=store.at_once), strict=True):
+        for stat, digest in zip(group, runtime.fan_out(digest_of, group, at_once=store.at_once), strict=True):
             line = known[stat.key]
             size += stat.size
             if digest is not None and digest != line.sha256:
@@ -296,31 +301,22 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
     return CheckReport(record.state == "finished", len(known), size, missing, sorted(changed), strange, record.left_out)
 
 
-# ---- the two sides ----
+# ---- the two stores ----
 
 
-class _CopyStores:
-    """The source and the target of a copy, both metered. A request that fails for the moment is tried again."""
+def _metered(store: Store, runtime: Runtime) -> MeteredStore:
+    """The store with its requests counted; on a directory, table files have the names that they have on the disk."""
+    return MeteredStore(plain_warehouse(store, runtime), runtime=runtime)
 
-    def __init__(self, source: Store, target: Store, runtime: Runtime) -> None:
-        self.source = MeteredStore(plain_warehouse(source, runtime), runtime=runtime)
-        self.target = MeteredStore(plain_warehouse(target, runtime), runtime=runtime)
-        self.runtime = runtime
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        """`call()`, tried again while the store is unavailable. Puts are repeated safely: same bytes, same name."""
-        for tries in range(1, TRIES_MAX):
-            try:
-                return call()
-            except (Unavailable, OutcomeUnknown):
-                self.runtime.sleep(BACKOFF_S * 2**tries)
-        return call()
-
-    def digest(self, stat: Stat) -> str | None:
-        """The digest of an object of the source; None if it is gone.   Cost: 1 GET."""
-        with suppress(Missing):
-            return _sha256(self.patiently(lambda: self.source.get(stat.key, size_max=None)).data)
-        return None
+def _patiently(runtime: Runtime, call: Callable[[], T]) -> T:
+    """`call()`, tried again while the store is unavailable. Puts are repeated safely: same bytes, same name."""
+    for tries in range(1, TRIES_MAX):
+        try:
+            return call()
+        except (Unavailable, OutcomeUnknown):
+            runtime.sleep(BACKOFF_S * 2**tries)
+    return call()
 
 
 def _marker(store: Store, runtime: Runtime) -> Cell[BackupRecord]:
@@ -369,16 +365,16 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 
 
 def _begun(
-    sides: _CopyStores, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
+    target: Store, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
 ) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
     """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
 
     Only a place that is empty, or that a run of the same purpose and source has marked, is ever written to.
     """
-    cell = _marker(sides.target, runtime)
+    cell = _marker(target, runtime)
     seen = cell.read()
     before = seen.value if seen else None
-    if before is None and next(iter(sides.target.list()), None) is not None:
+    if before is None and next(iter(target.list()), None) is not None:
         raise Invalid(
             f"{target_url} is not empty",
             hint="a backup and a restored fleet each need an empty place; name another folder or prefix",
@@ -407,7 +403,7 @@ def _finish(run: _Run, *, with_data: bool) -> None:
     finished = msgspec.structs.replace(
         run.begun.value,
         state="finished",
-        finished_at=run.sides.runtime.wall(),
+        finished_at=run.runtime.wall(),
         objects=len(run.lines),
         bytes=sum(line.size for line in run.lines.values()),
         with_data=with_data,
@@ -457,11 +453,15 @@ class _Run:
 
     def __init__(
         self,
-        sides: _CopyStores,
+        source: MeteredStore,
+        target: MeteredStore,
+        runtime: Runtime,
         begun: tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None],
         tell: Tell,
     ) -> None:
-        self.sides = sides
+        self.source = source
+        self.target = target
+        self.runtime = runtime
         self.cell, self.begun, before = begun
         self.report = BackupReport()
         self.lines: dict[str, _Line] = {}
@@ -470,32 +470,32 @@ class _Run:
         """The next lives that copied receipts name, as `queues/QUEUE/ENTRY`."""
         self._tell = tell
         self._unlisted: list[_Line] = []
-        self._before = _lines(sides.target, before, force=True)
-        self._there = {stat.key: stat.size for stat in sides.target.list() if kind_of(stat.key) != "own"}
+        self._before = _lines(target, before, force=True)
+        self._there = {stat.key: stat.size for stat in target.list() if kind_of(stat.key) != "own"}
 
     def copy_below(self, prefix: str, kind: str) -> None:
         """Copy all objects of a kind below a prefix, as one listing shows them; one that is gone by then is passed."""
-        self.copy_all((stat for stat in self.sides.source.list(prefix) if kind_of(stat.key) == kind), kind)
+        self.copy_all((stat for stat in self.source.list(prefix) if kind_of(stat.key) == kind), kind)
 
     def copy_all(self, stats: Iterable[Stat], kind: str, wanted: Mapping[str, _Line] | None = None) -> None:
         """Copy these objects, some at a time. `wanted` is what their bytes should be."""
-        source, target = self.sides.source, self.sides.target
+        source, target = self.source, self.target
         for group in _groups(iter(stats)):
             todo = [stat for stat in group if not self._is_there(stat, (wanted or {}).get(stat.key))]
             at_once = max(source.at_once, target.at_once)
-            for stat, outcome in zip(todo, self.sides.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
+            for stat, outcome in zip(todo, self.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
                 self._note(stat, outcome, (wanted or {}).get(stat.key))
             self._tell(Progress(kind, len(self.lines), self.report.bytes, self.report.copied))
 
     def get(self, key: str) -> bytes | None:
         """The bytes of an object of the source; None if there is none, or it cannot be a record.   Cost: 1 GET."""
         with suppress(Missing, Corrupt):
-            return self.sides.patiently(lambda: self.sides.source.get(Key(key))).data
+            return _patiently(self.runtime, lambda: self.source.get(Key(key))).data
         return None
 
     def put(self, key: str, blob_version: Version, data: bytes) -> None:
         """Write bytes that were read before, and record them."""
-        self.sides.patiently(lambda: self.sides.target.put(Key(key), data))
+        _patiently(self.runtime, lambda: self.target.put(Key(key), data))
         self._record(_Line(key, len(data), blob_version, _sha256(data)), copied=True)
 
     def remove_stale(self) -> None:
@@ -506,7 +506,7 @@ class _Run:
             del self.lines[key]
         self._relist()
         lists = {keys.backup_list_key(self.begun.value.run, n) for n in range(len(self.lists))}
-        old = [stat.key for stat in self.sides.target.list(keys.BACKUPS) if stat.key not in lists]
+        old = [stat.key for stat in self.target.list(keys.BACKUPS) if stat.key not in lists]
         self.remove([*stale, *ended, *old])
 
     def _relist(self) -> None:
@@ -520,7 +520,7 @@ class _Run:
         """Delete these from the target."""
         waiting = iter(names)
         while some := [*islice(waiting, GROUP_OBJECTS)]:
-            for key, error in self.sides.patiently(lambda some=some: self.sides.target.delete_many(some)).items():  # type: ignore[misc]
+            for key, error in _patiently(self.runtime, lambda some=some: self.target.delete_many(some)).items():  # type: ignore[misc]
                 if error is not None:
                     raise error
                 self.report.removed += 0 if key.startswith(f"{keys.BACKUPS}/") else 1
@@ -535,8 +535,8 @@ class _Run:
         self.report.objects = len(self.lines)
         self.report.bytes = sum(line.size for line in self.lines.values())
         self.report.requests = {
-            "source": self.sides.source.snapshot().requests,
-            "target": self.sides.target.snapshot().requests,
+            "source": self.source.snapshot().requests,
+            "target": self.target.snapshot().requests,
         }
         return self.report
 
@@ -554,10 +554,10 @@ class _Run:
 
     def _copy(self, stat: Stat) -> _Line | LimpetError:
         """Copy one object.   Cost: 1 GET + 1 PUT."""
-        source, target = self.sides.source, self.sides.target
+        source, target = self.source, self.target
         try:
-            blob = self.sides.patiently(lambda: source.get(stat.key, size_max=OBJECT_BYTES_MAX))
-            self.sides.patiently(lambda: target.put(stat.key, blob.data))
+            blob = _patiently(self.runtime, lambda: source.get(stat.key, size_max=OBJECT_BYTES_MAX))
+            _patiently(self.runtime, lambda: target.put(stat.key, blob.data))
         except LimpetError as error:
             return error
         if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
@@ -590,7 +590,7 @@ class _Run:
         lines, self._unlisted = self._unlisted[:LIST_LINES], self._unlisted[LIST_LINES:]
         data = b"\n".join(map(records.encode, lines))
         key = keys.backup_list_key(self.begun.value.run, len(self.lists))
-        self.sides.patiently(lambda: self.sides.target.put(key, data))
+        _patiently(self.runtime, lambda: self.target.put(key, data))
         self.lists.append(_ListRef(_sha256(data), len(lines)))
 
 
@@ -611,7 +611,7 @@ def _superseded(names: Iterable[str]) -> list[str]:
 
 def _copy_fleet(run: _Run, *, data: bool) -> None:
     """Everything, in the order of `ORDER`."""
-    source = run.sides.source
+    source = run.source
     run.copy_below(keys.SYNC, "sync")
     for kind in QUEUE_ORDER:
         for queue in source.list_dirs(keys.QUEUES):
@@ -657,7 +657,7 @@ def _follow_retries(run: _Run) -> None:
 
 def _stat(run: _Run, key: str) -> Stat:
     """What the source tells of an object.   Raises: Missing; Invalid.   Cost: 1 HEAD."""
-    return run.sides.patiently(lambda: run.sides.source.head(Key(key)))
+    return _patiently(run.runtime, lambda: run.source.head(Key(key)))
 
 
 def _next_life(key: str, data: bytes) -> str | None:
@@ -691,7 +691,7 @@ def _settle_manifest(run: _Run, root: str) -> None:
     last: object = None
     for _ in range(SETTLE_ROUNDS):
         try:
-            blob = run.sides.patiently(lambda: run.sides.source.get(key))
+            blob = _patiently(run.runtime, lambda: run.source.get(key))
         except (Missing, Corrupt):
             run.copy_below(root, "manifest")
             return
@@ -745,7 +745,7 @@ def _copy_catalog(run: _Run, *, data: bool) -> None:
     named += [(WAREHOUSE, "metadata"), *([(WAREHOUSE, "data")] if data else [])]
     _copy_under_head(run, CATALOG, named)
     own = [f"manifests/{domain}.json" for domain in (CATALOG, EXECUTIONS)]
-    run.copy_all((stat for stat in run.sides.source.list("manifests") if stat.key not in own), "head")
+    run.copy_all((stat for stat in run.source.list("manifests") if stat.key not in own), "head")
 
 
 def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -> None:
@@ -757,14 +757,14 @@ def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -
     key = Key(f"manifests/{domain}.json")
     for _ in range(SETTLE_ROUNDS):
         try:
-            blob = run.sides.patiently(lambda: run.sides.source.get(key, size_max=HEAD_BYTES_MAX))
+            blob = _patiently(run.runtime, lambda: run.source.get(key, size_max=HEAD_BYTES_MAX))
         except (Missing, Corrupt):
             blob = None
         gone = run.report.vanished
         for prefix, kind in named:
             run.copy_below(prefix, kind)
         if blob is None:
-            run.copy_all((stat for stat in run.sides.source.list("manifests") if stat.key == key), "head")
+            run.copy_all((stat for stat in run.source.list("manifests") if stat.key == key), "head")
             return
         run.put(key, blob.version, blob.data)
         if run.report.vanished == gone and _is_whole(run, domain):
@@ -786,7 +786,7 @@ def _is_whole(run: _Run, domain: str) -> bool:
         from limpet.catalog.entries import Entry
     except ModuleNotFoundError:
         return True
-    catalog = open_catalog(storage_of(run.sides.target, run.sides.runtime), "memory://copy")
+    catalog = open_catalog(storage_of(run.target, run.runtime), "memory://copy")
     try:
         catalog.verify()
         loaded = catalog.view.now()
@@ -806,7 +806,7 @@ def _names_copied(run: _Run) -> bool:
     """Whether the files that the copied head of events names are in the copy."""
     key = f"manifests/{EXECUTIONS}.json"
     try:
-        found = records.decode(run.sides.target.get(Key(key)).data, _Files, what=key)
+        found = records.decode(run.target.get(Key(key)).data, _Files, what=key)
         ids = [records.decode(bytes(file[0]), str, what=key) for file in found.files if file]
     except LimpetError:
         return True
