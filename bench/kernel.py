@@ -1,8 +1,9 @@
-"""The kernel's price: our stores, cells and locks against the bare calls that they are made of, as ratios.
+"""The kernel's price: our stores, cells and locks against the bare calls that they are made of, as ratios;
+and the CPU time that it takes to start.
 
 `python bench/kernel.py` (`make bench`) starts a SeaweedFS with the servers of the tests (so tests/ goes on sys.path),
 measures, prints a line per comparison, and writes bench/results/kernel.md and kernel.json. `--quick` runs a few rounds
-and writes nothing; `--only TEXT` runs the cases whose line holds TEXT, and writes nothing either.
+and writes nothing; `--only TEXT` runs the cases whose line holds TEXT, and writes nothing either (`--only start-up`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bench.clouds import cloud_cases
 from bench.files import file_cases
 from bench.report import file_system, line, machine, save, summary
 from bench.rounds import Case, measure
+from bench.startup import start_line, starts
 
 from support.servers.seaweedfs import SeaweedFS
 
@@ -39,7 +41,10 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = machine()
     rows = []
-    for case in cases(quick=arguments.quick):
+    started = starts() if arguments.only in "start-up" else []
+    for start in started:
+        print(start_line(start), flush=True)
+    for case in cases(quick=arguments.quick) if arguments.only != "start-up" else ():
         if arguments.only in f"{case.where}: {case.name} x{case.threads}":
             for row in measure(case):
                 rows.append(row)
@@ -47,7 +52,7 @@ def main() -> None:
     facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
     print(summary(rows))
     if not arguments.quick and not arguments.only:
-        save(ROOT / "bench" / "results", facts, rows)
+        save(ROOT / "bench" / "results", facts, rows, started)
 
 
 def cases(*, quick: bool) -> Iterator[Case]:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bench.rounds import Row
+from bench.startup import Start
 
 __all__ = ["file_system", "line", "machine", "save", "summary", "versions"]
 
@@ -67,17 +68,19 @@ def summary(rows: Sequence[Row]) -> str:
     return f"{sum(row.met is True for row in judged)} of {len(judged)} rows meet their aim"
 
 
-def save(folder: Path, facts: dict[str, str], rows: Sequence[Row]) -> None:
+def save(folder: Path, facts: dict[str, str], rows: Sequence[Row], starts: Sequence[Start]) -> None:
     """Write `kernel.md` and `kernel.json`."""
     rounded = [
         {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(row).items()}
         for row in rows
     ]
-    (folder / "kernel.json").write_text(json.dumps({"machine": facts, "rows": rounded}, indent=1) + "\n")
-    (folder / "kernel.md").write_text("\n".join(_markdown(facts, rows)) + "\n")
+    (folder / "kernel.json").write_text(
+        json.dumps({"machine": facts, "rows": rounded, "start-up": [asdict(each) for each in starts]}, indent=1) + "\n"
+    )
+    (folder / "kernel.md").write_text("\n".join(_markdown(facts, rows, starts)) + "\n")
 
 
-def _markdown(facts: dict[str, str], rows: Sequence[Row]) -> Iterable[str]:
+def _markdown(facts: dict[str, str], rows: Sequence[Row], starts: Sequence[Start]) -> Iterable[str]:
     yield "# The kernel against bare calls\n"
     yield "Written by `make bench`; bench/README.md says how to read it.\n"
     yield " · ".join(f"{name} {value}" for name, value in facts.items()) + "\n"
@@ -89,6 +92,15 @@ def _markdown(facts: dict[str, str], rows: Sequence[Row]) -> Iterable[str]:
         for row in rows:
             if row.where == where:
                 yield "| " + " | ".join(_cells(row)) + " |"
+    yield "\n## start-up\n"
+    yield "| what | CPU ms, user and system (range of 5 runs) | aim ms | |"
+    yield "|---|---|---|---|"
+    for start in starts:
+        aim = f"{start.aim_ms:.0f}" if start.aim_ms else ""
+        yield (
+            f"| {start.name} | {start.cpu_ms:.0f} ({start.cpu_min_ms:.0f}-{start.cpu_max_ms:.0f}) "
+            f"| {aim} | {_verdict(start)} |"
+        )
 
 
 def _cells(row: Row) -> Sequence[str]:
@@ -105,7 +117,7 @@ def _cells(row: Row) -> Sequence[str]:
     )
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Row | Start) -> str:
     return "" if row.met is None else "met" if row.met else "MISSED"
 
 

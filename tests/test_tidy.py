@@ -454,9 +454,9 @@ STANDARD = frozenset(
     """
     absent acceptor actor admin admission adopter always answer api app applied applier arguments backlog bad bill blob
     blocked body bucket bulk call caller candidate catalog change check checked child chunk client codec collected
-    collision column command compiled compiler conflict constraints content context corrupt cost count counter create
-    cron csv current cycle delivery denied discovery disk document done draft dropped edge empty ended engine error
-    executions exists exported fail failed failure fenced field file finding flag flaw fold folder form forward found
+    collision column command compiled compiler conflict connector constraints content context corrupt cost count counter
+    create cron csv current cycle delivery denied discovery disk document done draft dropped edge empty ended engine
+    error executions exists exported fail failed failure fenced field file finding flag flaw fold folder form forward found
     function gathered gauge go grant granted group handle header held histogram history hook import index indexed inode
     input inspected inspection internal invalid job json jsonl killed latency layout ledger level limits link loaded log
     loop lost machine manifest mark match member merged message metadata metrics missing model modified move mutex

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from limpet.cli import app
+from limpet.cli.commands import build
 from limpet.store import roles
 
 __all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "main", "roles_page"]
@@ -67,8 +67,9 @@ class Parameter:
         return {bool: "", int: "N", float: "N"}.get(self.kind, "TEXT")
 
 
-def commands(group: typer.Typer = app, words: tuple[str, ...] = ()) -> Command:
+def commands(group: typer.Typer | None = None, words: tuple[str, ...] = ()) -> Command:
     """The command line as a tree: what a group has itself comes before its groups."""
+    group = group or build()
     inside = [_command(info, words) for info in group.registered_commands]
     for each in group.registered_groups:
         assert each.typer_instance is not None

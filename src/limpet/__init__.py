@@ -2,10 +2,13 @@
 
 A task queue, a record index, locks with fencing and a table catalog whose only server is the object store that you
 already have, or a plain directory.
+
+`import limpet` loads the errors only; every other name is imported when it is first used (PEP 562).
 """
 
-from limpet.app import Fleet, TaskFunction, TaskPush, TaskRun, open
-from limpet.cell import Cell, Fence
+import typing as _typing
+from importlib import import_module as _import_module
+
 from limpet.errors import (
     Conflict,
     Corrupt,
@@ -20,23 +23,27 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.lease import Lease, Lock
-from limpet.queue import (
-    AttemptError,
-    Claim,
-    Fail,
-    Failure,
-    Notice,
-    Peeked,
-    Policy,
-    Pushed,
-    Queue,
-    Result,
-    Retry,
-    Stats,
-    Task,
-)
-from limpet.queue.work import RunningTask, current_task
+
+if _typing.TYPE_CHECKING:
+    from limpet.app import Fleet, TaskFunction, TaskPush, TaskRun, open
+    from limpet.cell import Cell, Fence
+    from limpet.lease import Lease, Lock
+    from limpet.queue import (
+        AttemptError,
+        Claim,
+        Fail,
+        Failure,
+        Notice,
+        Peeked,
+        Policy,
+        Pushed,
+        Queue,
+        Result,
+        Retry,
+        Stats,
+        Task,
+    )
+    from limpet.queue.work import RunningTask, current_task
 
 __version__ = "0.1.0"
 
@@ -79,3 +86,24 @@ __all__ = [
     "current_task",
     "open",
 ]
+
+_HOMES = {
+    "limpet.app": ("Fleet", "TaskFunction", "TaskPush", "TaskRun", "open"),
+    "limpet.cell": ("Cell", "Fence"),
+    "limpet.lease": ("Lease", "Lock"),
+    "limpet.queue.work": ("RunningTask", "current_task"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """A public name that is not loaded yet: import its module."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(_HOME_OF.get(name, "limpet.queue")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

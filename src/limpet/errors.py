@@ -22,7 +22,7 @@ from datetime import datetime
 
 
 class LimpetError(Exception):
-    """Base of the tree. `str(error)` is one line; `error.change_token` says what to do about it, in tracebacks too."""
+    """Base of the tree. `str(error)` is one line; `error.hint` says what to do about it, in tracebacks too."""
 
     default_hint = ""
 

@@ -12,10 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -169,15 +171,17 @@ class SystemRuntime:
     def _executor(self) -> ThreadPoolExecutor:
         with self._mutex:
             if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._pool = ThreadPoolExecutor(POOL_MAX, thread_name_prefix="limpet-io")
             return self._pool
 
 
-async def in_thread(call: Callable[P, B], *args: P.args, **kwargs: P.kwargs) -> B:
-    """What `call` returns, from a thread: the event loop of the coroutine that waits for it goes on."""
-    import asyncio  # slow to import, and needed by coroutines only
+async def in_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kwargs) -> B:
+    """`call(...)` in a thread, for coroutines: the event loop goes on meanwhile."""
+    from asyncio import to_thread
 
-    return await asyncio.to_thread(call, *args, **kwargs)
+    return await to_thread(call, *args, **kwargs)
 
 
 class ProcessMutex:

@@ -130,7 +130,7 @@ def claim_all(fleet: Fleet) -> list[str]:
 
 def claim_later(fleet: Fleet) -> None:
     """Do what is due in a while."""
-    fleet._runtime.sleep(10.0)
+    fleet.runtime.sleep(10.0)
     claim_all(fleet)
 
 
@@ -142,7 +142,7 @@ DELAYED = Story(lambda fleet: fleet.queue("q").push({"n": 1}, id="a", delay_s=5.
 def is_known(fleet: Fleet) -> bool:
     """The task waits and can be done, or has ended."""
     state = fleet.queue("q").result("a").state
-    fleet._runtime.sleep(100.0)
+    fleet.runtime.sleep(100.0)
     return state == "completed" or claim_all(fleet) == ["a"]
 
 
@@ -263,7 +263,7 @@ def test_a_catalog_that_commits_and_collects_meanwhile_is_whole_in_the_copy() ->
         with fleet.lead_catalog() as catalog:
             catalog.commit_table(["a"], "t", append(catalog.load_table(["a"], "t"), 1))
             catalog.drop_table(["a"], "gone", purge=True)
-            fleet._runtime.sleep(10.0)
+            fleet.runtime.sleep(10.0)
             raise_floor(catalog.storage, keep=timedelta(0))
             delete_below(catalog.storage, grace_s=0.0)
 

@@ -23,11 +23,19 @@ from rich.console import Console
 import limpet
 from cli.harness import Here, Spawn, alive, poll
 from limpet.app import Fleet
-from limpet.cli.demo_end import Answer, ask
-from limpet.cli.demo_index import by_worker, find_records, read_records
-from limpet.cli.demo_report import Ended, find, read_back, runs_in
-from limpet.cli.demo_screen import Board, Screen
-from limpet.cli.demo_tasks import INDEX, KEY, Result, expected, payload, square
+from limpet.demo.report import (
+    EndedTasks,
+    Rows,
+    ask,
+    by_worker,
+    count_records,
+    count_tasks,
+    read_records,
+    read_tasks,
+    runs_in,
+)
+from limpet.demo.screen import DemoScreen, DemoState
+from limpet.demo.tasks import INDEX, KEY, DemoResult, expected, payload, square
 from support.servers.process import Bucket
 
 REPORT = (
@@ -100,7 +108,7 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     stats = limpet.open(home / "fleet").queue("demo").stats()
     assert (stats.pending, stats.completed, stats.failed) == (0, 4992, 8)
     assert sum(runs_in(home).values()) >= 5000
-    records = [*limpet.open(home / "fleet").index(INDEX, Result).scan()]
+    records = [*limpet.open(home / "fleet").index(INDEX, DemoResult).scan()]
     assert len(records) == 4992
     assert all(each.square == each.number**2 for each in records)
     assert f'limpet index sql "from {INDEX} limit 5" --url {home}/fleet\n' in out
@@ -231,7 +239,7 @@ def test_demo_fails_where_conditions_are_ignored(
 
 
 IDS = [f"x.{n}" for n in range(1300)]
-GOOD = Ended(
+GOOD = EndedTasks(
     completed={IDS[n]: expected(n) for n in range(1300) if expected(n) is not None},
     failed={IDS[n]: "poison" for n in range(1300) if expected(n) is None},
     pending=0,
@@ -240,11 +248,11 @@ RUNS = {n: 2 if payload(n).get("kind") == "flaky" else 1 for n in range(1300)}
 
 
 def test_findings_of_a_sound_run() -> None:
-    found = find(IDS, GOOD, RUNS)
+    found = count_tasks(IDS, GOOD, RUNS)
     assert found.sound
     assert (found.pushed, found.completed, found.failed) == (1300, 1298, 2)
     assert (found.ran_again, found.asked_for) == (10, 10)
-    again = find(IDS, GOOD, {**RUNS, 7: 2, 8: 3})
+    again = count_tasks(IDS, GOOD, {**RUNS, 7: 2, 8: 3})
     assert (again.sound, again.ran_again, again.asked_for) == (True, 12, 10)
 
 
@@ -260,8 +268,8 @@ def test_findings_of_a_sound_run() -> None:
     ],
     ids=["lost", "failures lost", "in two places", "from nowhere", "wrong result", "no result"],
 )
-def test_findings_of_an_unsound_run(ended: Ended, lost: int, twice: int, wrong: int) -> None:
-    found = find(IDS, ended, RUNS)
+def test_findings_of_an_unsound_run(ended: EndedTasks, lost: int, twice: int, wrong: int) -> None:
+    found = count_tasks(IDS, ended, RUNS)
     assert not found.sound
     assert (found.lost, found.twice, found.wrong) == (lost, twice, wrong)
 
@@ -277,9 +285,9 @@ def test_receipts_are_read_back_with_their_results() -> None:
                     task.done(square(task.payload, attempt=2))
                 except limpet.Fail as verdict:
                     task.fail(str(verdict))
-    ended = read_back(fleet)
+    ended = read_tasks(fleet)
     assert ended.failed == {ids[312]: "312 is poison"}
-    assert find(ids, ended, {}).sound
+    assert count_tasks(ids, ended, {}).sound
     assert ended.pending == 0
 
 
@@ -292,7 +300,7 @@ STORED: list[dict[str, Any]] = [
 
 
 def test_the_records_of_a_sound_run() -> None:
-    found = find_records(IDS, GOOD, STORED)
+    found = count_records(IDS, GOOD, STORED)
     assert (found.sound, found.records, found.wrong, found.missing) == (True, 1298, 0, 0)
 
 
@@ -309,27 +317,27 @@ def test_the_records_of_a_sound_run() -> None:
     ids=["missing", "twice", "of a failed task", "of no task", "wrong", "none at all"],
 )
 def test_the_records_of_an_unsound_run(records: list[dict[str, Any]], wrong: int, missing: int) -> None:
-    found = find_records(IDS, GOOD, records)
+    found = count_records(IDS, GOOD, records)
     assert not found.sound
     assert (found.records, found.wrong, found.missing) == (len(records), wrong, missing)
 
 
 def test_the_index_is_read_back_with_what_waits() -> None:
     fleet = limpet.open("memory://")
-    index = fleet.index(INDEX, Result, key=KEY)
-    index.put_many(Result(n, n**2, "ada") for n in range(10))
+    index = fleet.index(INDEX, DemoResult, key=KEY)
+    index.put_many(DemoResult(n, n**2, "ada") for n in range(10))
     index.compile(full=True)
-    assert read_records(fleet).waiting == 0
-    index.put(Result(3, 9, "ben"))
-    indexed = read_records(fleet)
-    assert indexed.waiting == 1
-    assert find_records(IDS[:10], GOOD, indexed.records).sound
-    assert [row[:3] for row in by_worker(indexed.records)] == [("ada", 9, 276), ("ben", 1, 9)]
+    assert read_records(fleet)[1] == 0
+    index.put(DemoResult(3, 9, "ben"))
+    indexed, waiting = read_records(fleet)
+    assert waiting == 1
+    assert count_records(IDS[:10], GOOD, indexed).sound
+    assert [row[:3] for row in by_worker(indexed)] == [("ada", 9, 276), ("ben", 1, 9)]
 
 
-def _asked(fleet: Fleet) -> tuple[Answer | None, str]:
+def _asked(fleet: Fleet) -> tuple[Rows | None, str]:
     out = StringIO()
-    screen = Screen(Console(file=out, width=100, highlight=False), Board(0, {}))
+    screen = DemoScreen(Console(file=out, width=100, highlight=False), DemoState(0, {}))
     return ask(screen, fleet, {"ada": "cyan"}), out.getvalue()
 
 
@@ -337,8 +345,8 @@ def _asked(fleet: Fleet) -> tuple[Answer | None, str]:
 def some_results() -> Fleet:
     """A fleet whose index has a few records."""
     fleet = limpet.open("memory://")
-    index = fleet.index(INDEX, Result, key=KEY)
-    index.put_many(Result(n, n**2, "ada" if n % 2 else "ben") for n in range(100))
+    index = fleet.index(INDEX, DemoResult, key=KEY)
+    index.put_many(DemoResult(n, n**2, "ada" if n % 2 else "ben") for n in range(100))
     index.compile(full=True)
     return fleet
 

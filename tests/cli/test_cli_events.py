@@ -86,7 +86,7 @@ def test_one_bad_batch_hides_no_other(here: Here) -> None:
 
 def test_nothing_and_wrong_usage(here: Here) -> None:
     limpet.open("fleet").check()
-    assert here("events", "ls", "-u", "fleet").out.startswith("no event was written down")
+    assert here("events", "ls", "-u", "fleet").out.startswith("no matching event was found")
     assert here("events", "ls", "-u", "nowhere").code == 1
     assert here("events", "ls", "--outcome", "odd", "-u", "fleet").code == 2
     assert here("events", "ls", "--since", "yesterday", "-u", "fleet").code == 2

@@ -110,14 +110,14 @@ def test_help_tells_defaults_and_variables_beside_the_text(here: Here) -> None:
 def test_every_command_is_listed() -> None:
     from typer.main import get_command
 
-    from limpet.cli import app
+    from limpet.cli.commands import build
 
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield words
         for name, each in getattr(command, "commands", {}).items():
             yield from below(each, (*words, name))
 
-    assert sorted(below(get_command(app), ())) == COMMANDS
+    assert sorted(below(get_command(build()), ())) == COMMANDS
 
 
 @pytest.mark.parametrize("group", [(), *GROUPS], ids=lambda group: " ".join(group) or "limpet")
@@ -152,8 +152,46 @@ def test_python_m_limpet_is_the_same_command() -> None:
     assert done.stdout == subprocess.run(limpet_command("--version"), capture_output=True, text=True).stdout
 
 
-def test_importing_the_cli_loads_nothing_heavy() -> None:
-    heavy = {"rich", "obstore", "subprocess", "limpet.store.cloud", "limpet.store.doctor", "limpet.cli.run"}
-    code = f"import sys, typer; old = {{*sys.modules}}; import limpet.cli; print({heavy!r} & ({{*sys.modules}} - old))"
+HEAVY = ("asyncio", "concurrent.futures", "duckdb", "msgspec", "obstore", "pyarrow", "subprocess")
+ROOMS = ("limpet.app", "limpet.catalog", "limpet.index", "limpet.queue", "limpet.service", "limpet.store")
+SCREEN = ("click", "rich", "typer")
+
+
+def _loaded(code: str) -> set[str]:
+    """The modules that are loaded once the code has run in a new process, beside those that Python starts with."""
+    code = f"import sys; old = {{*sys.modules}}\n{code}\nprint(*({{*sys.modules}} - old), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    return {*done.stdout.split("\n")}
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import limpet", (*HEAVY, *ROOMS, *SCREEN, "limpet.cli")),
+        ("import limpet; limpet.LeaseLost", (*HEAVY, *ROOMS, *SCREEN, "limpet.cli")),
+        (
+            "import limpet; limpet.open('memory://').queue('q').push({})",
+            (*(each for each in HEAVY if each != "msgspec"), *SCREEN, "limpet.catalog", "limpet.index", "limpet.cli"),
+        ),
+        ("import limpet.cli", (*HEAVY, *ROOMS, *SCREEN)),
+        ("import limpet.cli.commands as c; c.build('lock')", ("rich", "obstore", "limpet.app", "limpet.cli.queue")),
+    ],
+)
+def test_what_is_not_loaded_before_it_is_needed(code: str, heavy: tuple[str, ...]) -> None:
+    loaded = _loaded(code)
+    assert "limpet.errors" in loaded
+    assert not loaded & {*heavy}
+
+
+def test_the_version_is_printed_before_typer_is_loaded() -> None:
+    code = "import sys, limpet.cli\ntry: limpet.cli.main(['--version'])\nexcept SystemExit as end: assert end.code == 0"
+    assert not _loaded(code) & {*HEAVY, *ROOMS, *SCREEN}
+
+
+def test_every_public_name_is_found_when_it_is_used() -> None:
+    code = "from limpet import *\nassert limpet_names <= {*globals()}, limpet_names - {*globals()}"
+    done = subprocess.run([sys.executable, "-c", f"limpet_names = { ({*limpet.__all__} - {'__version__'})!r}\n{code}"])
+    assert done.returncode == 0
+    assert {*limpet.__all__} <= {*dir(limpet)}
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = limpet.nothing

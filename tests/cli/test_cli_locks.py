@@ -157,7 +157,7 @@ def test_break_needs_a_yes() -> None:
     command = limpet_command("lock", "break", "x", "-u", "fleet")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("and nobody is here to ask\nhint: add --yes\n")
+    assert done.stderr.endswith("and there is no terminal to ask\nhint: add --yes\n")
     assert _everything() == before
 
 

@@ -21,11 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import typer
-
 import limpet
 from limpet import cli, runtime
 from limpet.app import Fleet, urls
+from limpet.cli import commands
 from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key
 from limpet.store import Blob, MemoryStore, Stat, Store
@@ -241,21 +240,19 @@ class Bench:
         return Done(code, *said)
 
     def __enter__(self) -> Bench:
-        self._before = runtime._system, cli.app
+        self._before = runtime._system, commands.parser
         runtime._system = self.runtime  # type: ignore[assignment]
-        cli.app = _command()
+        commands.parser = _parser
         urls._named_memory[NAME] = self.store
         return self
 
     def __exit__(self, *_: object) -> None:
-        runtime._system, cli.app = self._before
+        runtime._system, commands.parser = self._before
         urls._named_memory.pop(NAME, None)
 
 
-@cache
-def _command() -> Any:
-    """The command line, parsed into commands once: Typer does so at every call, which takes longer than the rest."""
-    return typer.main.get_command(cli.app)
+_parser = cache(commands.parser)
+"""The command line, made into commands once: Typer does so at every call, which takes longer than the rest."""
 
 
 def build(make: Callable[[Bench], dict[str, Store] | None]) -> Built:

@@ -24,9 +24,9 @@ from limpet.app import Fleet
 from limpet.app.publish import NAMESPACE, Led, Published, Publisher, TableWriter
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.cli.demo_publish import publish as publish_demo
-from limpet.cli.demo_screen import Board, Screen
-from limpet.cli.demo_tasks import INDEX, KEY, Result
+from limpet.demo.report import publish as publish_demo
+from limpet.demo.screen import DemoScreen, DemoState
+from limpet.demo.tasks import INDEX, KEY, DemoResult
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.index.compiled import parts_of
 from limpet.keys import IndexKeys, Key
@@ -537,14 +537,14 @@ except limpet.Unsupported as refused:
 # ---- the demo ----
 
 
-def _screen() -> tuple[Screen, StringIO]:
+def _screen() -> tuple[DemoScreen, StringIO]:
     out = StringIO()
-    return Screen(Console(file=out, width=400), Board(1, {})), out
+    return DemoScreen(Console(file=out, width=400), DemoState(1, {})), out
 
 
 def test_the_demo_publishes_its_index(fleet: Fleet) -> None:
-    index = fleet.index(INDEX, Result, key=KEY)
-    index.put_many(Result(n, n * n, "ada") for n in range(50))
+    index = fleet.index(INDEX, DemoResult, key=KEY)
+    index.put_many(DemoResult(n, n * n, "ada") for n in range(50))
     index.compile(full=True)
     screen, out = _screen()
     done = publish_demo(screen, fleet)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.app.warehouse_files import plain_warehouse
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Denied
 from limpet.index.exporting import export
@@ -21,6 +20,7 @@ from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import DirectoryStore
 from limpet.store.api import Store
+from limpet.store.directory.plain import plain_warehouse
 
 MIDDLES = ["indexes", "indexes/sites", "indexes/sites/shards"]
 

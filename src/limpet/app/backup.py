@@ -2,8 +2,9 @@
 
 A backup has the layout of the fleet, with `backup.json` and the lists below `backup/` beside it. What makes the copy
 consistent is the order in which kinds of objects are copied (`ORDER`): data that moves is copied in the direction in
-which it moves, each step after the last has ended; and whatever names other objects is copied before those. So what is
-gone when it is asked for is found further on. docs/design/0007-backup.md argues each step and says what is guaranteed.
+which it moves, each step after the last has ended; and whatever names other objects is copied before those. So an
+object that has moved on before it was copied is found further on. docs/design/0007-backup.md argues each step and says
+what is guaranteed.
 
 Nothing is ever written to the source.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +23,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from limpet import keys, records
-from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check
-from limpet.app.warehouse_files import WAREHOUSE, plain_warehouse
+from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check, record_cell
 from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
@@ -32,6 +33,7 @@ from limpet.queue.entry import entry_of
 from limpet.records import Count, Digest, Instant, Name
 from limpet.runtime import Runtime
 from limpet.store.api import Stat, Store, Version
+from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
 from limpet.store.metered import MeteredStore
 from limpet.store.probe import quick
 
@@ -206,10 +208,10 @@ def backup(
     Crash: the same call goes on where it was; until then `backup.json` says that it is not finished. Nothing that the
     last finished backup held is missing meanwhile.
     """
-    sides = _Sides(source, target, runtime)
-    record = _fleet_record(sides.source, runtime, source_url)
-    run = _Run(sides, _begun(sides, runtime, "backup", source_url, target_url), tell)
-    _set_record(sides.target, runtime, record, BACKUP)
+    old, new = _metered(source, runtime), _metered(target, runtime)
+    record = _fleet_record(old, runtime, source_url)
+    run = _Run(old, new, runtime, _begun(new, runtime, "backup", source_url, target_url), tell)
+    _set_record(new, runtime, record, BACKUP)
     _copy_fleet(run, data=data)
     run.remove_stale()
     _finish(run, with_data=data)
@@ -236,23 +238,21 @@ def restore(
     Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
     Crash: the same call goes on where it was.
     """
-    sides = _Sides(source, target, runtime)
-    found = _marker(sides.source, runtime).read()
-    if found is None or found.value.purpose != "backup":
-        raise Missing(f"there is no backup at {source_url}", hint="`limpet backup FLEET URL` makes one")
-    if found.value.state != "finished" and not force:
+    old, new = _metered(source, runtime), _metered(target, runtime)
+    found = _backup_at(old, runtime, source_url)
+    if found.state != "finished" and not force:
         raise Invalid(
             f"the backup at {source_url} was not finished",
             hint="run `limpet backup` again to finish it; if the fleet is lost, --force takes what is there",
         )
-    record = _fleet_record(sides.source, runtime, source_url)
-    if _is_nearly_done(sides.target, runtime, found.value.run):
-        _set_record(sides.target, runtime, record, None)
+    record = _fleet_record(old, runtime, source_url)
+    if _is_nearly_done(new, runtime, found.run):
+        _set_record(new, runtime, record, None)
         return BackupReport()
-    known = _lines(sides.source, found.value, force=force)
-    run = _Run(sides, _begun(sides, runtime, "restore", found.value.run, target_url), tell)
-    _set_record(sides.target, runtime, record, RESTORING)
-    run.copy_all((stat for stat in sides.source.list() if kind_of(stat.key) != "own"), "restore", known)
+    known = _lines(old, found, force=force)
+    run = _Run(old, new, runtime, _begun(new, runtime, "restore", found.run, target_url), tell)
+    _set_record(new, runtime, record, RESTORING)
+    run.copy_all((stat for stat in old.list() if kind_of(stat.key) != "own"), "restore", known)
     lost = sorted(known.keys() - run.lines.keys() - run.report.left_out.keys())
     bad = sorted({*run.report.damaged, *lost})
     run.report.damaged = bad
@@ -263,9 +263,9 @@ def restore(
             hint="take another backup, or go on without them: --force",
         )
     run.flush()
-    run.remove(stat.key for stat in sides.target.list(keys.BACKUPS))
-    _finish(run, with_data=found.value.with_data)
-    _set_record(sides.target, runtime, record, None)
+    run.remove(stat.key for stat in new.list(keys.BACKUPS))
+    _finish(run, with_data=found.with_data)
+    _set_record(new, runtime, record, None)
     return run.reported()
 
 
@@ -274,19 +274,21 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 
     Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
     """
-    found = _marker(store, runtime).read()
-    if found is None or found.value.purpose != "backup":
-        raise Missing(f"there is no backup at {url}", hint="`limpet backup FLEET URL` makes one")
-    record = found.value
-    sides = _Sides(store, store, runtime)
-    store = sides.source
+    store = _metered(store, runtime)
+    record = _backup_at(store, runtime, url)
+
+    def digest_of(stat: Stat) -> str | None:
+        with suppress(Missing):
+            return _sha256(_patiently(runtime, lambda: store.get(stat.key, size_max=None)).data)
+        return None
+
     known = _lines(store, record, force=True)
     listed = {stat.key: stat for stat in store.list() if kind_of(stat.key) != "own"}
     changed: list[str] = []
     size = 0
     wanted = [listed[Key(key)] for key in known if key in listed]
     for group in _groups(iter(wanted)):
-        for stat, digest in zip(group, runtime.fan_out(sides.digest, group, at_once=store.at_once), strict=True):
+        for stat, digest in zip(group, runtime.fan_out(digest_of, group, at_once=store.at_once), strict=True):
             line = known[stat.key]
             size += stat.size
             if digest is not None and digest != line.sha256:
@@ -299,39 +301,38 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
     return CheckReport(record.state == "finished", len(known), size, missing, sorted(changed), strange, record.left_out)
 
 
-# ---- the two sides ----
+# ---- the two stores ----
 
 
-class _Sides:
-    """Where from and where to, counted, each asked again when it is away for a moment."""
+def _metered(store: Store, runtime: Runtime) -> MeteredStore:
+    """The store with its requests counted; on a directory, table files have the names that they have on the disk."""
+    return MeteredStore(plain_warehouse(store, runtime), runtime=runtime)
 
-    def __init__(self, source: Store, target: Store, runtime: Runtime) -> None:
-        self.source = MeteredStore(plain_warehouse(source, runtime), runtime=runtime)
-        self.target = MeteredStore(plain_warehouse(target, runtime), runtime=runtime)
-        self.runtime = runtime
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        """Do it, a few times if the store is away: what is done twice here is the same bytes under the same name."""
-        for tries in range(1, TRIES_MAX):
-            try:
-                return call()
-            except (Unavailable, OutcomeUnknown):
-                self.runtime.sleep(BACKOFF_S * 2**tries)
-        return call()
-
-    def digest(self, stat: Stat) -> str | None:
-        """The digest of an object of the source; None if it is gone.   Cost: 1 GET."""
-        with suppress(Missing):
-            return _sha256(self.patiently(lambda: self.source.get(stat.key, size_max=None)).data)
-        return None
+def _patiently(runtime: Runtime, call: Callable[[], T]) -> T:
+    """`call()`, tried again while the store is unavailable. Puts are repeated safely: same bytes, same name."""
+    for tries in range(1, TRIES_MAX):
+        try:
+            return call()
+        except (Unavailable, OutcomeUnknown):
+            runtime.sleep(BACKOFF_S * 2**tries)
+    return call()
 
 
 def _marker(store: Store, runtime: Runtime) -> Cell[BackupRecord]:
     return Cell(store, keys.BACKUP, struct_codec(BackupRecord), runtime)
 
 
+def _backup_at(store: Store, runtime: Runtime, url: str) -> BackupRecord:
+    """What `backup.json` says of a backup.   Raises: Missing if there is none."""
+    found = _marker(store, runtime).read()
+    if found is None or found.value.purpose != "backup":
+        raise Missing(f"there is no backup at {url}", hint="`limpet backup FLEET URL` makes one")
+    return found.value
+
+
 def _fleet_record(store: Store, runtime: Runtime, url: str) -> FleetRecord:
-    seen = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime).read()
+    seen = record_cell(store, runtime).read()
     if seen is None:
         raise Missing(f"there is no fleet at {url}", hint="check the URL")
     record = msgspec.structs.replace(seen.value, features=[f for f in seen.value.features if f != BACKUP])
@@ -342,7 +343,7 @@ def _fleet_record(store: Store, runtime: Runtime, url: str) -> FleetRecord:
 def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str | None) -> None:
     """`limpet.json` of the target: the source's formats and features, what a probe of this very store found, and
     `mark`, which keeps workers away."""
-    cell = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+    cell = record_cell(store, runtime)
     seen = cell.read()
     probe = seen.value.probe if seen else quick(store, runtime=runtime)
     features = sorted({*record.features, *([mark] if mark else ())})
@@ -352,9 +353,9 @@ def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str |
 
 
 def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
-    """Whether a restore of that backup was killed when all was there but the last word in `limpet.json`."""
+    """Whether a restore of that backup was killed after everything but the last write of `limpet.json`."""
     marker = _marker(store, runtime).read()
-    fleet = Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime).read()
+    fleet = record_cell(store, runtime).read()
     return (
         marker is not None
         and (marker.value.purpose, marker.value.state, marker.value.source) == ("restore", "finished", run)
@@ -364,16 +365,16 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 
 
 def _begun(
-    sides: _Sides, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
+    target: Store, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
 ) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
     """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
 
     Only a place that is empty, or that a run of the same purpose and source has marked, is ever written to.
     """
-    cell = _marker(sides.target, runtime)
+    cell = _marker(target, runtime)
     seen = cell.read()
     before = seen.value if seen else None
-    if before is None and next(iter(sides.target.list()), None) is not None:
+    if before is None and next(iter(target.list()), None) is not None:
         raise Invalid(
             f"{target_url} is not empty",
             hint="a backup and a restored fleet each need an empty place; name another folder or prefix",
@@ -396,13 +397,13 @@ def _begun(
 
 
 def _finish(run: _Run, *, with_data: bool) -> None:
-    """Say that all is there. Whoever began another run meanwhile wins.   Raises: Conflict."""
+    """Record that the run is finished.   Raises: Conflict if another run to the same target began meanwhile."""
     run.flush()
     lists = () if run.begun.value.purpose == "restore" else tuple(run.lists)
     finished = msgspec.structs.replace(
         run.begun.value,
         state="finished",
-        finished_at=run.sides.runtime.wall(),
+        finished_at=run.runtime.wall(),
         objects=len(run.lines),
         bytes=sum(line.size for line in run.lines.values()),
         with_data=with_data,
@@ -452,11 +453,15 @@ class _Run:
 
     def __init__(
         self,
-        sides: _Sides,
+        source: MeteredStore,
+        target: MeteredStore,
+        runtime: Runtime,
         begun: tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None],
         tell: Tell,
     ) -> None:
-        self.sides = sides
+        self.source = source
+        self.target = target
+        self.runtime = runtime
         self.cell, self.begun, before = begun
         self.report = BackupReport()
         self.lines: dict[str, _Line] = {}
@@ -465,32 +470,32 @@ class _Run:
         """The next lives that copied receipts name, as `queues/QUEUE/ENTRY`."""
         self._tell = tell
         self._unlisted: list[_Line] = []
-        self._before = _lines(sides.target, before, force=True)
-        self._there = {stat.key: stat.size for stat in sides.target.list() if kind_of(stat.key) != "own"}
+        self._before = _lines(target, before, force=True)
+        self._there = {stat.key: stat.size for stat in target.list() if kind_of(stat.key) != "own"}
 
     def copy_below(self, prefix: str, kind: str) -> None:
         """Copy all objects of a kind below a prefix, as one listing shows them; one that is gone by then is passed."""
-        self.copy_all((stat for stat in self.sides.source.list(prefix) if kind_of(stat.key) == kind), kind)
+        self.copy_all((stat for stat in self.source.list(prefix) if kind_of(stat.key) == kind), kind)
 
     def copy_all(self, stats: Iterable[Stat], kind: str, wanted: Mapping[str, _Line] | None = None) -> None:
         """Copy these objects, some at a time. `wanted` is what their bytes should be."""
-        source, target = self.sides.source, self.sides.target
+        source, target = self.source, self.target
         for group in _groups(iter(stats)):
             todo = [stat for stat in group if not self._is_there(stat, (wanted or {}).get(stat.key))]
             at_once = max(source.at_once, target.at_once)
-            for stat, outcome in zip(todo, self.sides.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
+            for stat, outcome in zip(todo, self.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
                 self._note(stat, outcome, (wanted or {}).get(stat.key))
             self._tell(Progress(kind, len(self.lines), self.report.bytes, self.report.copied))
 
     def get(self, key: str) -> bytes | None:
         """The bytes of an object of the source; None if there is none, or it cannot be a record.   Cost: 1 GET."""
         with suppress(Missing, Corrupt):
-            return self.sides.patiently(lambda: self.sides.source.get(Key(key))).data
+            return _patiently(self.runtime, lambda: self.source.get(Key(key))).data
         return None
 
     def put(self, key: str, blob_version: Version, data: bytes) -> None:
         """Write bytes that were read before, and record them."""
-        self.sides.patiently(lambda: self.sides.target.put(Key(key), data))
+        _patiently(self.runtime, lambda: self.target.put(Key(key), data))
         self._record(_Line(key, len(data), blob_version, _sha256(data)), copied=True)
 
     def remove_stale(self) -> None:
@@ -501,28 +506,27 @@ class _Run:
             del self.lines[key]
         self._relist()
         lists = {keys.backup_list_key(self.begun.value.run, n) for n in range(len(self.lists))}
-        old = [stat.key for stat in self.sides.target.list(keys.BACKUPS) if stat.key not in lists]
+        old = [stat.key for stat in self.target.list(keys.BACKUPS) if stat.key not in lists]
         self.remove([*stale, *ended, *old])
 
     def _relist(self) -> None:
-        """Write the lists anew: what was recorded and went again is in none of them."""
+        """Write the lists again, without the objects that were removed after they were recorded."""
         self.flush()
         self.lists.clear()
         self._unlisted = [*self.lines.values()]
-        while self._unlisted:
-            self._write_list()
+        self.flush()
 
     def remove(self, names: Iterable[Key]) -> None:
         """Delete these from the target."""
         waiting = iter(names)
         while some := [*islice(waiting, GROUP_OBJECTS)]:
-            for key, error in self.sides.patiently(lambda some=some: self.sides.target.delete_many(some)).items():  # type: ignore[misc]
+            for key, error in _patiently(self.runtime, lambda some=some: self.target.delete_many(some)).items():  # type: ignore[misc]
                 if error is not None:
                     raise error
                 self.report.removed += 0 if key.startswith(f"{keys.BACKUPS}/") else 1
 
     def flush(self) -> None:
-        """Write down what was copied since the last list."""
+        """Write the lists of what was copied since the last one."""
         while self._unlisted:
             self._write_list()
 
@@ -531,8 +535,8 @@ class _Run:
         self.report.objects = len(self.lines)
         self.report.bytes = sum(line.size for line in self.lines.values())
         self.report.requests = {
-            "source": self.sides.source.snapshot().requests,
-            "target": self.sides.target.snapshot().requests,
+            "source": self.source.snapshot().requests,
+            "target": self.target.snapshot().requests,
         }
         return self.report
 
@@ -550,10 +554,10 @@ class _Run:
 
     def _copy(self, stat: Stat) -> _Line | LimpetError:
         """Copy one object.   Cost: 1 GET + 1 PUT."""
-        source, target = self.sides.source, self.sides.target
+        source, target = self.source, self.target
         try:
-            blob = self.sides.patiently(lambda: source.get(stat.key, size_max=OBJECT_BYTES_MAX))
-            self.sides.patiently(lambda: target.put(stat.key, blob.data))
+            blob = _patiently(self.runtime, lambda: source.get(stat.key, size_max=OBJECT_BYTES_MAX))
+            _patiently(self.runtime, lambda: target.put(stat.key, blob.data))
         except LimpetError as error:
             return error
         if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
@@ -586,7 +590,7 @@ class _Run:
         lines, self._unlisted = self._unlisted[:LIST_LINES], self._unlisted[LIST_LINES:]
         data = b"\n".join(map(records.encode, lines))
         key = keys.backup_list_key(self.begun.value.run, len(self.lists))
-        self.sides.patiently(lambda: self.sides.target.put(key, data))
+        _patiently(self.runtime, lambda: self.target.put(key, data))
         self.lists.append(_ListRef(_sha256(data), len(lines)))
 
 
@@ -607,7 +611,7 @@ def _superseded(names: Iterable[str]) -> list[str]:
 
 def _copy_fleet(run: _Run, *, data: bool) -> None:
     """Everything, in the order of `ORDER`."""
-    source = run.sides.source
+    source = run.source
     run.copy_below(keys.SYNC, "sync")
     for kind in QUEUE_ORDER:
         for queue in source.list_dirs(keys.QUEUES):
@@ -653,7 +657,7 @@ def _follow_retries(run: _Run) -> None:
 
 def _stat(run: _Run, key: str) -> Stat:
     """What the source tells of an object.   Raises: Missing; Invalid.   Cost: 1 HEAD."""
-    return run.sides.patiently(lambda: run.sides.source.head(Key(key)))
+    return _patiently(run.runtime, lambda: run.source.head(Key(key)))
 
 
 def _next_life(key: str, data: bytes) -> str | None:
@@ -687,7 +691,7 @@ def _settle_manifest(run: _Run, root: str) -> None:
     last: object = None
     for _ in range(SETTLE_ROUNDS):
         try:
-            blob = run.sides.patiently(lambda: run.sides.source.get(key))
+            blob = _patiently(run.runtime, lambda: run.source.get(key))
         except (Missing, Corrupt):
             run.copy_below(root, "manifest")
             return
@@ -714,25 +718,18 @@ def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]
     for key in [key for key in run.lines if key.startswith(prefix) and key.endswith(".usv")]:
         name = key.removeprefix(prefix).removesuffix(".usv")
         said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
-        if said is not None and not _is_so(run, Key(key), said):
+        if said is not None and not _is_so(run.lines[key], said):
             differ.append((key, said))
     return differ
 
 
-def _is_so(run: _Run, key: Key, said: object) -> bool:
+def _is_so(line: _Line, said: object) -> bool:
     """Whether a copied shard has the size and the digest that the manifest records."""
     size, digest = getattr(said, "size", None), getattr(said, "sum", "")
-    line = run.lines[key]
     if line.size != size:
         return False
-    return not digest or line.size == 0 or digest == _sum_text(line.sha256)
-
-
-def _sum_text(sha256: str) -> str:
-    """A digest as manifests record it."""
-    from base64 import urlsafe_b64encode
-
-    return urlsafe_b64encode(bytes.fromhex(sha256)[:16]).decode().rstrip("=")
+    as_recorded = urlsafe_b64encode(bytes.fromhex(line.sha256)[:16]).decode().rstrip("=")
+    return not digest or line.size == 0 or digest == as_recorded
 
 
 def _copy_events(run: _Run) -> None:
@@ -748,7 +745,7 @@ def _copy_catalog(run: _Run, *, data: bool) -> None:
     named += [(WAREHOUSE, "metadata"), *([(WAREHOUSE, "data")] if data else [])]
     _copy_under_head(run, CATALOG, named)
     own = [f"manifests/{domain}.json" for domain in (CATALOG, EXECUTIONS)]
-    run.copy_all((stat for stat in run.sides.source.list("manifests") if stat.key not in own), "head")
+    run.copy_all((stat for stat in run.source.list("manifests") if stat.key not in own), "head")
 
 
 def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -> None:
@@ -760,14 +757,14 @@ def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -
     key = Key(f"manifests/{domain}.json")
     for _ in range(SETTLE_ROUNDS):
         try:
-            blob = run.sides.patiently(lambda: run.sides.source.get(key, size_max=HEAD_BYTES_MAX))
+            blob = _patiently(run.runtime, lambda: run.source.get(key, size_max=HEAD_BYTES_MAX))
         except (Missing, Corrupt):
             blob = None
         gone = run.report.vanished
         for prefix, kind in named:
             run.copy_below(prefix, kind)
         if blob is None:
-            run.copy_all((stat for stat in run.sides.source.list("manifests") if stat.key == key), "head")
+            run.copy_all((stat for stat in run.source.list("manifests") if stat.key == key), "head")
             return
         run.put(key, blob.version, blob.data)
         if run.report.vanished == gone and _is_whole(run, domain):
@@ -789,7 +786,7 @@ def _is_whole(run: _Run, domain: str) -> bool:
         from limpet.catalog.entries import Entry
     except ModuleNotFoundError:
         return True
-    catalog = open_catalog(storage_of(run.sides.target, run.sides.runtime), "memory://copy")
+    catalog = open_catalog(storage_of(run.target, run.runtime), "memory://copy")
     try:
         catalog.verify()
         loaded = catalog.view.now()
@@ -809,7 +806,7 @@ def _names_copied(run: _Run) -> bool:
     """Whether the files that the copied head of events names are in the copy."""
     key = f"manifests/{EXECUTIONS}.json"
     try:
-        found = records.decode(run.sides.target.get(Key(key)).data, _Files, what=key)
+        found = records.decode(run.target.get(Key(key)).data, _Files, what=key)
         ids = [records.decode(bytes(file[0]), str, what=key) for file in found.files if file]
     except LimpetError:
         return True

@@ -5,33 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
 from itertools import islice
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from limpet import keys
 from limpet.app.events import events_of, is_wanted
-from limpet.app.formats import FleetRecord, check, enabled, fresh, may_write, upgraded
-from limpet.app.indexes import open_index
-from limpet.app.queues import LaterJournal, NoStore, demand_queue, journal_of, open_queue, policy_of, queue_names
+from limpet.app.formats import NODE, SUPERVISED, Connector, FleetRecord, enabled, fresh, record_cell, upgraded
 from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
-from limpet.app.urls import Durability, absolute, store_for, url_or_default
-from limpet.cell import PLAIN, Cell, Versioned, struct_codec
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet.app.urls import SQS, Durability, NoStore, absolute, provider_of, sqs_place, store_for, url_or_default
+from limpet.cell import PLAIN, Cell, Versioned
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.events import EventSink
-from limpet.index import Index
-from limpet.index.stamps import stamps_of
 from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
-from limpet.queue import Queue
+from limpet.queue import BucketQueue, Policy, Queue
+from limpet.queue.entry import Journal, NoJournal
 from limpet.runtime import Runtime, in_thread, system
 from limpet.store import MeteredStore, ScopedStore, Store
-from limpet.store.probe import Findings, quick, use_etag_style
+from limpet.store.metered import LazyStore
+from limpet.store.probe import Findings
 
 if TYPE_CHECKING:
     from limpet.app.publish import Published, TableWriter
     from limpet.catalog.catalog import Catalog
+    from limpet.index import Index
+    from limpet.index.stamps import Stamps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,92 +68,24 @@ def open(
             raise Unsupported("SQS cannot keep events", hint="open a bucket or a directory, or switch events off")
         nothing = Findings(conditional=False, etag_style="quoted", at="", by="")
         return Fleet(MeteredStore(NoStore(runtime), runtime=runtime), where, fresh(nothing), runtime)
-    opening = _Opening(where, runtime, read_only=read_only, create=create and not read_only)
-    store = _LazyStore(store_for(where, runtime, durability=durability), _budget(), runtime, opening)
+    connector = Connector(where, runtime, read_only=read_only, create=create and not read_only)
+    store = LazyStore(store_for(where, runtime, durability=durability), connector.connect, _budget(), runtime=runtime)
     sink = events_of(store, where, runtime) if wants_events else None
-    return Fleet(store, where, store.record, runtime, read_only=read_only, events=sink)
+    return Fleet(store, where, store.connected, runtime, read_only=read_only, events=sink, connector=connector)
 
 
-@dataclass(slots=True)
-class _Opening:
-    """How the fleet at a URL is connected to."""
+class _FleetJournal:
+    """The journal of a fleet's queues, found when it is first needed: only limpet.json says which one it is."""
 
-    where: str
-    runtime: Runtime
-    read_only: bool
-    create: bool
-    is_new: bool = False
-    """Whether this process set the fleet up."""
+    def __init__(self, find: Callable[[], Journal]) -> None:
+        self._find = find
+        self._found: Journal | None = None
 
-    def run(self, store: Store) -> FleetRecord:
-        """Read limpet.json, or set the fleet up.   Raises, Cost: see `Fleet.check`."""
-        record = _record_cell(store, self.runtime).read()
-        if record is None and not self.create:
-            raise Missing(
-                f"there is no fleet at {self.where}", hint="check the URL; opening it for writing creates one"
-            )
-        found = record.value if record else self._set_up(store)
-        check(found, where=self.where)
-        if not self.read_only and not may_write(found):
-            raise Unsupported(
-                f"the fleet at {self.where} wants writers of level {found.min_writer}",
-                hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
-            )
-        use_etag_style(store, found.probe.etag_style)
-        return found
-
-    def _set_up(self, store: Store) -> FleetRecord:
-        cell = _record_cell(store, self.runtime)
-        try:
-            made = cell.create(fresh(quick(store, runtime=self.runtime))).value
-        except Conflict:
-            seen = cell.read()
-            assert seen is not None
-            return seen.value
-        except Denied as error:
-            raise Denied(
-                f"there is no fleet at {self.where} yet, and it cannot be set up: {error}",
-                hint="open it once with a key that may write",
-            ) from error
-        self.is_new = True
-        return made
-
-
-class _LazyStore(MeteredStore):
-    """Opens the fleet before its first request. An opening that fails is tried again by the next request."""
-
-    def __init__(self, store: Store, budget: int | None, runtime: Runtime, opening: _Opening) -> None:
-        super().__init__(store, budget, runtime=runtime)
-        self.opening = opening
-        self._direct = MeteredStore(store, budget, runtime=runtime)
-        self._direct._mutex, self._direct._spent, self._direct._clock = self._mutex, self._spent, self._clock
-        self._opens = runtime.mutex()
-        self._record: FleetRecord | None = None
-
-    def record(self) -> FleetRecord:
-        """What limpet.json says, read at most once.   Raises, Cost: see `Fleet.check`."""
-        if self._record is None:
-            with self._opens:
-                if self._record is None:
-                    self._record = self.opening.run(self._direct)
-        return self._record
-
-    def _charge(self, verb: str, *, written_bytes: int = 0) -> None:
-        if self._record is None:
-            self._open_for_request()
-        super()._charge(verb, written_bytes=written_bytes)
-
-    def _open_for_request(self) -> None:
-        """Open the fleet. A place that has none, or one that cannot be used, must not look like a missing or damaged
-        object to the caller of the request, who may well go on without that object."""
-        try:
-            self.record()
-        except (Missing, Corrupt, Unsupported) as error:
-            raise Invalid(str(error), hint=error.hint) from error
-
-
-def _record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
-    return Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+    def __getattr__(self, name: str) -> Any:
+        if self._found is None:
+            self._found = self._find()
+        self.__dict__[name] = value = getattr(self._found, name)
+        return value
 
 
 class Fleet:
@@ -170,6 +103,7 @@ class Fleet:
         *,
         read_only: bool = False,
         events: EventSink | None = None,
+        connector: Connector | None = None,
     ) -> None:
         self.url = url
         self.events = events
@@ -177,10 +111,11 @@ class Fleet:
         self.meter = meter
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._record = record
-        self._runtime = runtime
+        self.runtime = runtime
+        """The clock, chance and threads that the fleet's parts use."""
         self._sightings = VersionWatch(runtime)
-        self._stamps = stamps_of(self.store, runtime, absolute(url))
-        self._journal = LaterJournal(lambda: journal_of(self.record, self.store, runtime))
+        self._connector = connector
+        self._journal = cast(Journal, _FleetJournal(self._find_journal))
         self.tasks = Tasks(self.queue, events, self.check, runtime.wall)
         """The task functions that were defined with `task`, and the hooks."""
 
@@ -192,14 +127,9 @@ class Fleet:
         return self._record
 
     @property
-    def runtime(self) -> Runtime:
-        """The clock, chance and threads that the fleet's parts use."""
-        return self._runtime
-
-    @property
     def is_new(self) -> bool:
         """Whether this handle set the fleet up, because there was none."""
-        return isinstance(self.meter, _LazyStore) and self.meter.opening.is_new
+        return self._connector is not None and self._connector.is_new
 
     def check(self) -> None:
         """Connect now, instead of at first use, so that what is wrong with the place shows here.
@@ -232,7 +162,7 @@ class Fleet:
 
     def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
-        return Lock(self.store, keys.lock_key(name), name, ttl_s, self._runtime, self._sightings, look_first=look_first)
+        return Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._sightings, look_first=look_first)
 
     def locks(
         self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None
@@ -260,11 +190,11 @@ class Fleet:
         return self._lease_cell(keys.lock_key(name)).read()
 
     def _lease_cell(self, key: keys.Key) -> Cell[LeaseRecord]:
-        return lease_cell(self.store, key, self._runtime)
+        return lease_cell(self.store, key, self.runtime)
 
     def cell(self, name: str) -> Cell[Any]:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
-        return Cell(self.store, keys.cell_key(name), PLAIN, self._runtime)
+        return Cell(self.store, keys.cell_key(name), PLAIN, self.runtime)
 
     def queue(
         self, name: str, *, payload_type: Any = None, create: bool = True, **policy: Unpack[PolicyFields]
@@ -276,26 +206,52 @@ class Fleet:
         Raises: Invalid for a name that escapes, or a policy that makes no sense; Missing.
         Cost: nothing yet; with `create=False` 1 LIST (on SQS 1 request).
         """
-        queue = open_queue(
+        unknown = sorted(policy.keys() - PolicyFields.__annotations__.keys())
+        if unknown:
+            known = ", ".join(PolicyFields.__annotations__)
+            raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {known}")
+        queue = self._open_queue(name, Policy(**policy), payload_type)
+        if not create:
+            demand_queue(self, queue)
+        return queue
+
+    def _open_queue(self, name: str, policy: Policy, payload_type: Any) -> Queue:
+        provider = provider_of(self.url)
+        if provider == SQS:
+            from limpet.queue.sqs import SqsQueue
+
+            wire, prefix = sqs_place(self.url, self.runtime)
+            return SqsQueue(wire, name, self.runtime, policy=policy, prefix=prefix, payload_type=payload_type)
+        return BucketQueue(
             self.store,
-            self.url,
             name,
-            self._runtime,
-            self._sightings,
-            policy=policy_of({**policy}),
+            self.runtime,
+            policy=policy,
+            provider=provider,
             payload_type=payload_type,
             journal=self._journal,
+            watch=self._sightings,
         )
-        if not create:
-            demand_queue(self.store, self.url, queue, self._runtime)
-        return queue
+
+    def _find_journal(self) -> Journal:
+        """Where the queues note what they do, if the fleet is joined with other places."""
+        if SUPERVISED not in self.record.features:
+            return NoJournal()
+        from limpet.queue.sync import ClientLog, Outbox
+
+        kind = Outbox if NODE in self.record.features else ClientLog
+        return kind(self.store, self.runtime)
 
     def queues(self) -> list[str]:
         """The names of the queues that were ever used, sorted.
 
         Cost: 1 LIST per 1,000 queues; on SQS 1 request for 1,000 queues of the prefix.
         """
-        return queue_names(self.store, self.url, self._runtime)
+        if provider_of(self.url) != SQS:
+            return sorted(keys.name_of(part) for part in self.store.list_dirs(keys.QUEUES))
+        from limpet.queue.sqs import names_of
+
+        return names_of(*sqs_place(self.url, self.runtime))
 
     def indexes(self) -> list[str]:
         """The names of the indexes, sorted.   Cost: 1 LIST per 1,000 indexes."""
@@ -321,11 +277,13 @@ class Fleet:
         record; `depth` (2 to 4 hex digits, for a new index) how many shards there are.
         Raises: Invalid for a type that no columns can hold.   Cost: nothing yet; the first use reads or creates it.
         """
+        from limpet.app.indexes import open_index
+
         return open_index(
             self.store,
             self.url,
             name,
-            self._runtime,
+            self.runtime,
             self._stamps,
             self._sightings,
             open,
@@ -334,6 +292,12 @@ class Fleet:
             depth=depth,
             events=self.events,
         )
+
+    @cached_property
+    def _stamps(self) -> Stamps:
+        from limpet.index.stamps import stamps_of
+
+        return stamps_of(self.store, self.runtime, absolute(self.url))
 
     @overload
     def task(self, name: Callable[P, R], /) -> TaskFunction[P, R]: ...
@@ -383,7 +347,7 @@ class Fleet:
         Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
         """
         found = _catalogs()
-        catalog: Catalog = found.open_catalog(found.storage_of(self.store, self._runtime), self.url)
+        catalog: Catalog = found.open_catalog(found.storage_of(self.store, self.runtime), self.url)
         return catalog
 
     def lead_catalog(self, *, wait_s: float = 20.0) -> AbstractContextManager[Catalog]:
@@ -393,7 +357,7 @@ class Fleet:
         Raises: NotLeader, if it still leads after `wait_s`; Unsupported, as `catalog`.
         """
         leading: AbstractContextManager[Catalog]
-        leading = _catalogs().lead(self.store, self.url, self._runtime, wait_s=wait_s)
+        leading = _catalogs().lead(self.store, self.url, self.runtime, wait_s=wait_s)
         return leading
 
     def publish_index(
@@ -442,11 +406,40 @@ class Fleet:
 
     def _change(self, change: Callable[[FleetRecord], FleetRecord | None]) -> bool:
         before = self.record
-        seen = _record_cell(self.store, self._runtime).update(lambda record: change(record) if record else None)
+        seen = record_cell(self.store, self.runtime).update(lambda record: change(record) if record else None)
         if seen is None:
             raise Missing(f"there is no fleet at {self.url}")
         self._record = seen.value
         return seen.value != before
+
+
+def is_used(fleet: Fleet, queue: Queue) -> bool:
+    """Whether the queue was ever used.   Cost: 1 LIST; on SQS 1 request."""
+    if isinstance(queue, BucketQueue):
+        return next(iter(fleet.store.list(keys.QueueKeys.of(queue.name).root)), None) is not None
+    exists: bool = cast(Any, queue).exists()
+    return exists
+
+
+def demand_queue(fleet: Fleet, queue: Queue) -> None:
+    """Return if the queue was ever used; an error otherwise, so that a typo changes nothing.
+
+    Raises: Missing, naming one with a similar name.   Cost: that of `is_used`, and of `Fleet.queues` if it was not.
+    """
+    if is_used(fleet, queue):
+        return
+    try:
+        names = fleet.queues()
+    except Denied:
+        names = []
+    near = get_close_matches(queue.name, names, n=1)
+    if near:
+        hint = f"did you mean {near[0]!r}? `limpet queue ls` shows all"
+    elif names:
+        hint = f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+    else:
+        hint = "no queue was ever used here; `limpet queue push` makes one"
+    raise Missing(f"there is no queue {queue.name!r} at {fleet.url}", hint=hint)
 
 
 def _budget() -> int | None:

@@ -1,15 +1,23 @@
-"""`limpet.json`: which formats a fleet is written in, and whether this version of Limpet may touch it."""
+"""`limpet.json`: the formats of a fleet, which versions of Limpet may use it, and how to connect to it.
+
+`check`, `may_write`, `enabled` and `upgraded` are pure rules; `Connector` reads the record, or sets up a new fleet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from limpet.errors import Invalid, Unsupported
+from limpet import keys
+from limpet.cell import Cell, struct_codec
+from limpet.errors import Conflict, Denied, Invalid, Missing, Unsupported
 from limpet.records import Count, Name
-from limpet.store.probe import Findings
+from limpet.runtime import Runtime
+from limpet.store.api import Store
+from limpet.store.probe import Findings, quick, use_etag_style
 
 LEVEL = 1
 """What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""
@@ -20,7 +28,7 @@ CURRENT = {"queue": 1, "index": 1, "catalog": 1}
 SUPERVISED = "supervised"
 NODE = "node"
 BACKUP = "backup"
-"""In the `features` of a copy that `limpet backup` made: it may be read, and nobody works on it."""
+"""In the `features` of a copy that `limpet backup` made: it can be read, and no worker uses it."""
 RESTORING = "restoring"
 """In the `features` of a fleet that `limpet restore` has not finished: it cannot be used yet."""
 FEATURES = frozenset({SUPERVISED, NODE})
@@ -44,7 +52,7 @@ def fresh(probe: Findings) -> FleetRecord:
 
 
 def check(record: FleetRecord, *, where: str) -> None:
-    """Whether this version of Limpet may read the fleet.   Raises: Unsupported, saying what is too new."""
+    """Return if this version of Limpet may read the fleet.   Raises: Unsupported, naming what is too new."""
     if RESTORING in record.features:
         raise Unsupported(
             f"the fleet at {where} is being restored", hint="if that was interrupted, run `limpet restore` again"
@@ -72,7 +80,7 @@ def may_write(record: FleetRecord) -> bool:
 
 
 def enabled(record: FleetRecord, features: Sequence[str]) -> FleetRecord | None:
-    """The record with these features; None when it has them already.   Raises: Invalid for one that there is not."""
+    """The record with these features; None when it has them already.   Raises: Invalid for an unknown feature."""
     for name in features:
         if name not in FEATURES:
             raise Invalid(f"there is no feature {name!r}", hint=f"there are {', '.join(sorted(FEATURES))}")
@@ -90,3 +98,52 @@ def upgraded(record: FleetRecord) -> FleetRecord | None:
         min_writer=max(record.min_writer, LEVEL),
     )
     return raised if raised != record else None
+
+
+def record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
+    """The cell `limpet.json`."""
+    return Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+
+
+@dataclass(slots=True)
+class Connector:
+    """Connects to the fleet at a URL; `is_new` says afterwards whether this process set the fleet up."""
+
+    where: str
+    runtime: Runtime
+    read_only: bool
+    create: bool
+    is_new: bool = False
+
+    def connect(self, store: Store) -> FleetRecord:
+        """Read limpet.json, or set the fleet up.   Raises, Cost: see `Fleet.check`."""
+        seen = record_cell(store, self.runtime).read()
+        if seen is None and not self.create:
+            raise Missing(
+                f"there is no fleet at {self.where}", hint="check the URL; opening it for writing creates one"
+            )
+        found = seen.value if seen else self._set_up(store)
+        check(found, where=self.where)
+        if not self.read_only and not may_write(found):
+            raise Unsupported(
+                f"the fleet at {self.where} wants writers of level {found.min_writer}",
+                hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
+            )
+        use_etag_style(store, found.probe.etag_style)
+        return found
+
+    def _set_up(self, store: Store) -> FleetRecord:
+        cell = record_cell(store, self.runtime)
+        try:
+            made = cell.create(fresh(quick(store, runtime=self.runtime))).value
+        except Conflict:  # another process set it up first
+            seen = cell.read()
+            assert seen is not None
+            return seen.value
+        except Denied as error:
+            raise Denied(
+                f"there is no fleet at {self.where} yet, and it cannot be set up: {error}",
+                hint="open it once with a key that may write",
+            ) from error
+        self.is_new = True
+        return made

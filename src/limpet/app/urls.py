@@ -1,14 +1,14 @@
-"""From a URL to a store."""
+"""What a URL stands for: a store, and the provider of the queues: by the URL, else by LIMPET_QUEUE_TYPE."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from limpet.errors import Denied, Invalid
+from limpet.errors import Denied, Invalid, Unsupported
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MemoryStore, Store
 
@@ -17,6 +17,10 @@ Durability = Literal["fsync", "os"]
 SCHEMES = "use ./dir, file://, memory://, s3://, gs:// or az://"
 _SCHEME_ALONE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?!//)(/?)([^/].*)?")
 
+SQS = "sqs"
+PROVIDERS = ("filesystem", "bucket", SQS)
+
+_wires: dict[tuple[int, str, str], Any] = {}
 _named_memory: dict[str, MemoryStore] = {}
 
 
@@ -84,3 +88,47 @@ def _whole(url: str) -> str:
     hint = f"write {scheme}://{rest}, or ./{url} for a folder of that name"
     known = scheme in ("s3", "gs", "az", "memory", "sqs", "file")
     raise Invalid(f"{url!r} is no URL and no path", hint=hint if known else f"{SCHEMES}, or ./{url} for a folder")
+
+
+def provider_of(url: str) -> str:
+    """The provider of a fleet's queues: `filesystem`, `memory`, `bucket` or `sqs`.
+
+    LIMPET_QUEUE_TYPE=sqs puts the queues of any fleet on SQS.   Raises: Invalid where it contradicts the URL.
+    """
+    scheme, separator, _ = url.partition("://")
+    own = "filesystem" if not separator or scheme == "file" else scheme if scheme in ("memory", SQS) else "bucket"
+    asked = os.environ.get("LIMPET_QUEUE_TYPE", "")
+    if not asked or asked == own:
+        return own
+    if asked not in PROVIDERS:
+        raise Invalid(f"LIMPET_QUEUE_TYPE is {asked!r}", hint=f"it can be {', '.join(PROVIDERS)}")
+    if asked == SQS:
+        return SQS
+    raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is a {own}", hint="unset it, or open another URL")
+
+
+def has_store(url: str) -> bool:
+    """Whether the fleet has a store, with locks and cells: `sqs://` has queues only."""
+    return not url.startswith("sqs://")
+
+
+def sqs_place(url: str, runtime: Runtime) -> tuple[Any, str]:
+    """The client for the queues of a fleet on SQS, one for each region and endpoint, and their prefix."""
+    parts = urlsplit(url if url.startswith("sqs://") else "sqs://")
+    region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
+    prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
+    place = (id(runtime), region, os.environ.get("LIMPET_SQS_ENDPOINT", ""))
+    if place not in _wires:
+        from limpet.queue.sqs.client import SqsClient
+
+        _wires[place] = SqsClient(runtime, region=region or None, endpoint_url=place[2] or None)
+    return _wires[place], prefix
+
+
+class NoStore(Store):
+    """The store of `sqs://`, which has queues only: every request is refused."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise Unsupported("SQS has queues and nothing else", hint="open a bucket or a directory for locks and cells")
+
+    get = head = put = delete = list = sample = list_dirs = _refuse

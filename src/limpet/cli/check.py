@@ -103,7 +103,7 @@ def violations(
     Cost: 1 LIST per 1,000 objects that wait or failed, 1 or 2 more for each queue; 1 GET for each failed task, only
     where there are more than allowed.
     """
-    from limpet.app.queues import SQS, provider_of
+    from limpet.app.urls import SQS, provider_of
     from limpet.cli.status import summaries
     from limpet.queue.inspect import count_queues
 

@@ -1,13 +1,12 @@
-"""`limpet doctor`: may this store be trusted?"""
+"""`limpet doctor`: does a store keep the promises that Limpet needs?"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,8 +51,8 @@ def doctor(
     from limpet.store.doctor import examine
 
     where = url_or_default(url)
-    with _patient(where) as patient, _progress() as progress:
-        meter = MeteredStore(patient, runtime=system())
+    with _to_examine(where) as store, _progress() as progress:
+        meter = MeteredStore(store, runtime=system())
         report = examine(meter, rounds=rounds, progress=progress)
     if json:
         print_json({"url": where, **to_fields(report), "requests": meter.snapshot().requests})
@@ -64,9 +63,10 @@ def doctor(
 
 
 @contextmanager
-def _patient(url: str) -> Iterator[Store]:
-    """The store to examine. Of a directory, a folder of its own beside whatever is there, removed afterwards."""
+def _to_examine(url: str) -> Iterator[Store]:
+    """The store to examine. For a directory it is a new folder in it, or above it, which is removed afterwards."""
     from limpet.app.urls import store_for
+    from limpet.errors import Denied
     from limpet.runtime import system
     from limpet.store import DirectoryStore
 
@@ -77,47 +77,33 @@ def _patient(url: str) -> Iterator[Store]:
     near = store.root
     while not near.exists():
         near = near.parent
-    with _folder_in(near) as folder:
-        yield DirectoryStore(folder, runtime=system())
-
-
-@contextmanager
-def _folder_in(near: Path) -> Iterator[str]:
-    from limpet.errors import Denied
-
     try:
         # A leading dot: no key of a store is stored under such a name.
         folder = tempfile.mkdtemp(prefix=".limpet-doctor-", dir=near)
     except OSError as error:
         raise Denied(f"cannot write below {near}: {os.strerror(error.errno or 0)}") from error
     try:
-        yield folder
+        yield DirectoryStore(folder, runtime=system())
     finally:
         shutil.rmtree(folder)
 
 
-class _Bar:
-    """A progress bar on stderr; nothing at all without a terminal."""
-
-    def __init__(self, total: int) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        err = console(stderr=True)
-        columns = (TextColumn("{task.description:<26}"), BarColumn(), TimeElapsedColumn())
-        self.bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-        self._task = self.bar.add_task("conditional writes", total=total)
-
-    def __call__(self, check: Check) -> None:
-        self.bar.update(self._task, advance=1, description=f"{check.name}: {'ok' if check.ok else 'FAIL'}")
-
-
 @contextmanager
-def _progress() -> Iterator[_Bar]:
+def _progress() -> Iterator[Callable[[Check], None]]:
+    """A progress bar on stderr, to be called after each check. Without a terminal nothing is shown."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     from limpet.store.doctor import CHECKS
 
-    bar = _Bar(len(CHECKS) + 1)
-    with bar.bar:
-        yield bar
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description:<26}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("conditional writes", total=len(CHECKS) + 1)
+
+        def advance(check: Check) -> None:
+            bar.update(task, advance=1, description=f"{check.name}: {'ok' if check.ok else 'FAIL'}")
+
+        yield advance
 
 
 def _show(url: str, report: Report, meter: MeteredStore) -> None:

@@ -1,4 +1,4 @@
-"""`limpet events`: what workers and compilers noted with `--events`."""
+"""`limpet events`: the runs that workers and compilers record with `--events`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def ls(
     if json:
         print_json([_facts(event) for event in found.events])
     elif not found.events:
-        say("no event was written down that is like that; workers do so with `limpet work --events`")
+        say("no matching event was found; `limpet work --events` records them")
     else:
         _print(found.events)
     for line in found.unreadable:
@@ -152,7 +152,7 @@ def _json_line(event: Event) -> str:
 
 
 def _cells(event: Event) -> list[str]:
-    """An event for people. Its fields are whatever was written there."""
+    """The cells of an event's row. Stored fields can be of any type."""
     fields = event.fields
     took = fields.get("took_s")
     took_text = f"{took:.3f} s" if isinstance(took, (int, float)) and not isinstance(took, bool) else "-"

@@ -10,7 +10,7 @@ from limpet.cli.shared import UrlOption, lines, print_json, say
 from limpet.errors import Invalid
 
 EPILOG = lines(
-    "Example: a key that is good for workers, and nothing else",
+    "Example: least-privilege credentials for workers",
     "$ limpet iam --provider aws --role worker -u s3://acme/prod > worker.json",
     "$ aws iam put-role-policy --role-name pi --policy-name limpet --policy-document file://worker.json",
     "Example: a key that can only push to one queue, and read its results",
@@ -47,7 +47,7 @@ RoleOption = Annotated[
 
 
 def iam(
-    provider: Annotated[str, typer.Option("--provider", metavar="aws|gcp", show_default=False, help="Whose policy.")],
+    provider: Annotated[str, typer.Option("--provider", metavar="aws|gcp", show_default=False, help="The cloud.")],
     role: RoleOption,
     bucket: Annotated[
         str | None, typer.Option("--bucket", metavar="NAME", show_default=False, help="The bucket, without a URL.")
@@ -81,7 +81,8 @@ def iam(
 ) -> None:
     """Print a policy that grants what a role needs in a bucket, as JSON. Nothing is sent to the cloud.
 
-    What the policy grants beyond the table of roles, for want of words in the cloud's language, is said on stderr.
+    Where the cloud's policy language cannot express a role exactly, what the policy grants beyond it is listed on
+    stderr.
     """
     from limpet.store.policies import PROVIDERS, Scope, aws_policy, gcp_policy, is_amazon, notes, root_of, scope_of
     from limpet.store.roles import check_queues, check_role

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from limpet.cli.queue_options import now_of
 from limpet.cli.shared import (
     EXIT_FAILED,
     JsonOption,
@@ -29,8 +29,7 @@ from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cell import Versioned
-    from limpet.lease import LeaseRecord
+    from limpet.lease import LockState
 
 EXIT_NOT_FOUND = 127
 
@@ -131,12 +130,15 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     The state is free, held, or overdue: held, but not renewed for longer than its ttl. The next who wants an overdue
     lock takes it over.
     """
+    from limpet.lease import lock_state
+
     fleet = opened(url, read_only=True)
     bad: list[dict[str, Any]] = []
-    found = list(fleet.locks(on_error=lambda key, error: bad.append(unreadable(key, error))))
-    now = _now(found)
+    seen = list(fleet.locks(on_error=lambda key, error: bad.append(unreadable(key, error))))
+    now = now_of(*(each.modified for each in seen))
+    found = [lock_state(each, now) for each in seen]
     if json:
-        print_json([*(_facts(seen, now) for seen in found), *bad])
+        print_json([*found, *bad])
         return
     out = console()
     if not found and not bad:
@@ -149,12 +151,10 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
         table.add_column(title, overflow="fold")
     for title in ("token", "last heartbeat", "ttl"):
         table.add_column(title, justify="right", no_wrap=True)
-    for seen in found:
-        facts = _facts(seen, now)
-        holder = facts["holder"] if facts["state"] != "free" else "-"
-        ttl = f"{facts['ttl_s']:g} s"
-        heartbeat = f"{ago(facts['age_s'])} ago"
-        table.add_row(clean(facts["name"]), _state(facts["state"]), clean(holder), str(facts["token"]), heartbeat, ttl)
+    for lock in found:
+        holder = clean(lock.holder) if lock.state != "free" else "-"
+        cells = [str(lock.token), f"{ago(lock.age_s)} ago", f"{lock.ttl_s:g} s"]
+        table.add_row(clean(lock.name), _state(lock.state), holder, *cells)
     for facts in bad:
         table.add_row(clean(facts["key"]), "[red]unreadable[/red]", clean(facts["error"]), "-", "-", "-")
     out.print(table)
@@ -170,30 +170,28 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 )
 def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show one lock: who holds it, with which token, since when. Changes nothing."""
-
     from limpet.keys import lock_key
 
     fleet = opened(url, read_only=True)
-    seen = _found(fleet.lock_seen(name), name)
-    facts = {**_facts(seen, _now([seen])), "key": lock_key(name)}
+    lock = replace(_found(fleet, name), key=lock_key(name))
     if json:
-        print_json(facts)
+        print_json(lock)
         return
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    held = facts["state"] != "free"
-    table.add_row("lock", clean(facts["name"]))
-    table.add_row("state", _state(facts["state"]))
-    table.add_row("holder" if held else "last holder", clean(f"{facts['holder']}  ({facts['worker_id']})"))
-    table.add_row("token", f"{facts['token']}  (the next holder gets {facts['token'] + 1})")
-    table.add_row("taken", f"{facts['taken_at']:%Y-%m-%d %H:%M:%S} UTC, by the holder's clock")
-    stamp = f"{facts['heartbeat_at']:%Y-%m-%d %H:%M:%S} UTC, by the store's clock: {ago(facts['age_s'])} ago"
+    held = lock.state != "free"
+    table.add_row("lock", clean(lock.name))
+    table.add_row("state", _state(lock.state))
+    table.add_row("holder" if held else "last holder", clean(f"{lock.holder}  ({lock.worker_id})"))
+    table.add_row("token", f"{lock.token}  (the next holder gets {lock.token + 1})")
+    table.add_row("taken", f"{lock.taken_at:%Y-%m-%d %H:%M:%S} UTC, by the holder's clock")
+    stamp = f"{lock.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC, by the store's clock: {ago(lock.age_s)} ago"
     table.add_row("last heartbeat" if held else "last change", stamp)
-    table.add_row("ttl", f"{facts['ttl_s']:g} s")
-    table.add_row("key", clean(facts["key"]))
+    table.add_row("ttl", f"{lock.ttl_s:g} s")
+    table.add_row("key", clean(lock_key(name)))
     console().print(table)
 
 
@@ -202,7 +200,7 @@ def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) ->
     epilog=lines(
         "Example: the holder's machine is gone for good, and its ttl is an hour",
         "$ limpet lock break backup -u s3://acme/prod",
-        "Exit codes: 0 the lock is free; 1 no such lock or fleet, or you said no; 2 wrong usage, or nobody to ask.",
+        "Exit codes: 0 the lock is free; 1 no such lock or fleet, or you said no; 2 wrong usage, or no terminal.",
     ),
 )
 def break_(
@@ -214,7 +212,7 @@ def break_(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Free a lock, whoever holds it.
+    """Free a lock, even if it is held.
 
     A holder that is alive learns of it at its next renewal (a third of its ttl) and stops. The token is kept, so the
     next holder's is higher, and what the old holder writes through Limpet is refused once the next token has written.
@@ -225,15 +223,14 @@ def break_(
     fleet = existing(url)
     if force:
         _replace_damaged(fleet, name, yes=yes, json=json)
-    seen = _found(fleet.lock_seen(name), name)
-    before = _facts(seen, _now([seen]))
-    was_held = before["state"] != "free"
+    before = _found(fleet, name)
+    was_held = before.state != "free"
     if was_held and not yes:
         if not sys.stdin.isatty():
-            raise Invalid(f"lock {name!r} is held by {before['holder']}, and nobody is here to ask", hint="add --yes")
-        said = (
-            f"{before['holder']} holds {name!r} with token {before['token']}; last heartbeat {ago(before['age_s'])} ago"
-        )
+            raise Invalid(
+                f"lock {name!r} is held by {before.holder}, and there is no terminal to ask", hint="add --yes"
+            )
+        said = f"{before.holder} holds {name!r} with token {before.token}; last heartbeat {ago(before.age_s)} ago"
         say(f"{said}.", err=True)
         if not typer.confirm("Break it?", err=True):
             say("nothing was changed", err=True)
@@ -246,19 +243,19 @@ def break_(
         say(f"{name!r} is free already; nothing was changed")
     else:
         say(
-            f"{name!r} is free. The next holder gets token {before['token'] + 1}; what {before['holder']} still writes "
-            f"with token {before['token']} is refused once that one has written."
+            f"{name!r} is free. The next holder gets token {before.token + 1}; what {before.holder} still writes "
+            f"with token {before.token} is refused once that one has written."
         )
 
 
 def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
-    """Replace a record that nobody can take, and leave; nothing for one that is in order."""
+    """Replace a record that cannot be taken, and exit. Returns for one that is in order."""
     why = fleet.lock(name).damage()
     if why is None:
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise Invalid(f"lock {name!r} is damaged, and nobody is here to ask", hint="add --yes")
+            raise Invalid(f"lock {name!r} is damaged, and there is no terminal to ask", hint="add --yes")
         say(f"{name!r} is damaged: {why}.", err=True)
         if not typer.confirm("Replace it?", err=True):
             say("nothing was changed", err=True)
@@ -271,51 +268,18 @@ def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
     raise typer.Exit
 
 
-def _found(seen: Versioned[LeaseRecord] | None, name: str) -> Versioned[LeaseRecord]:
+def _found(fleet: Fleet, name: str) -> LockState:
+    """The lock `name` as it is now.   Raises: Missing for one that was never used."""
+    from limpet.lease import lock_state
+
+    seen = fleet.lock_seen(name)
     if seen is None:
         raise Missing(f"there is no lock {name!r}", hint="`limpet lock ls` shows those there are")
-    return seen
-
-
-def _now(found: Iterable[Versioned[LeaseRecord]]) -> datetime:
-    """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
-    from limpet.runtime import system
-
-    return max([system().wall(), *(seen.modified for seen in found if seen.modified)])
-
-
-def _facts(seen: Versioned[LeaseRecord], now: datetime) -> dict[str, Any]:
-    """What people want to know of a lock; the same in tables and in JSON."""
-    record = seen.value
-    assert seen.modified is not None
-    age_s = max(0.0, (now - seen.modified).total_seconds())
-    overdue = record.state.value == "held" and age_s > record.ttl_s + 1
-    return {
-        "name": record.name,
-        "state": "overdue" if overdue else record.state.value,
-        "holder": record.label,
-        "worker_id": record.worker_id,
-        "token": record.token,
-        "taken_at": record.created_at,
-        "heartbeat_at": seen.modified,
-        "age_s": round(age_s, 1),
-        "ttl_s": record.ttl_s,
-        "key": _key(record.name),
-    }
-
-
-def _key(name: str) -> str | None:
-    """Where a lock of that name lies; None for a name that no lock of Limpet's can have."""
-    from limpet.keys import lock_key
-
-    try:
-        return lock_key(name)
-    except Invalid:
-        return None
+    return lock_state(seen, now_of(seen.modified))
 
 
 def unreadable(key: str, error: LimpetError) -> dict[str, Any]:
-    """A lock that cannot be read, as facts."""
+    """A lock that cannot be read, as JSON has it."""
     return {"key": key, "state": "unreadable", "error": str(error)}
 
 

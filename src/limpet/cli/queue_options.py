@@ -57,7 +57,7 @@ def in_store(queue: Queue, what: str) -> BucketQueue:
 
 def inspection(fleet: Fleet, name: str, what: str) -> Inspection:
     """The reading side of the queue `name`, if it lives in the fleet's own store.   Raises: Unsupported."""
-    from limpet.app.queues import SQS, provider_of
+    from limpet.app.urls import SQS, provider_of
     from limpet.queue.inspect import Inspection
     from limpet.runtime import system
 
@@ -68,10 +68,9 @@ def inspection(fleet: Fleet, name: str, what: str) -> Inspection:
 
 def demand_queue(fleet: Fleet, queue: Queue) -> None:
     """Go on only if the queue was ever used, so that a typo changes nothing.   Raises: Missing.   Cost: 1 LIST."""
-    from limpet.app.queues import demand_queue
-    from limpet.runtime import system
+    from limpet.app.fleet import demand_queue
 
-    demand_queue(fleet.store, fleet.url, queue, system())
+    demand_queue(fleet, queue)
 
 
 def now_of(*stamps: datetime | None) -> datetime:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
 
 ENV_URL = "LIMPET_URL"
+TRACEBACK = "LIMPET_TRACEBACK"
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -81,6 +82,19 @@ def complain(error: LimpetError) -> int:
             return EXIT_USAGE
         case _:
             return EXIT_FAILED
+
+
+def complain_of_mistake(error: Exception) -> int:
+    """Say on stderr that limpet itself failed; the exit code for it."""
+    if os.environ.get(TRACEBACK, "0") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    said, _, more = str(error).strip().partition("\n")
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    say(f"limpet: internal error: {what[:500]}{' ...' if more else ''}", err=True)
+    say(f"hint: please report it; `limpet --traceback ...` or {TRACEBACK}=1 shows where it was", err=True)
+    return EXIT_INTERNAL
 
 
 def print_json(value: Any) -> None:

@@ -44,7 +44,7 @@ def status(
     attempt; both are part of pending. oldest: how long ago the oldest task was pushed that has
     not ended. failed: what failed or was cancelled, and was not retried.
     """
-    from limpet.app.queues import has_store
+    from limpet.app.urls import has_store
     from limpet.queue.inspect import ALL
 
     fleet = opened(url, read_only=True)
@@ -82,7 +82,7 @@ def summaries(
 
     Cost: that of `limpet.queue.inspect.summarize`. On SQS 1 request for the names, 3 or more for each queue.
     """
-    from limpet.app.queues import SQS, provider_of
+    from limpet.app.urls import SQS, provider_of
     from limpet.queue.inspect import SOME, QueueSummary, summarize
     from limpet.runtime import system
 

@@ -6,6 +6,17 @@ Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it i
 from limpet.lease.decide import LeaseRecord, State
 from limpet.lease.heartbeat import Heartbeat
 from limpet.lease.lease import HeldLease, Lease
-from limpet.lease.lock import Lock, VersionWatch, lease_cell
+from limpet.lease.lock import Lock, LockState, VersionWatch, lease_cell, lock_state
 
-__all__ = ["Heartbeat", "HeldLease", "Lease", "LeaseRecord", "Lock", "State", "VersionWatch", "lease_cell"]
+__all__ = [
+    "Heartbeat",
+    "HeldLease",
+    "Lease",
+    "LeaseRecord",
+    "Lock",
+    "LockState",
+    "State",
+    "VersionWatch",
+    "lease_cell",
+    "lock_state",
+]

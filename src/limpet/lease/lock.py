@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 from limpet.cell import Cell, Lost, Replaced, Unclear, Versioned, Won, struct_codec
-from limpet.errors import Corrupt, Held, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import LOCKS, Key
+from limpet.errors import Corrupt, Held, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import LOCKS, Key, lock_key
 from limpet.lease.decide import (
     TOKEN_MAX,
     Create,
@@ -82,6 +83,49 @@ class _Waiting:
     seen: Versioned[LeaseRecord]
     held: Held
     watch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """A lock as people look at it. `state` is free, held or overdue: held, but not renewed within its ttl."""
+
+    name: str
+    state: str
+    holder: str
+    worker_id: str
+    token: int
+    taken_at: datetime
+    """By the holder's clock."""
+    heartbeat_at: datetime
+    """By the store's clock; the last change of a free lock."""
+    age_s: float
+    """Since `heartbeat_at`."""
+    ttl_s: float
+    key: str | None
+    """None for a name that no lock of Limpet's can have."""
+
+
+def lock_state(seen: Versioned[LeaseRecord], now: datetime) -> LockState:
+    """The state of a lock at `now`, the store's time as near as it is known. Pure."""
+    record, at = seen.value, seen.modified
+    assert at is not None
+    age_s = max(0.0, (now - at).total_seconds())
+    try:
+        key: str | None = lock_key(record.name)
+    except Invalid:
+        key = None
+    return LockState(
+        name=record.name,
+        state="overdue" if record.state is State.HELD and age_s > record.ttl_s + 1 else record.state.value,
+        holder=record.label,
+        worker_id=record.worker_id,
+        token=record.token,
+        taken_at=record.created_at,
+        heartbeat_at=at,
+        age_s=round(age_s, 1),
+        ttl_s=record.ttl_s,
+        key=key,
+    )
 
 
 def lease_cell(store: Store, key: Key, runtime: Runtime) -> Cell[LeaseRecord]:

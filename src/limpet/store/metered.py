@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
-from limpet.errors import Conflict, Denied, Invalid
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unsupported
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
+
+T = TypeVar("T")
 
 PAGE = 1000
 
@@ -159,6 +162,44 @@ class MeteredStore(WrappedStore):
     def _seen(self, stat: Stat) -> Stat:
         self._clock.observe(stat.modified)
         return stat
+
+
+class LazyStore(MeteredStore, Generic[T]):
+    """A metered store that calls `connect` before its first request. If that fails, the next request tries again.
+
+    `connect` gets the store itself, with the same counts and the same clock, and returns what `connected` returns.
+    """
+
+    def __init__(
+        self, store: Store, connect: Callable[[Store], T], budget: int | None = None, *, runtime: Runtime
+    ) -> None:
+        super().__init__(store, budget, runtime=runtime)
+        self._connect = connect
+        self._direct = MeteredStore(store, budget, runtime=runtime)
+        self._direct._mutex, self._direct._spent, self._direct._clock = self._mutex, self._spent, self._clock
+        self._connecting = runtime.mutex()
+        self._connected: T | None = None
+
+    def connected(self) -> T:
+        """What `connect` returned; it is called at most once.   Raises, Cost: those of `connect`."""
+        if self._connected is None:
+            with self._connecting:
+                if self._connected is None:
+                    self._connected = self._connect(self._direct)
+        return self._connected
+
+    def _charge(self, verb: str, *, written_bytes: int = 0) -> None:
+        if self._connected is None:
+            self._connect_for_request()
+        super()._charge(verb, written_bytes=written_bytes)
+
+    def _connect_for_request(self) -> None:
+        """Connect. A place that cannot be used must not look like a missing or damaged object to the caller of the
+        request, who may well go on without that object: it is `Invalid`."""
+        try:
+            self.connected()
+        except (Missing, Corrupt, Unsupported) as error:
+            raise Invalid(str(error), hint=error.hint) from error
 
 
 AS_OF = "2026-11"

@@ -94,13 +94,13 @@ def push(
 
 def _queue(url: str | None, name: str, *, create: bool) -> tuple[Queue, str]:
     """The queue to push to, and what to say if it is new, or its fleet is: it may be a typo.   Cost: 1 LIST more."""
-    from limpet.app.queues import is_used
+    from limpet.app.fleet import is_used
 
     fleet = opened(url, create=create)
     queue = fleet.queue(name, create=create)
     if fleet.is_new:
         return queue, f"(new fleet at {fleet.url})"
-    return queue, "(new queue)" if create and not is_used(fleet.store, queue) else ""
+    return queue, "(new queue)" if create and not is_used(fleet, queue) else ""
 
 
 def _remark(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from limpet.queue import Fail, Retry
+from limpet import Fail, Retry
 
 QUEUE = "demo"
 BATCH = 100
@@ -20,8 +20,8 @@ FLAKY_RUN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What the index keeps of a task: its number, its square, and who worked it out."""
+class DemoResult:
+    """The record of a completed task: its number, its square, and the worker that computed it."""
 
     number: int
     square: int
@@ -48,6 +48,12 @@ def square(task: dict[str, Any], attempt: int) -> int:
 
 
 def expected(n: int) -> int | None:
-    """What task `n` must have come to; None if it must have failed."""
+    """The right result of task `n`; None if it must have failed."""
     task = payload(n)
     return None if task.get("kind") == "poison" else square(task, attempt=2)
+
+
+def split_id(id_: str) -> tuple[str, int]:
+    """The batch that a task was pushed with, and the task's number in it."""
+    entry, _, n = id_.rpartition(".")
+    return entry, int(n)

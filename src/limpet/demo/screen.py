@@ -15,12 +15,12 @@ IDLE_AFTER_S = 0.8
 REFRESH_S = 0.1
 BAR = 30
 MARGIN = " " * 15
-"""Before what is said by nobody in particular: the time and a name would stand there."""
+"""The width of the time and a name, before lines that have neither."""
 
 
 @dataclass(slots=True)
-class Member:
-    """What is known of one process, and how much it did: a worker in tasks, a compiler in objects that it merged."""
+class DemoProcess:
+    """The last known state of one process, and how much it did: tasks of a worker, merged objects of a compiler."""
 
     name: str
     colour: str
@@ -31,8 +31,8 @@ class Member:
     count: int = 0
     heard_s: float = 0.0
 
-    def now(self, at_s: float) -> str:
-        """Its state, for people."""
+    def shown(self, at_s: float) -> str:
+        """Its state, as the picture shows it."""
         match self.state:
             case "ran" if at_s - self.heard_s > IDLE_AFTER_S:
                 return "looks for work"
@@ -40,20 +40,20 @@ class Member:
                 return f"works on batch {self.batch}"
             case "folds":
                 return "folds shards"
-            case state:
-                return state
+            case other:
+                return other
 
 
 @dataclass(slots=True)
-class Board:
-    """What is known of the whole demo, from what its processes tell."""
+class DemoState:
+    """The last known state of the whole demo, from the events of its processes."""
 
     total: int
-    crew: dict[str, Member]
+    processes: dict[str, DemoProcess]
     done: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     folds: int = 0
-    """How often a shard was written anew, as far as compilers could tell."""
+    """How often a shard was rewritten, as far as compilers could tell."""
 
     @property
     def ended(self) -> int:
@@ -61,15 +61,15 @@ class Board:
         return len(self.done) + len(self.failed)
 
 
-class Screen:
-    """Prints. Without a terminal only lines, and now and then how far it is."""
+class DemoScreen:
+    """Prints. Without a terminal only lines, and one each time that a fifth of the tasks has ended."""
 
-    def __init__(self, out: Console, board: Board) -> None:
+    def __init__(self, out: Console, state: DemoState) -> None:
         self._out = out
-        self._board = board
+        self._state = state
         self._live: Live | None = None
         self._shown_s = 0.0
-        self._told = 0
+        self._announced = 0
         self._act = 0
 
     def say(self, text: RenderableType = "") -> None:
@@ -83,16 +83,16 @@ class Screen:
         self.say(f"[bold]{self._act}. {title}[/bold]")
 
     def line(self, at_s: float, who: str, text: str) -> None:
-        """What befell one process."""
-        colour = self._board.crew[who].colour
+        """A line about one process."""
+        colour = self._state.processes[who].colour
         self.say(f"[dim]{at_s:6.1f} s[/dim]  [{colour}]{who}[/{colour}]  {text}")
 
     def note(self, at_s: float, text: str) -> None:
-        """What else there is to know."""
+        """A line about no process in particular."""
         self.say(f"[dim]{at_s:6.1f} s       {text}[/dim]")
 
     def fact(self, name: str, text: str, holds: bool | None = None) -> bool:
-        """A line of the report; with `holds` a promise, and whether it was kept."""
+        """A line of the report; with `holds`, a check and whether it passed."""
         from rich.table import Table
 
         mark = {True: "[green]ok[/green]  ", False: "[bold red]FAIL[/bold red]", None: "    "}[holds]
@@ -119,10 +119,10 @@ class Screen:
                 self._shown_s = at_s
                 self._live.update(self._picture(at_s), refresh=True)
             return
-        board = self._board
-        if board.ended >= self._told + board.total // 5:
-            self._told = board.ended // (board.total // 5) * (board.total // 5)
-            self.say(f"{at_s:6.1f} s       {board.ended:,} of {board.total:,} tasks have ended")
+        state = self._state
+        if state.ended >= self._announced + state.total // 5:
+            self._announced = state.ended // (state.total // 5) * (state.total // 5)
+            self.say(f"{at_s:6.1f} s       {state.ended:,} of {state.total:,} tasks have ended")
 
     def close(self) -> None:
         """Leave only the lines."""
@@ -135,23 +135,23 @@ class Screen:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        board = self._board
+        state = self._state
         top = Table.grid(padding=(0, 2))
-        waiting = max(0, board.total - board.ended)
+        waiting = max(0, state.total - state.ended)
         top.add_row(
-            ProgressBar(board.total, board.ended, width=BAR),
+            ProgressBar(state.total, state.ended, width=BAR),
             f"{waiting:,} pending",
-            f"[green]{len(board.done):,} done[/green]",
-            f"[red]{len(board.failed):,} failed[/red]",
+            f"[green]{len(state.done):,} done[/green]",
+            f"[red]{len(state.failed):,} failed[/red]",
             f"[dim]{at_s:.0f} s[/dim]",
         )
         crew = Table.grid(padding=(0, 2))
-        for each in board.crew.values():
-            said = each.now(at_s)
+        for each in state.processes.values():
+            said = each.shown(at_s)
             style = (
                 "red" if said in ("killed", "paused") else "dim" if each.state not in ("works", "ran", "folds") else ""
             )
-            state = f"[{style}]{clean(said)}[/{style}]" if style else clean(said)
+            styled = f"[{style}]{clean(said)}[/{style}]" if style else clean(said)
             name = f"[{each.colour}]{each.name}[/{each.colour}]"
-            crew.add_row("", name, f"[dim]pid {each.pid}[/dim]", f"{each.count:>5,} {each.unit}", state)
+            crew.add_row("", name, f"[dim]pid {each.pid}[/dim]", f"{each.count:>5,} {each.unit}", styled)
         return Group("", top, crew)
