@@ -15,7 +15,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Commit",
             "Event",
             "Files",
-            "Findings",
             "Head",
             "Held",
             "Limits",
@@ -31,16 +30,11 @@ KNOWN: dict[str, frozenset[str]] = {
             "Source",
             "State",
             "Storage",
-            "Told",
             "Violation",
             "Work",
             "Worker",
-            "Writer",
-            "_Entry",
-            "_Place",
             "_Plan",
             "_Ready",
-            "_Stop",
         }
     ),
     "small_modules_have_two_users": frozenset(
@@ -48,10 +42,7 @@ KNOWN: dict[str, frozenset[str]] = {
             "limpet.catalog.sequence",
             "limpet.catalog.transactions",
             "limpet.cli.index_stats",
-            "limpet.cli.upgrade",
             "limpet.index.plain",
-            "limpet.keys.sync",
-            "limpet.queue.sync.tidy",
         }
     ),
     "class_names_are_plain": frozenset(
@@ -89,7 +80,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Tally",
             "TallyKeeper",
             "Tidy",
-            "Told",
             "Up",
             "Whole",
             "Wire",
