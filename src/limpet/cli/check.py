@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that does not hold, or of which nobody knows whether it holds: then there is no `value`."""
+    """A rule that does not hold, or could not be checked: then there is no `value`."""
 
     queue: str
     rule: str

@@ -161,7 +161,7 @@ class Admin:
     def purge(self) -> int:
         """A user's id gets a receipt, so that it stays used; minted names are never used again.
 
-        On a supervised node all get one: nothing else would tell the others.
+        On a supervised node all get one: only a receipt reaches the other nodes.
         """
         gone = 0
         for stat in [*self._store.list(self._keys.pending)]:

@@ -386,7 +386,7 @@ class EntryClaim:
             self._conclude()
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
-        """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` tells.
+        """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
 
         `unread`: its payload may not even be JSON; then its bytes are kept as they are.
         """
@@ -480,7 +480,7 @@ class EntryClaim:
             return progressed(record, replace(self._progress, done=done), self._runtime.elapsed_s())
 
     def _still_ours(self) -> bool:
-        """Whether nobody took the entry, as far as can be known. Asks only if our own clock says it ran out."""
+        """Whether the lease is still ours. Asks the store only if it has expired by this process's clock."""
         if not self._lease.lost:
             return True
         try:
@@ -523,9 +523,9 @@ class EntryClaim:
         """
         if not self._inherited:
             return
-        told = self._storage.own_receipts(self._storage.keys.failed, self.entry) if self.batch else {*()}
+        written = self._storage.own_receipts(self._storage.keys.failed, self.entry) if self.batch else {*()}
         for n in self._inherited:
-            if n not in told:
+            if n not in written:
                 name = task_name(self.entry, n, batch=self.batch)
                 receipt = self._receipt(n, "failed", error=NO_RECEIPT)
                 self._storage.write_receipt(self.entry, self._storage.keys.failed_of(name), receipt, batch=self.batch)
@@ -546,7 +546,7 @@ class EntryClaim:
         self._complete_late([n for n in self._progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
-        """Receipts of their own for tasks that finished after the entry went on without us (H4).
+        """Write a receipt for each task that finished after this process lost the entry (H4).
 
         A task that the batch's receipt lists as done has completed, and nothing is added to that.
         Cost: 1 PUT each; for a batch 1 GET.

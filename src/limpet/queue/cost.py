@@ -36,7 +36,7 @@ class Work:
     """What became of some entries.
 
     `named` of them were pushed with an id. `claims` is at least `ended`: an entry that is retried, or whose worker
-    died, is claimed again. `parts` are failed tasks of batches, each with a receipt of its own. `waiting` entries were
+    died, is claimed again. `parts` are failed tasks of batches, which have a receipt each. `waiting` entries were
     pushed and have not ended; `waiting_named` of them have an id.
     """
 

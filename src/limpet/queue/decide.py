@@ -51,7 +51,7 @@ class Ready:
 class Progress:
     """What a claim has decided and not yet written. Times are on this process's rising clock.
 
-    `attempts` counts the starts of a first claim, which are written with the next swap and not by one of their own.
+    `attempts` counts the starts of a first claim, which are written with the next swap, not by a separate one.
     """
 
     attempts: dict[int, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now
 
 
 def at_work(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> tuple[int, int]:
-    """How many of an entry's `count` tasks are in the hands of a living worker, and how many rest until a retry."""
+    """How many of an entry's `count` tasks a live worker holds, and how many wait for a retry."""
     since_s = (now - modified).total_seconds()
     unfinished = open_tasks(record, count)
     if is_live(record, modified=modified, now=now):
@@ -105,7 +105,7 @@ def claimed(
 ) -> EntryLease:
     """The record after a contender takes the entry: one token more. `waits` are those that are left.
 
-    Being claimed charges nobody: only a task that was started is charged (H3), see `must_charge`.
+    A claim alone charges no attempt: only a task that was started is charged (H3), see `must_charge`.
     """
     expires_at = wall + timedelta(seconds=policy.ttl_s)
     if record is not None:
@@ -153,10 +153,10 @@ def _after_death(record: EntryLease, wall: datetime) -> dict[int, list[AttemptRe
 
 
 def must_charge(record: EntryLease, policy: Policy) -> bool:
-    """Whether each task of this claim is charged by a swap of its own just before its handler starts (H3, F19).
+    """Whether each task of this claim is charged by a separate swap just before its handler starts (H3, F19).
 
     A first claim needs no such swaps: what it has started is charged with its next heartbeat or its end. If it dies
-    before that, nobody is charged, so a task that kills its process is started once more than `max_attempts` says. Not
+    before that, no task is charged, so a task that kills its process is started once more than `max_attempts` says. Not
     so where one attempt is all that there is.
     """
     return record.token > 1 or policy.max_attempts == 1
@@ -267,7 +267,7 @@ def handed_back(record: EntryLease, returned: Collection[int], *, started: Colle
 
 
 def cancelled(record: EntryLease) -> EntryLease:
-    """The record of an entry that nobody may take any more."""
+    """The record of an entry that no worker may take any more."""
     return msgspec.structs.replace(record, state=State.CANCELLED, running=None)
 
 
@@ -312,7 +312,7 @@ def attempt_record(attempt: int, *, at: datetime, worker: str, error: str, trace
 
 
 def errors_of(receipt: Receipt) -> tuple[AttemptError, ...]:
-    """The failed attempts that a receipt tells of, oldest first."""
+    """The failed attempts in a receipt, oldest first."""
     if receipt.errors or not receipt.error or receipt.state not in ("failed", "retried"):
         return attempt_errors(receipt.errors)
     last = AttemptError(receipt.attempts, receipt.finished_at, receipt.label, receipt.error, receipt.traceback)
@@ -383,7 +383,7 @@ def task_receipt(
 def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: Collection[int] = ()) -> Receipt:
     """The receipt of a batch, which lists every verdict: what is not in `failed` is done.
 
-    `own`: the tasks that another worker finished before, and wrote receipts of their own for.
+    `own`: the tasks that another worker finished before, and wrote separate receipts for.
     """
     return Receipt(
         state="completed",

@@ -46,7 +46,7 @@ def check_id(id_: str) -> str:
 
 
 def entry_of(id_: str) -> str:
-    """The entry that a task id names: a minted one as it is, a user's encoded, a retried one with its mark."""
+    """The entry that a task id names: a minted one unchanged, a user's encoded, a retried one with its mark."""
     if not isinstance(id_, str) or not id_:
         raise Invalid(f"a task id is a non-empty string, not {id_!r}")
     base, mark, life = id_.rpartition(RETRY_MARK)
@@ -143,7 +143,7 @@ PartKeys = Annotated[list[Name], msgspec.Meta(max_length=10 * BATCH_MAX)]
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. `write_id` tells whose push it was; `retries` counts its earlier lives; `sha256` is the payload's.
+    """One task. `write_id` identifies the push; `retries` counts its earlier lives; `sha256` is the payload's.
 
     `delayed`: it was scheduled first, so it may be made pending more than once.
     """
@@ -317,12 +317,12 @@ def read_task(data: bytes, *, what: str) -> TaskRecord:
 
 
 def lease_of(data: bytes, *, count: int, what: str) -> EntryLease:
-    """The lease of an entry that has `count` tasks.   Raises: Corrupt, also if it tells of a task beyond them."""
+    """The lease of an entry that has `count` tasks.   Raises: Corrupt, also if it names a task beyond them."""
     record = records.decode(data, EntryLease, what=what)
     if record.token > TOKEN_MAX:
         raise Corrupt(f"{what} has token {record.token}: no claim could have a higher one")
-    told = (record.done, record.failed, record.attempts, record.waits, record.results, record.errors)
-    highest = max((max(numbers) for numbers in told if numbers), default=0)
+    numbered = (record.done, record.failed, record.attempts, record.waits, record.results, record.errors)
+    highest = max((max(numbers) for numbers in numbered if numbers), default=0)
     if max(highest, record.running or 0) >= count:
         raise Corrupt(f"{what} tells of task {max(highest, record.running or 0)}; its entry has {count}")
     return record
@@ -526,7 +526,7 @@ class Storage:
         return seen.value if seen else None
 
     def own_receipts(self, folder: str, entry: str) -> set[int]:
-        """The tasks of a batch that have receipts of their own in completed/ or failed/.   Cost: 1 LIST."""
+        """The tasks of a batch that have a separate receipt in completed/ or failed/.   Cost: 1 LIST."""
         after = f"{folder}/{entry}."
         names = takewhile(lambda stat: stat.key.startswith(after), self.store.list(folder, after=after))
         return {part[1] for stat in names if (part := batch_of(name_of_receipt(stat.key)))}
@@ -555,14 +555,14 @@ class Storage:
         return seen is not None and seen.value.paused
 
     def raw_bytes(self, key: Key) -> bytes:
-        """An object as it is, for keeping: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""
+        """The bytes of an object, unread: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""
         try:
             return self.store.get(key, range=(0, RAW_BYTES_MAX)).data
         except Invalid:  # no byte is in that range: it is empty
             return b""
 
     def kept_payload(self, entry: str, payload: bytes) -> Key | None:
-        """Keep a payload that is not JSON as it is, in a part object; None for one that a receipt can hold.
+        """Keep the bytes of a payload that is not JSON in a part object; None for one that a receipt can hold.
 
         Cost: 1 PUT, or nothing.
         """

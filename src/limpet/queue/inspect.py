@@ -275,7 +275,7 @@ def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> tuple[int, 
 
 
 def count_failed(store: Store, runtime: Runtime, count: QueueCount, enough: int) -> tuple[int, bool]:
-    """How many tasks of a queue failed, by their receipts, which tell them from cancelled ones; whether all were read.
+    """How many tasks failed, by their receipts (a cancelled task is in failed/ too); and whether all were read.
 
     It stops at more than `enough`. A receipt that cannot be read counts as failed.   Cost: 1 GET a receipt.
     """
@@ -418,8 +418,8 @@ class Inspection:
                 seen = self._storage.receipt(stat.key).read()
                 if seen is None or seen.value.state != "failed":
                     continue
-                told = where is None or where.casefold() in (seen.value.error or "").casefold()
-                if told and self.completed(seen.value.id, gone=True) is None:
+                fits = where is None or where.casefold() in (seen.value.error or "").casefold()
+                if fits and self.completed(seen.value.id, gone=True) is None:
                     yield stat.key, seen
             except (Corrupt, Unsupported, Invalid):
                 continue
@@ -593,7 +593,7 @@ class Inspection:
                     }
 
     def describe(self, id_: str) -> dict[str, Any] | None:
-        """Everything that the store tells of a task or a batch, as facts; None if there is none of that id.
+        """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
         A task that was retried is followed to its last life.   Cost: up to 8 GETs, HEADs and LISTs.
         """

@@ -174,7 +174,7 @@ class Discovery:
             self.stale = True
 
     def won(self) -> None:
-        """A claim was won: now and then, choose among fewer again."""
+        """A claim was won: with a chance of one in eight, choose among half as many from now on."""
         with self._mutex:
             if self._width > 1 and self._runtime.rng.random() < 1 / 8:
                 self._width //= 2
@@ -289,7 +289,7 @@ class BucketQueue(AsyncQueue):
         Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
         1 PUT for each task that it starts; a share of 1 LIST a page, and 1 GET in 5 s. An idle poll is 1 LIST.
         Crash: the entry is taken over after `ttl_s`.
-        An entry that cannot be read ends in failed/ with the reason, and `notices` tells of it; the rest goes on.
+        An entry that cannot be read ends in failed/ with the reason, and in `notices`; other entries are not affected.
         """
         if not wait_s >= 0:
             raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")

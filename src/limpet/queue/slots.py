@@ -66,7 +66,7 @@ class Slots:
         return None
 
     def give(self, slot: Slot) -> None:
-        """The claim is over."""
+        """Return a slot after its claim has ended."""
         slot.busy = False
 
     def wants(self, slot: Slot) -> bool:

@@ -151,7 +151,7 @@ class Sweeper:
         return gone
 
     def drop_parts(self, *, grace_s: float = GRACE_S, within_s: float = float("inf")) -> int:
-        """Remove result parts of ended entries that no receipt of theirs names: their writers lost the entry.
+        """Remove result parts that no receipt of their ended entry names: their writers lost the entry.
 
         A receipt never changes, so what it does not name is never read. Parts older than `within_s` were looked at by
         an earlier pass.

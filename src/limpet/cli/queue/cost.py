@@ -125,7 +125,7 @@ def _label(name: str) -> str:
 
 
 def _verdict(bills: dict[str, dict[str, Any]], provider: str) -> str:
-    """Who is cheaper, whoever it is."""
+    """Which of the two is cheaper, in a sentence."""
     mine, theirs = bills.get("this_queue", bills["limpet_100"])["dollars"], bills[f"sqs_{SQS_BATCH}"]["dollars"]
     who = "this queue" if "this_queue" in bills else "Limpet with 100 at once"
     if mine <= theirs:

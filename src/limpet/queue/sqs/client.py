@@ -1,7 +1,7 @@
 """`SqsClient`: the requests that Limpet makes of SQS, and what their failures mean.
 
 The only module that loads boto3. botocore's own retries are off: after a lost reply it would send again in silence, and
-nobody could say any more whether a message was sent.
+whether a message was sent could no longer be known.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Message:
 class Refusal:
     """Why SQS did not do one entry of a batch. `ours` means that asking again is of no use.
 
-    `gone` means that the receipt no longer stands for a message: it was deleted, or delivered to somebody else.
+    `gone` means that the receipt no longer stands for a message: it was deleted, or delivered again.
     """
 
     line: str
@@ -150,7 +150,7 @@ class SqsClient:
             more["NextToken"] = answer["NextToken"]
 
     def make(self, name: str, attributes: Mapping[str, str]) -> str:
-        """The URL of a queue that is created with `attributes`, if nobody else did so meanwhile.
+        """The URL of a queue that is created with `attributes`, unless another process did so meanwhile.
 
         Raises: Denied.   Cost: 1 request.
         """
@@ -227,7 +227,7 @@ class SqsClient:
         return {n: refusal for n, refusal in refused.items() if not refusal.gone}
 
     def hide(self, url: str, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
-        """Hide at most ten messages for so long from now; the places of those that were refused.   Cost: 1 request."""
+        """Hide at most ten messages for `visibility_s` from now; the places of the refused ones.   Cost: 1 request."""
         entries = [{"ReceiptHandle": each, "VisibilityTimeout": visibility_s} for each in receipts]
         return self._batch("change visibility", "change_message_visibility_batch", url, entries, tries=tries)
 

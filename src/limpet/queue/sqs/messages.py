@@ -138,7 +138,7 @@ def read_failed(message: Message, id_: str | None) -> FailedMessage | None:
 
 
 def next_life(record: FailedMessage, now: datetime) -> TaskMessage:
-    """The task that a failed one becomes when it is retried: fresh attempts, and a name of its own."""
+    """The task that a failed one becomes when it is retried: fresh attempts, and a new id."""
     life = record.retries + 1
     base = record.id.rpartition(RETRY_MARK)[0] if record.retries else record.id
     return TaskMessage(

@@ -7,8 +7,8 @@ do is missing from `supports`, and asking for it is an error:
 - no results, no peeking and no cancelling: SQS shows a message only by delivering it, which counts as an attempt;
 - no pause, no slots, no fencing.
 
-SQS drops a message after 14 days, the longest that it can be told. It counts deliveries, so a task that is handed back
-has used an attempt.
+SQS drops a message after 14 days, its longest retention. It counts deliveries, so a task that is handed back has used
+an attempt.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class SqsQueue(AsyncQueue):
         return Pushed(task.id, True)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[str]:
-        """A task is a message of its own; `batch` and ten limit how many go into a request.
+        """Each task is one message; a request carries at most `batch` of them, and at most ten.
 
         Raises: Invalid before anything is sent; Unavailable or OutcomeUnknown, with the places in `payloads` of the
         tasks that are not there or may not be.
@@ -221,7 +221,7 @@ class SqsQueue(AsyncQueue):
 
         `in_flight` counts tasks that wait for their next attempt too. SQS keeps no count of what was completed, and
         does not tell the age of a task: both are None, as is `resting`. `failed` counts the dead-letter queue too, if
-        SQS was told to use one.   Raises: Missing.   Cost: 2 requests, 2 more for a dead-letter queue.
+        one is configured.   Raises: Missing.   Cost: 2 requests, 2 more for a dead-letter queue.
         """
         counts = self._counts(self._main())
         waiting, hidden, delayed = counts.numbers
@@ -348,7 +348,7 @@ class SqsQueue(AsyncQueue):
         return self._urls[sqs_name]
 
     def _hide(self, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
-        """Hide claimed messages for so long from now; the places of those that were refused.   Cost: 1 for ten."""
+        """Hide claimed messages for `visibility_s` from now; the places of the refused ones.   Cost: 1 for ten."""
         return self._client.hide(self._main(), receipts, visibility_s, tries=tries)
 
     def _move_to_failed(self, failed: Sequence[FailedDelivery]) -> None:
@@ -492,7 +492,7 @@ class SqsTask:
     def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
         """SQS has no place for the error, unless it was the last attempt.
 
-        On a lost task it does nothing: whoever has it now judges it.
+        On a lost task it does nothing: the worker that has it now gives the verdict.
         Raises: Invalid if it would stay hidden for more than 12 hours since it was received.
         Cost: 1 request; as `fail` with the last attempt.
         """
@@ -655,7 +655,7 @@ class SqsClaim:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Waiting, hidden and delayed messages; the name of the dead-letter queue, if SQS was told to use one."""
+    """Waiting, hidden and delayed messages; the name of the dead-letter queue, if one is configured."""
 
     numbers: tuple[int, int, int]
     dead_letters: str | None
