@@ -36,7 +36,7 @@ from limpet.queue import (
     Stats,
     Task,
 )
-from limpet.queue.work import RunningTask, current_task
+from limpet.worker import RunningTask, current_task
 
 __version__ = "0.1.0"
 

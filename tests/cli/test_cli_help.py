@@ -153,7 +153,7 @@ def test_python_m_limpet_is_the_same_command() -> None:
 
 
 def test_importing_the_cli_loads_nothing_heavy() -> None:
-    heavy = {"rich", "obstore", "subprocess", "limpet.store.cloud", "limpet.store.doctor", "limpet.cli.run"}
+    heavy = {"rich", "obstore", "subprocess", "limpet.store.cloud", "limpet.store.doctor", "limpet.worker.command"}
     code = f"import sys, typer; old = {{*sys.modules}}; import limpet.cli; print({heavy!r} & ({{*sys.modules}} - old))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

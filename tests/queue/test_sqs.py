@@ -38,7 +38,7 @@ from limpet.queue.sqs import SqsQueue, connect
 from limpet.queue.sqs_claim import SqsClaim, SqsTask
 from limpet.queue.sqs_wire import BATCH_BYTES_MAX, Wire, pack
 from limpet.queue.verdicts import Fail, Retry
-from limpet.runtime import SystemRuntime, Worker, system
+from limpet.runtime import SystemRuntime, ThreadHandle, system
 from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
 from support.servers.process import NotInstalled
 
@@ -87,7 +87,7 @@ class Skipping(SystemRuntime):
 
     skipped_s = 0.0
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         return threading.Thread()
 
     def elapsed_s(self) -> float:
