@@ -55,8 +55,6 @@ POLL_S = 3.0
 COUNT_EVERY_S = 30.0
 COUNT_AGAIN_S = 1.0
 COUNT_PART = 50
-EMPTY_PAUSE_S = 0.5
-EMPTY_PAUSE_MAX_S = 15.0
 EXIT_FAILED, EXIT_REFUSED = 1, 3
 
 CHATTY = ("boto3", "botocore", "urllib3", "asyncio")
@@ -74,7 +72,6 @@ class ChildProcess:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._sent = TaskCounts()
-        self._past = TaskCounts()
         for fd in (control_fd, report_fd):
             os.set_inheritable(fd, False)
 
@@ -138,15 +135,8 @@ class ChildProcess:
         if order.count:
             self._runtime.spawn(lambda: self._keep_counting(jobs, over), name="limpet-count")
         worker = self._run_worker(order, jobs)
-        pause_s = EMPTY_PAUSE_S
-        while order.until_empty and _ended_well(worker) and not self._control.stop and self._anything_left(jobs):
-            if self._is_stopped_within(pause_s):
-                break
-            before = self._past
-            worker = self._run_worker(order, jobs)
-            pause_s = min(2 * pause_s, EMPTY_PAUSE_MAX_S) if self._past == before else EMPTY_PAUSE_S
         over.set()
-        self._send(self._past)
+        self._send(structs.replace(worker.counts(), in_flight=0, rate_per_s=0.0))
         self._send(_last_message(worker, again=self._control.stop or not order.burst or worker.used_up))
         code = EXIT_FAILED if worker.halted or worker.error or worker.broken else 0
         if not worker.ended:  # a handler that cannot be cancelled must not keep the process alive
@@ -162,6 +152,7 @@ class ChildProcess:
             self._runtime,
             threads=order.threads,
             burst=order.burst,
+            until_empty=order.until_empty,
             in_order=bool(order.queues),
             max_tasks=order.max_tasks,
             listener=self._send,
@@ -173,7 +164,6 @@ class ChildProcess:
         if not worker.ended:
             worker.hand_back()
             worker.wait(LAST_S)
-        self._past += structs.replace(worker.counts(), in_flight=0, rate_per_s=0.0)
         return worker
 
     def _watch(self, worker: Worker, grace_s: float) -> None:
@@ -191,25 +181,10 @@ class ChildProcess:
             if until_s is not None and self._runtime.elapsed_s() >= until_s:
                 return
             worker.tick()
-            counts = self._past + worker.counts()
+            counts = worker.counts()
             if counts != self._sent:
                 self._sent = counts
                 self._send(counts)
-
-    def _anything_left(self, jobs: list[Job]) -> bool:
-        """Whether a task of the queues has not ended: it waits for a retry, or another process has it. Delayed ones do
-        not count. A queue that cannot be read may have some."""
-        try:
-            return any(job.queue.stats().pending for job in jobs)
-        except LimpetError as error:
-            self._say("trouble", note=str(error))
-            return True
-
-    def _is_stopped_within(self, seconds: float) -> bool:
-        until_s = self._runtime.elapsed_s() + seconds
-        while not self._control.stop and (left_s := until_s - self._runtime.elapsed_s()) > 0:
-            self._wait(left_s)
-        return self._control.stop
 
     def _report_paused(self, jobs: list[Job]) -> None:
         """Report the queues that are paused at the start, for nothing of them is claimed.   Cost: 1 GET a queue."""
@@ -257,10 +232,6 @@ class ChildProcess:
                     data = data[os.write(self._report_fd, data) :]
             except BrokenPipeError:  # limpet has died; the control pipe says so too
                 return
-
-
-def _ended_well(worker: Worker) -> bool:
-    return worker.ended and not (worker.error or worker.halted or worker.broken or worker.used_up)
 
 
 def _last_message(worker: Worker, *, again: bool) -> WorkerEnded:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from cronsim import CronSim, CronSimError
-
 from limpet.errors import Invalid, LimpetError
 from limpet.queue.api import Pushed, Queue
 from limpet.runtime import Runtime
@@ -43,6 +41,8 @@ class Cron:
     """
 
     def __init__(self, line: str, zone: str | None = None) -> None:
+        from cronsim import CronSimError  # it costs `import limpet` some milliseconds, and few tasks have a cron
+
         self.line = line
         self._zone = UTC if zone is None else _zone(zone)
         self._fields = NICKNAMES.get(line, line) if isinstance(line, str) else ""
@@ -53,7 +53,7 @@ class Cron:
         try:
             last = self.last(SOME_DAY)
         except CronSimError as error:
-            raise _bad_field(line, self._fields, error) from None
+            raise _bad_field(line, self._fields, str(error)) from None
         if last is None:
             raise Invalid(f"cron={line!r} never comes", hint="no year has that day")
 
@@ -62,6 +62,8 @@ class Cron:
 
     def last(self, at: datetime) -> datetime | None:
         """The newest tick that is not after `at`, in UTC; None if there was none in 50 years."""
+        from cronsim import CronSim
+
         start = (at + MINUTE).astimezone(self._zone)
         if start.fold:  # an hour that comes twice: its first pass had ticks with later local times
             start = (at + REPEATED_MAX).astimezone(self._zone)
@@ -84,9 +86,9 @@ def _zone(name: str) -> tzinfo:
         ) from None
 
 
-def _bad_field(line: str, fields: str, error: CronSimError) -> Invalid:
+def _bad_field(line: str, fields: str, error: str) -> Invalid:
     """The library names the field that it cannot read, or the day that none of the months has."""
-    field = str(error).removeprefix("Bad ")
+    field = error.removeprefix("Bad ")
     words = dict(zip(FIELDS, fields.split(), strict=True))
     return Invalid(
         f"cron={line!r}: {words.get(field, line)!r} is no {field.replace('-of-', ' of the ')}",

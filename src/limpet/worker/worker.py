@@ -18,6 +18,8 @@ TOKEN_EVERY_S = 0.1
 BURST_PAUSE_S = 0.05
 BURST_PAUSE_MAX_S = 1.0
 BURST_FAILURES_MAX = 5
+EMPTY_PAUSE_S = 0.5
+EMPTY_PAUSE_MAX_S = 15.0
 LONG_POLLS = ("sqs",)
 """Providers whose claim waits in the server, and may miss a task if it does not."""
 LONG_POLL_S = 20.0
@@ -133,8 +135,9 @@ class PollSchedule:
 class Worker:
     """Runs the tasks of some queues until `stop`; with `burst`, until there is nothing left to claim.
 
-    An earlier job comes first (`in_order`), or they take turns. After `max_tasks` it stops by itself. `listener` gets
-    every event; with `routine=False` only what is out of the ordinary.
+    With `burst` and `until_empty` it also waits for tasks that are to be retried or that other processes have; delayed
+    ones do not count. After `max_tasks` it stops by itself. Earlier jobs come first (`in_order`), or all take turns.
+    `listener` gets every event; with `routine=False` only what is out of the ordinary.
 
     Crash: no task is lost. What the process held comes back when its claims run out.
     """
@@ -146,6 +149,7 @@ class Worker:
         *,
         threads: int = 1,
         burst: bool = False,
+        until_empty: bool = False,
         in_order: bool = True,
         max_tasks: int | None = None,
         listener: Callable[[WorkerEvent], None] | None = None,
@@ -163,6 +167,7 @@ class Worker:
         self._jobs = jobs
         self._runtime = runtime
         self._burst = burst
+        self._until_empty = until_empty
         self._on_end = on_end
         self._report = WorkerReport(runtime, listener, routine=routine)
         self._permits = Permits(max_tasks, runtime)
@@ -312,7 +317,7 @@ class Worker:
 
     def _wait_for_all(self, runner: Runner) -> tuple[int, Claim] | None:
         """As `_wait`, for a burst: it ends when all queues were empty while no thread of this worker had a task."""
-        pause_s = BURST_PAUSE_S
+        pause_s, empty_pause_s = BURST_PAUSE_S, EMPTY_PAUSE_S
         while not self._over:
             quiet = self._working == 0
             for n in self._polls.line():
@@ -321,11 +326,26 @@ class Worker:
                 elif (claim := self._try(runner, n)) is not None:
                     return n, claim
             failed_s = self._polls.failed_wait_s()
-            if self.error is not None or (quiet and not failed_s):
+            if self.error is not None:
                 self.stop()
-            self._stopping.wait(failed_s or pause_s)
-            pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
+            elif not quiet or failed_s:
+                self._stopping.wait(failed_s or pause_s)
+                pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
+            elif self._until_empty and self._anything_left(runner):
+                self._stopping.wait(empty_pause_s)
+                empty_pause_s = min(empty_pause_s * 2, EMPTY_PAUSE_MAX_S)
+                self._push_cron()
+            else:
+                self.stop()
         return None
+
+    def _anything_left(self, runner: Runner) -> bool:
+        """Whether a task has not ended. A queue that cannot be read may have some."""
+        try:
+            return any(each.queue.stats().pending for each in self._jobs)
+        except LimpetError as error:
+            self._report.say("trouble", runner.name, note=_text(error))
+            return True
 
     def _poll(self, runner: Runner, *, idle: bool = False) -> tuple[int, Claim] | None:
         """Poll the queues that are due, each at most once."""
