@@ -18,14 +18,13 @@ from limpet.errors import Corrupt
 from limpet.records import Count, Instant, Name, Seconds
 
 NOT_STORED = {
-    "limpet.cli.work_wire": "lines between a worker and its children",
-    "limpet.queue.work.events": "lines between a worker and its children",
     "limpet.service.rest": "messages, bounded by the service",
     "limpet.service.rpc": "messages, bounded by the service",
     "limpet.sim.bucket": "the simulation's view of a body",
     "limpet.store.doctor.Check": "figures that `doctor` prints",
     "limpet.store.doctor.Latency": "figures that `doctor` prints",
     "limpet.store.doctor.Report": "figures that `doctor` prints",
+    "limpet.worker.protocol": "lines between a worker and its children",
 }
 """Modules and structs that never come from a store, and what they are instead."""
 FREE = {

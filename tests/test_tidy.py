@@ -78,13 +78,13 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
     """The simulation can replay only what goes through a Runtime, so the CLI gets no exception either.
 
     `sim` itself may import random, whose seeded generators stand in for chance, and multiprocessing, which spreads
-    whole runs over the cores. Users' coroutines need a loop, which `aio` makes. An index can be compiled and imported
-    by an executor that a user brings along, or the CLI makes. The service has one loop, and threads beside it.
+    whole runs over the cores. Users' coroutines need a loop, which `worker.runner` makes. An index can be compiled and
+    imported by an executor that a user brings along, or the CLI makes. The service has one loop, and threads beside it.
     """
     if source.module == "limpet.runtime":
         return
     allowed = {"random", "multiprocessing"} if _is_or_below(source.module, "limpet.sim") else set()
-    if source.module == "limpet.queue.work.aio":
+    if source.module == "limpet.worker.runner":
         allowed = {"asyncio"}
     if source.module in ("limpet.index.index", "limpet.index.run", "limpet.index.importing", "limpet.cli.index_engine"):
         allowed = {"concurrent.futures"}

@@ -43,7 +43,7 @@ if _typing.TYPE_CHECKING:
         Stats,
         Task,
     )
-    from limpet.queue.work import RunningTask, current_task
+    from limpet.worker import RunningTask, current_task
 
 __version__ = "0.1.0"
 
@@ -91,7 +91,7 @@ _HOMES = {
     "limpet.app": ("Fleet", "TaskFunction", "TaskPush", "TaskRun", "open"),
     "limpet.cell": ("Cell", "Fence"),
     "limpet.lease": ("Lease", "Lock"),
-    "limpet.queue.work": ("RunningTask", "current_task"),
+    "limpet.worker": ("RunningTask", "current_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

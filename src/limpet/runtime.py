@@ -44,7 +44,7 @@ class Flag(Protocol):
         """Wait until it is raised or `timeout` seconds have passed; whether it was raised."""
 
 
-class Worker(Protocol):
+class ThreadHandle(Protocol):
     """A thread of this process."""
 
     def join(self) -> None:
@@ -88,7 +88,7 @@ class Runtime(Protocol):
     def mutex(self) -> AbstractContextManager[Any]:
         """A new lock between threads of this process."""
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         """Run `work` beside the caller, in a thread that does not keep the process alive."""
 
     def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = FAN_OUT_MAX) -> list[B]:
@@ -149,7 +149,7 @@ class SystemRuntime:
     def mutex(self) -> AbstractContextManager[Any]:
         return threading.Lock()
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread

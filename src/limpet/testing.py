@@ -28,12 +28,10 @@ from typing import Any
 from limpet.app import Fleet, open
 from limpet.app.tasks import TaskFunction
 from limpet.errors import Invalid
-from limpet.queue.api import Retry, Task
-from limpet.queue.work import RunningTask, Tally, Worker
-from limpet.queue.work.aio import Loop, in_loop
-from limpet.queue.work.judge import Caught, one_line, record_done, trace_of
-from limpet.queue.work.running import AsCurrent
+from limpet.queue.api import Fail, Retry, Task
 from limpet.runtime import SystemRuntime, system
+from limpet.worker import RunningTask, TaskCounts, Worker
+from limpet.worker.runner import EventLoop, UserCall, as_current, has_running_loop, one_line, record_done, trace_of
 
 
 class Clock:
@@ -84,17 +82,17 @@ def eager(fleet: Fleet) -> Iterator[None]:
         fleet.tasks.run_at_once = before
 
 
-def drain(fleet: Fleet, *, max_tasks: int | None = None) -> Tally:
+def drain(fleet: Fleet, *, max_tasks: int | None = None) -> TaskCounts:
     """Run all that waits in the queues of the fleet's tasks, as a worker does, until nothing is due; the counts.
 
     What tasks push meanwhile is run too. A task that raises is retried by its policy: if that is later than now, it
     stays. Errors do not come out; see the counts, or `task.queue.result(id)`.
     """
     worker = Worker([task.job for task in fleet.tasks], fleet.runtime, burst=True, in_order=False, max_tasks=max_tasks)
-    tally = worker.run() if in_loop() else worker.run_here()
+    counts = worker.run() if has_running_loop() else worker.run_here()
     if worker.error is not None:
         raise worker.error
-    return tally
+    return counts
 
 
 def _run_all(function: TaskFunction[..., Any]) -> None:
@@ -108,13 +106,15 @@ def _run(function: TaskFunction[..., Any], task: Task) -> None:
     error: BaseException | None = None
     for attempt in range(1, function.queue.policy.max_attempts + 1):
         value = None
-        with Caught() as caught, AsCurrent(RunningTask(function.name, task, _ignore, attempt=attempt)):
+        with UserCall() as call, as_current(RunningTask(function.name, task, _ignore, attempt=attempt)):
             value = function.handle(task.payload)
             if isawaitable(value):
                 value = _awaited(value)
-        error = caught.error
+        error = call.error
         if error is None:
-            record_done(task, value)
+            stored, note = record_done(task, value)
+            if not stored:
+                raise Fail(note)
             return
         if not isinstance(error, Retry):
             break
@@ -125,24 +125,24 @@ def _run(function: TaskFunction[..., Any], task: Task) -> None:
 
 def _awaited(work: Awaitable[Any]) -> Any:
     """What a coroutine returns, also for a caller who is inside a running event loop: then in a thread of its own."""
-    if not in_loop():
+    if not has_running_loop():
         return _in_new_loop(work)
     result: list[Any] = []
     context = copy_context()
 
     def run() -> None:
-        with caught:
+        with call:
             result.append(context.run(_in_new_loop, work))
 
-    caught = Caught()
+    call = UserCall()
     system().spawn(run, name="limpet-eager").join()
-    if caught.error is not None:
-        raise caught.error
+    if call.error is not None:
+        raise call.error
     return result[0]
 
 
 def _in_new_loop(work: Awaitable[Any]) -> Any:
-    loop = Loop()
+    loop = EventLoop()
     try:
         return loop.run(work, lambda: None)
     finally:

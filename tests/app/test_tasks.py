@@ -311,10 +311,21 @@ def test_cron_needs_a_function_without_arguments_and_a_line_that_comes(fleet: Fl
     with pytest.raises(Invalid, match="'61' is no minute"):
         fleet.task(cron="61 * * * *")(_a)
 
+    with pytest.raises(Invalid, match="cron_zone='Mars/Olympus' is no time zone"):
+        fleet.task(cron="@hourly", cron_zone="Mars/Olympus")(_a)
+    with pytest.raises(Invalid, match="cron_zone='Europe/Berlin' has no cron"):
+        fleet.task(cron_zone="Europe/Berlin")(_a)
+
     @fleet.task(cron="@hourly")
     def fine(x: int = 1) -> None: ...
 
     assert fine.cron is not None
+
+    @fleet.task(cron="0 3 * * *", cron_zone="Europe/Berlin")
+    def nightly() -> None: ...
+
+    assert nightly.cron is not None
+    assert nightly.cron.last(datetime(2026, 7, 1, 12, tzinfo=UTC)) == datetime(2026, 7, 1, 1, tzinfo=UTC)
 
 
 def test_a_policy_that_makes_no_sense_is_refused(fleet: Fleet) -> None:

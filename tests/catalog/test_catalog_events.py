@@ -25,9 +25,9 @@ from limpet.errors import Denied, Invalid, Unavailable, Unsupported
 from limpet.events import Event, EventSink, task_run
 from limpet.keys import CatalogKeys
 from limpet.queue import BucketQueue
-from limpet.queue.work import Job, Tally, Worker
 from limpet.runtime import system
 from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
+from limpet.worker import Job, TaskCounts, Worker
 from support.clock import QueueRuntime, Time
 from support.queue import Network, raises
 from support.stores import lost_reply, lost_request, unavailable
@@ -254,7 +254,7 @@ def test_positions_are_no_gate() -> None:
 # ---- workers ----
 
 
-def work(store: MeteredStore, payloads: list[int], sink: EventSink | None, *, batch: int | None) -> Tally:
+def work(store: MeteredStore, payloads: list[int], sink: EventSink | None, *, batch: int | None) -> TaskCounts:
     queue = BucketQueue(store, "q", system())
     if batch is None:
         for n in payloads:

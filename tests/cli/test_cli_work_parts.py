@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 
 import limpet
-from limpet.cli.work_crew import _error_of
-from limpet.cli.work_load import jobs_of
 from limpet.cli.work_log import Log, json_line, left_of, progress_line, text_line
-from limpet.cli.work_wire import Backlog, Ended, Lines, Order, Refused, decode_message, encode_line
 from limpet.errors import Invalid, Missing
-from limpet.queue.work import Event, Tally
+from limpet.worker.child import jobs_of
+from limpet.worker.pool import error_of
+from limpet.worker.protocol import (
+    Backlog,
+    LineReader,
+    StartRefused,
+    TaskCounts,
+    WorkerEnded,
+    WorkerEvent,
+    WorkerOrder,
+    decode_message,
+    encode_line,
+)
 from support.clock import ManualRuntime
 
 MODULES = {
@@ -54,8 +63,8 @@ def _modules(tmp_path: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _order(target: str | None, *queues: str, handler: str | None = None, url: str | None = None) -> Order:
-    return Order(
+def _order(target: str | None, *queues: str, handler: str | None = None, url: str | None = None) -> WorkerOrder:
+    return WorkerOrder(
         target=target,
         handler=handler,
         url=url,
@@ -69,7 +78,7 @@ def _order(target: str | None, *queues: str, handler: str | None = None, url: st
     )
 
 
-def _names(order: Order) -> list[str]:
+def _names(order: WorkerOrder) -> list[str]:
     return [job.queue.name for job in jobs_of(order)]
 
 
@@ -115,7 +124,7 @@ def test_a_handler_takes_its_policy_along() -> None:
         (_order("q", handler="good:number"), "good:number is a int, which cannot be called", "name a function"),
     ],
 )
-def test_what_is_refused_says_what_and_what_to_do(order: Order, said: str, hint: str) -> None:
+def test_what_is_refused_says_what_and_what_to_do(order: WorkerOrder, said: str, hint: str) -> None:
     with pytest.raises(Invalid) as raised:
         jobs_of(order)
     assert str(raised.value).startswith(said)
@@ -141,8 +150,8 @@ def test_a_fleet_that_is_not_there_is_not_made() -> None:
 AT = datetime(2026, 11, 16, 10, 7, 30, tzinfo=UTC)
 
 
-def _event(**fields: Any) -> Event:
-    return Event(**{"kind": "done", "at": AT, "worker": "host:7/1", **fields})
+def _event(**fields: Any) -> WorkerEvent:
+    return WorkerEvent(**{"kind": "done", "at": AT, "worker": "host:7/1", **fields})
 
 
 @pytest.mark.parametrize(
@@ -161,7 +170,7 @@ def _event(**fields: Any) -> Event:
         (_event(kind="failed", note="a\nb\x1b[31mc\u202e"), "10:07:30Z failed      [host:7/1]: a\\nb\\x1b[31mc\\u202e"),
     ],
 )
-def test_a_line_for_people(event: Event, text: str) -> None:
+def test_a_line_for_people(event: WorkerEvent, text: str) -> None:
     assert text_line(event) == text
 
 
@@ -173,12 +182,12 @@ def test_a_line_for_programs() -> None:
 
 
 def test_progress_says_how_long_it_will_take() -> None:
-    tally = Tally(done=1200, failed=3, retried=4, in_flight=8, rate_per_s=10.0)
+    tally = TaskCounts(done=1200, failed=3, retried=4, in_flight=8, rate_per_s=10.0)
     said = "1,200 done, 3 failed, 4 retried · 8 in flight · 10.0/s"
     assert progress_line(tally, None) == said
     assert progress_line(tally, 3000) == f"{said} · 3,000 left · about 5 min to go"
     assert progress_line(tally, 0) == f"{said} · 0 left"
-    assert progress_line(Tally(lost=1, handed_back=2), 5).startswith(
+    assert progress_line(TaskCounts(lost=1, handed_back=2), 5).startswith(
         "0 done, 0 failed, 0 retried, 1 lost, 2 handed back"
     )
 
@@ -187,7 +196,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.Captu
     runtime = ManualRuntime()
     log = Log(runtime, as_json=False, progress=True)
     for second in range(60):
-        log.show(Tally(done=second, rate_per_s=1.0), Backlog(pending=100 - second))
+        log.show(TaskCounts(done=second, rate_per_s=1.0), Backlog(pending=100 - second))
         runtime.sleep(1)
     log.close()
     said = capsys.readouterr().err.splitlines()
@@ -196,27 +205,27 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.Captu
 
 
 def test_messages_come_back_as_they_were() -> None:
-    messages = [_event(queue="q"), Tally(done=3), Backlog(pending=1), Ended(again=True)]
+    messages = [_event(queue="q"), TaskCounts(done=3), Backlog(pending=1), WorkerEnded(again=True)]
     assert [decode_message(encode_line(message)) for message in messages] == messages
 
 
 def test_lines_out_of_pieces() -> None:
-    lines = Lines()
+    lines = LineReader()
     assert [lines.feed(piece) for piece in (b"a", b"b\nc", b"\n\nd")] == [[], [b"ab"], [b"c", b""]]
 
 
 def test_errors_keep_their_kind_across_the_pipe() -> None:
     for kind in (Invalid, Missing):
-        error = _error_of(Refused(kind=kind.__name__, message="m", hint="h"))
+        error = error_of(StartRefused(kind=kind.__name__, message="m", hint="h"))
         assert (type(error), str(error), error.hint) == (kind, "m", "h")
 
 
 def test_how_many_are_left() -> None:
     """0 is said only when nothing waited; once more was done than waited, nobody knows until it is counted again."""
-    assert left_of(None, Tally(done=5)) is None
-    assert left_of((1500, 100), Tally(done=200)) == 1400
-    assert left_of((10, 0), Tally(done=9)) == 1
-    assert left_of((10, 0), Tally(done=10)) is None
-    assert left_of((10, 0), Tally(done=900)) is None
-    assert left_of((0, 0), Tally()) == 0
-    assert left_of((0, 5), Tally(done=6)) is None
+    assert left_of(None, TaskCounts(done=5)) is None
+    assert left_of((1500, 100), TaskCounts(done=200)) == 1400
+    assert left_of((10, 0), TaskCounts(done=9)) == 1
+    assert left_of((10, 0), TaskCounts(done=10)) is None
+    assert left_of((10, 0), TaskCounts(done=900)) is None
+    assert left_of((0, 0), TaskCounts()) == 0
+    assert left_of((0, 5), TaskCounts(done=6)) is None

@@ -36,7 +36,7 @@ from limpet.errors import (
 from limpet.queue.api import Claim, Fail, Policy, Queue, Retry, Task
 from limpet.queue.sqs import SqsClaim, SqsQueue, SqsTask, connect
 from limpet.queue.sqs.client import BATCH_BYTES_MAX, SqsClient, pack
-from limpet.runtime import SystemRuntime, Worker, system
+from limpet.runtime import SystemRuntime, ThreadHandle, system
 from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
 from support.servers.process import NotInstalled
 
@@ -85,7 +85,7 @@ class Skipping(SystemRuntime):
 
     skipped_s = 0.0
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         return threading.Thread()
 
     def elapsed_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ import limpet
 from limpet import Fleet
 from limpet.errors import Invalid, Unavailable
 from limpet.queue import BucketQueue
-from limpet.queue.work import Cron, Event, Job, Worker, current_task
 from limpet.runtime import ulid
+from limpet.worker import Cron, Job, Worker, WorkerEvent, current_task
 from support.clock import EPOCH, ManualRuntime, Time
 
 Handler = Callable[[dict[str, Any]], Any]
@@ -32,7 +32,7 @@ class Ground:
     def __init__(self) -> None:
         self.runtime = Process()
         self.fleet: Fleet = limpet.open("memory://", runtime=self.runtime)
-        self.events: list[Event] = []
+        self.events: list[WorkerEvent] = []
         self.ran: list[Any] = []
 
     def job(self, name: str, handle: Handler | None = None, cron: str | None = None, **policy: Any) -> Job:
@@ -333,7 +333,7 @@ def test_hand_back_restores_the_attempt(ground: Ground) -> None:
     worker.start()
     ground.runtime.sleep(5)
     worker.hand_back()
-    assert (worker.tally().handed_back, worker.tally().in_flight, worker.ended) == (1, 1, False)
+    assert (worker.counts().handed_back, worker.counts().in_flight, worker.ended) == (1, 1, False)
     assert ground.kinds() == ["started", "handed_back"]
     other = ManualRuntime(ground.runtime.time, "p2")
     queue = limpet.app.Fleet(ground.fleet.meter, "memory://", ground.fleet.record, other).queue("q", max_attempts=2)
@@ -548,6 +548,31 @@ def test_cron_pushes_each_tick_once_from_any_number_of_workers() -> None:
     runtimes[0].sleep(3700)
     ticks = [EPOCH + timedelta(minutes=90 + 10 * n) for n in range(7)]
     assert ran == [f"cron.report.{tick:%Y%m%dT%H%MZ}" for tick in ticks]
+
+
+@pytest.mark.parametrize(
+    ("line", "day", "ids"),
+    [
+        ("30 2 * * *", "2026-03-29", ["20260329T0100Z"]),
+        ("30 2 * * *", "2026-10-25", ["20261025T0030Z"]),
+        ("30 * * * *", "2026-10-25", [f"20261025T0{hour}30Z" for hour in range(4)]),
+    ],
+)
+def test_cron_in_a_zone_pushes_each_tick_once_when_the_clocks_change(line: str, day: str, ids: list[str]) -> None:
+    """Two workers, 20 s apart, on the days when 02:30 does not exist in Berlin, and when it comes twice."""
+    time = Time()
+    time.now_s = (datetime.fromisoformat(f"{day}T00:00Z") - EPOCH).total_seconds() - 60
+    runtimes = [ManualRuntime(time, owner, wall_offset_s=skew) for owner, skew in (("p1", 0.0), ("p2", 20.0))]
+    first = limpet.open("memory://", runtime=runtimes[0])
+    pushed: list[str] = []
+    for runtime in runtimes:
+        queue = Fleet(first.meter, "memory://", first.record, runtime).queue("report")
+        listener = lambda event: pushed.append(event.id) if event.kind == "cron" else None  # noqa: E731
+        worker = Worker([Job(queue, lambda payload: None, Cron(line, "Europe/Berlin"))], runtime, listener=listener)
+        worker.start()
+        time.at(4 * 3600, worker.stop)
+    runtimes[0].sleep(4 * 3600 + 100)
+    assert pushed == [f"cron.report.{tick}" for tick in ids]
 
 
 def test_cron_leaves_out_what_is_long_past(ground: Ground) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from limpet.errors import Invalid, LeaseLost
 from limpet.queue.api import Fail, Retry
-from limpet.queue.work.cron import Cron
-from limpet.queue.work.events import TallyKeeper
-from limpet.queue.work.judge import Again, Caught, Dropped, Failed, Halt, judge, one_line, trace_of
-from limpet.queue.work.looks import BUSY_S, FIRST_S, IDLE_S, Looks
-from limpet.queue.work.rate import Rate
-from limpet.queue.work.runner import Permits
+from limpet.worker.runner import Permits, Rate, TaskVerdict, UserCall, WorkerReport, classify, one_line, trace_of
+from limpet.worker.schedule import Cron
+from limpet.worker.worker import BUSY_S, FIRST_S, IDLE_S, PollSchedule
 from support.clock import ManualRuntime
 
 
@@ -62,51 +59,51 @@ def test_rate_says_how_long_to_wait(runtime: ManualRuntime) -> None:
     assert rate.take() == 0.0
 
 
-# ---- looks ----
+# ---- polls ----
 
 
 def test_an_earlier_queue_comes_first(runtime: ManualRuntime) -> None:
-    looks = Looks(2, runtime, in_order=True)
-    assert looks.take() == 0
-    looks.found(0)
-    assert looks.take() == 0
-    looks.empty(0)
-    assert looks.take() == 1
-    looks.found(1)
-    assert looks.take() == 1
+    polls = PollSchedule(2, runtime, in_order=True)
+    assert polls.take() == 0
+    polls.found(0)
+    assert polls.take() == 0
+    polls.empty(0)
+    assert polls.take() == 1
+    polls.found(1)
+    assert polls.take() == 1
     runtime.sleep(FIRST_S)
-    assert looks.take() == 0
+    assert polls.take() == 0
 
 
 def test_without_an_order_they_take_turns(runtime: ManualRuntime) -> None:
-    looks = Looks(3, runtime, in_order=False)
+    polls = PollSchedule(3, runtime, in_order=False)
     seen = []
     for _ in range(6):
-        n = looks.take()
+        n = polls.take()
         assert n is not None
-        looks.found(n)
+        polls.found(n)
         seen.append(n)
     assert seen == [0, 1, 2, 0, 1, 2]
 
 
 def test_only_one_looks_at_a_queue_that_was_empty(runtime: ManualRuntime) -> None:
-    looks = Looks(1, runtime, in_order=True)
-    assert (looks.take(), looks.take()) == (0, None)
-    looks.found(0)
-    assert (looks.take(), looks.take()) == (0, 0)
+    polls = PollSchedule(1, runtime, in_order=True)
+    assert (polls.take(), polls.take()) == (0, None)
+    polls.found(0)
+    assert (polls.take(), polls.take()) == (0, 0)
 
 
 @pytest.mark.parametrize("queues", [1, 2, 5])
 def test_idle_looks_do_not_grow_with_the_queues(runtime: ManualRuntime, queues: int) -> None:
-    looks = Looks(queues, runtime, in_order=True)
+    polls = PollSchedule(queues, runtime, in_order=True)
 
     def in_an_hour() -> int:
         count, until_s = 0, runtime.elapsed_s() + 3600
         while runtime.elapsed_s() < until_s:
-            while (n := looks.take()) is not None:
-                looks.empty(n)
+            while (n := polls.take()) is not None:
+                polls.empty(n)
                 count += 1
-            runtime.sleep(looks.wait_s())
+            runtime.sleep(polls.wait_s())
         return count
 
     in_an_hour()
@@ -114,42 +111,42 @@ def test_idle_looks_do_not_grow_with_the_queues(runtime: ManualRuntime, queues: 
 
 
 def test_work_in_one_queue_brings_a_look_at_the_others(runtime: ManualRuntime) -> None:
-    looks = Looks(2, runtime, in_order=True)
+    polls = PollSchedule(2, runtime, in_order=True)
     for _ in range(30):
-        while (n := looks.take()) is not None:
-            looks.empty(n)
-        runtime.sleep(looks.wait_s())
-    assert looks.take() is not None
-    looks.found(1)
+        while (n := polls.take()) is not None:
+            polls.empty(n)
+        runtime.sleep(polls.wait_s())
+    assert polls.take() is not None
+    polls.found(1)
     runtime.sleep(2 * BUSY_S)
-    assert looks.take() == 0
+    assert polls.take() == 0
 
 
 def test_trouble_backs_off_and_is_forgotten(runtime: ManualRuntime) -> None:
-    looks = Looks(1, runtime, in_order=True)
+    polls = PollSchedule(1, runtime, in_order=True)
     waits = []
     for _ in range(7):
-        assert looks.take() == 0
-        looks.trouble(0)
-        waits.append(looks.wait_s())
+        assert polls.take() == 0
+        polls.failed(0)
+        waits.append(polls.wait_s())
         runtime.sleep(waits[-1])
     assert waits == pytest.approx([1, 2, 4, 8, 16, 30, 30])
-    assert looks.trouble_wait_s() > 0
-    looks.take()
-    looks.empty(0)
-    assert looks.trouble_wait_s() == 0
+    assert polls.failed_wait_s() > 0
+    polls.take()
+    polls.empty(0)
+    assert polls.failed_wait_s() == 0
 
 
 def test_a_long_look_counts_as_a_pause(runtime: ManualRuntime) -> None:
     """A claim that waits in the server has waited."""
-    looks = Looks(1, runtime, in_order=True)
+    polls = PollSchedule(1, runtime, in_order=True)
     for _ in range(30):
-        assert looks.take() == 0
+        assert polls.take() == 0
         runtime.sleep(IDLE_S)
-        looks.empty(0)
+        polls.empty(0)
 
 
-# ---- permits and tally ----
+# ---- permits and counts ----
 
 
 def test_permits(runtime: ManualRuntime) -> None:
@@ -160,21 +157,21 @@ def test_permits(runtime: ManualRuntime) -> None:
     assert all(Permits(None, runtime).take() for _ in range(1000))
 
 
-def test_the_rate_of_a_tally_is_that_of_the_last_seconds(runtime: ManualRuntime) -> None:
-    keeper = TallyKeeper(runtime)
+def test_the_rate_of_the_counts_is_that_of_the_last_seconds(runtime: ManualRuntime) -> None:
+    report = WorkerReport(runtime)
     for _ in range(100):
-        keeper.add("done")
+        report.count("done")
         runtime.sleep(1)
-        keeper.now()
+        report.counts()
     for _ in range(100):
-        keeper.add("done", 3)
-        keeper.add("failed")
+        report.count("done", 3)
+        report.count("failed")
         runtime.sleep(0.5)
-        keeper.now()
-    tally = keeper.now()
-    assert (tally.done, tally.failed, tally.ended) == (400, 100, 500)
-    assert tally.rate_per_s == pytest.approx(8.0, rel=0.1)
-    assert (tally + tally).done == 800
+        report.counts()
+    counts = report.counts()
+    assert (counts.done, counts.failed, counts.ended) == (400, 100, 500)
+    assert counts.rate_per_s == pytest.approx(8.0, rel=0.1)
+    assert (counts + counts).done == 800
 
 
 # ---- cron ----
@@ -223,46 +220,104 @@ def test_the_last_tick(line: str, now: str, tick: str) -> None:
         ("* * * * 8", "'8' is no day of the week"),
         ("5-1 * * * *", "'5-1' is no minute"),
         ("*/0 * * * *", "'*/0' is no minute"),
-        ("1, * * * *", "'' is no minute"),
+        ("1, * * * *", "'1,' is no minute"),
         ("-1 * * * *", "'-1' is no minute"),
-        ("0 0 31 2 *", "never comes"),
+        ("0 0 31 2 *", "'31' is no day of the month"),
+        ("* * */20 * 1L", "never comes"),
+        ("0 0 12 * * *", "five fields"),
+        (["* * * * *"], "five fields"),
         ("@reboot", "five fields"),
     ],
 )
-def test_a_line_that_is_none(line: str, said: str) -> None:
+def test_a_line_that_is_none(line: Any, said: str) -> None:
     with pytest.raises(Invalid) as raised:
         Cron(line)
     assert said in str(raised.value)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("zone", ["", "Mars/Olympus", "Europe", "../../etc/passwd", "/etc/localtime", "a\0b", 5])
+def test_a_zone_that_is_none(zone: Any) -> None:
+    with pytest.raises(Invalid, match="is no time zone of this machine") as raised:
+        Cron("0 3 * * *", zone)
+    assert "Europe/Berlin" in raised.value.hint
+
+
+SPRING, AUTUMN = "2026-03-29", "2026-10-25"
+"""In Berlin 02:00 to 03:00 does not exist on the first of these days, and comes twice on the second."""
+
+
+@pytest.mark.parametrize(
+    ("line", "day", "ticks"),
+    [
+        ("0 3 * * *", SPRING, ["01:00"]),
+        ("30 2 * * *", SPRING, ["01:00"]),
+        ("0,30 2 * * *", SPRING, ["01:00"]),
+        ("30 1 * * *", SPRING, ["00:30"]),
+        ("*/30 2 * * *", SPRING, []),
+        ("30 * * * *", SPRING, ["00:30", "01:30", "02:30"]),
+        ("0 3 * * *", AUTUMN, ["02:00"]),
+        ("30 2 * * *", AUTUMN, ["00:30"]),
+        ("59 2 * * *", AUTUMN, ["00:59"]),
+        ("0,30 2 * * *", AUTUMN, ["00:00", "00:30"]),
+        ("30 * * * *", AUTUMN, ["00:30", "01:30", "02:30"]),
+    ],
+)
+def test_the_days_when_the_clocks_change(line: str, day: str, ticks: list[str]) -> None:
+    """A time that does not exist is the first minute after it; one that exists twice is the first of the two."""
+    cron = Cron(line, "Europe/Berlin")
+    found: list[datetime] = []
+    now = _at(f"{day}T00:00")
+    while now < _at(f"{day}T03:00"):
+        tick = cron.last(now)
+        assert tick is not None
+        assert tick <= now
+        assert tick >= max(found, default=tick)
+        if tick not in found and tick >= _at(f"{day}T00:00"):
+            assert now - tick < timedelta(seconds=20)
+            found.append(tick)
+        now += timedelta(seconds=20)
+    assert [f"{tick:%H:%M}" for tick in found] == ticks
+
+
+def test_a_zone_moves_the_tick() -> None:
+    line, now = "0 9 * * mon", _at("2026-11-16T23:30")
+    assert Cron(line).last(now) == _at("2026-11-16T09:00")
+    assert Cron(line, "UTC").last(now) == _at("2026-11-16T09:00")
+    assert Cron(line, "America/New_York").last(now) == _at("2026-11-16T14:00")
+    assert Cron(line, "Pacific/Auckland").last(now) == _at("2026-11-15T20:00")
 
 
 # ---- verdicts ----
 
 
 def _raised(error: BaseException) -> BaseException:
-    with Caught() as caught:
+    with UserCall() as call:
         raise error
-    assert caught.error is error
+    assert call.error is error
     return error
 
 
 def test_verdicts() -> None:
-    assert judge(Retry("later", after_s=3), lost=False) == Again("later", 3, None)
-    assert judge(Fail("gone"), lost=True) == Failed("gone")
-    assert judge(ValueError("a\nb"), lost=False) == Again("ValueError: a ...")
-    assert judge(LeaseLost("taken"), lost=True) == Dropped("taken")
-    assert judge(SystemExit(2), lost=False) == Again("SystemExit: 2")
-    assert judge(KeyboardInterrupt(), lost=True) == Halt("the handler raised KeyboardInterrupt")
+    assert classify(Retry("later", after_s=3), lost=False) == TaskVerdict("retry", "later", 3)
+    assert classify(Fail("gone"), lost=True) == TaskVerdict("fail", "gone")
+    assert classify(ValueError("a\nb"), lost=False) == TaskVerdict("retry", "ValueError: a ...")
+    assert classify(LeaseLost("taken"), lost=True) == TaskVerdict("lost", "taken")
+    assert classify(SystemExit(2), lost=False) == TaskVerdict("retry", "SystemExit: 2")
+    assert classify(KeyboardInterrupt(), lost=True) == TaskVerdict("halt", "the handler raised KeyboardInterrupt")
 
 
 def test_a_lock_that_the_handler_lost_is_an_error_like_any_other() -> None:
     """Our own claim is fine, so the task must not be dropped."""
-    assert judge(LeaseLost("lock 'x' was taken"), lost=False) == Again("LeaseLost: lock 'x' was taken")
+    assert classify(LeaseLost("lock 'x' was taken"), lost=False) == TaskVerdict(
+        "retry", "LeaseLost: lock 'x' was taken"
+    )
 
 
 def test_what_ends_a_thread_from_outside_passes() -> None:
     class Killed(BaseException): ...
 
-    with pytest.raises(Killed), Caught():
+    with pytest.raises(Killed), UserCall():
         raise Killed
 
 
@@ -284,10 +339,10 @@ def test_a_trace_keeps_the_end_of_a_long_story() -> None:
     def fall(n: int) -> Any:
         return fall(n - 1) + 1 if n else dict[str, int]()["ü" * 6000]
 
-    with Caught() as caught:
+    with UserCall() as call:
         fall(200)
-    assert caught.error is not None
-    trace = trace_of(caught.error)
+    assert call.error is not None
+    trace = trace_of(call.error)
     assert trace is not None
     assert len(trace.encode()) <= 8 * 1024
     assert trace.startswith("...\n")

@@ -14,8 +14,8 @@ import pytest
 
 import limpet
 from limpet import Fleet
-from limpet.queue.work import Event, Job, Worker, current_task
 from limpet.runtime import system
+from limpet.worker import Job, Worker, WorkerEvent, current_task
 
 PATIENCE_S = 30.0
 
@@ -76,7 +76,7 @@ def test_an_async_error_is_retried(fleet: Fleet, error: BaseException) -> None:
     async def handle(payload: dict[str, Any]) -> None:
         raise error
 
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     queue = fleet.queue("q")
     queue.push({"n": 1})
     assert Worker([Job(queue, handle)], system(), burst=True, listener=events.append).run().retried == 1
@@ -92,7 +92,7 @@ def test_an_async_handler_past_its_time_is_cancelled_and_retried(fleet: Fleet) -
         finally:
             tidied.append("up")
 
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     queue = fleet.queue("q", timeout_s=0.1)
     queue.push({"n": 1})
     assert Worker([Job(queue, handle)], system(), burst=True, listener=events.append).run().retried == 1
@@ -123,7 +123,7 @@ def test_an_async_handler_is_cancelled_when_its_claim_is_lost(fleet: Fleet) -> N
         finally:
             ended.set()
 
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     queue = fleet.queue("q", ttl_s=1.0)
     pushed = queue.push({"n": 1})
     worker = Worker([Job(queue, handle)], system(), listener=events.append)
@@ -133,7 +133,7 @@ def test_an_async_handler_is_cancelled_when_its_claim_is_lost(fleet: Fleet) -> N
     assert ended.wait(PATIENCE_S)
     worker.stop()
     assert worker.wait(PATIENCE_S)
-    assert (worker.tally().lost, worker.tally().retried, events[-1].kind) == (1, 0, "lost")
+    assert (worker.counts().lost, worker.counts().retried, events[-1].kind) == (1, 0, "lost")
     assert queue.result(pushed.id).state == "cancelled"
 
 
@@ -155,7 +155,7 @@ def test_hand_back_cancels_async_handlers_and_another_worker_goes_on_at_the_same
     assert started.wait(PATIENCE_S)
     worker.hand_back()
     assert worker.wait(PATIENCE_S)
-    tally = worker.tally()
+    tally = worker.counts()
     assert (tally.handed_back, tally.in_flight, tally.lost, tally.retried) == (1, 0, 0, 0)
     assert Worker([Job(fleet.queue("q", max_attempts=1), handle)], system(), burst=True).run().done == 1
     assert attempts == [1, 1]
@@ -197,7 +197,7 @@ def test_work_that_comes_while_idle_is_found_by_all_threads(fleet: Fleet) -> Non
     worker.start()
     for n in range(3):
         queue.push({"n": n})
-    poll(lambda: worker.tally().done == 3, "three threads met")
+    poll(lambda: worker.counts().done == 3, "three threads met")
     worker.stop()
     assert worker.wait(PATIENCE_S)
 

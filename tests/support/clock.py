@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import greenlet
 from hypothesis import settings
 
-from limpet.runtime import Flag, Worker, ulid
+from limpet.runtime import Flag, ThreadHandle, ulid
 
 __all__ = ["EPOCH", "ManualRuntime", "QueueRuntime", "Time", "steady"]
 
@@ -147,7 +147,7 @@ class ManualRuntime:
         """A lock between the tasks of this process."""
         return _Mutex(self.time)
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         """A task that first runs when somebody sleeps."""
         task = greenlet.greenlet(work)
         self.time.at(0.0, lambda: self.time.run(task))

@@ -304,21 +304,31 @@ class Fleet:
 
     @overload
     def task(
-        self, name: str | None = None, *, cron: str | None = None, **policy: Unpack[PolicyFields]
+        self,
+        name: str | None = None,
+        *,
+        cron: str | None = None,
+        cron_zone: str | None = None,
+        **policy: Unpack[PolicyFields],
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 
     def task(
-        self, name: str | Callable[P, R] | None = None, *, cron: str | None = None, **policy: Unpack[PolicyFields]
+        self,
+        name: str | Callable[P, R] | None = None,
+        *,
+        cron: str | None = None,
+        cron_zone: str | None = None,
+        **policy: Unpack[PolicyFields],
     ) -> TaskFunction[P, R] | Callable[[Callable[P, R]], TaskFunction[P, R]]:
         """`@fleet.task("enrich", max_attempts=5)`: a function that can be pushed, and is still a plain function.
 
         Its queue has the task's name; `@fleet.task` and `@fleet.task()` take the function's. With `cron` (five fields,
-        UTC) workers push it at those times, without arguments.
-        Raises: Invalid for a function that no worker could run.   Cost: nothing yet.
+        in UTC or in `cron_zone`, such as Europe/Berlin) workers push it at those times, without arguments.
+        Raises: Invalid for a function that no worker could run, or a time that does not exist.   Cost: nothing yet.
         """
         if name is not None and not isinstance(name, str) and callable(name):
-            return self.tasks.define(None, cron=cron, **policy)(name)
-        return self.tasks.define(name, cron=cron, **policy)
+            return self.tasks.define(None, cron=cron, cron_zone=cron_zone, **policy)(name)
+        return self.tasks.define(name, cron=cron, cron_zone=cron_zone, **policy)
 
     def on_start(self, hook: Hook) -> Hook:
         """`@fleet.on_start`: a worker calls the function with a `TaskRun` before each task of the fleet.

@@ -23,9 +23,9 @@ from limpet import records
 from limpet.errors import Invalid
 from limpet.events import Event, EventSink
 from limpet.queue.api import Fail, Pushed, Queue, need
-from limpet.queue.work import Cron, Job, current_task
-from limpet.queue.work.judge import Caught
 from limpet.runtime import in_thread, system
+from limpet.worker.runner import Job, UserCall, current_task
+from limpet.worker.schedule import Cron
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -247,11 +247,11 @@ class Hooks:
     def run(self, kind: HookKind, run: TaskRun) -> None:
         """Call the hooks of a kind. What they raise is logged."""
         for hook in self._hooks[kind]:
-            with Caught() as caught:
+            with UserCall() as call:
                 hook(run)
-            if caught.error is not None:
+            if call.error is not None:
                 name = getattr(hook, "__qualname__", repr(hook))
-                _log.error("on_%s hook %s raised", kind, name, exc_info=caught.error)
+                _log.error("on_%s hook %s raised", kind, name, exc_info=call.error)
 
     def ended(self, event: Event) -> None:
         """Call the hooks for the end of a task that this thread ran."""
@@ -326,13 +326,16 @@ class TaskFunction(Generic[P, R]):
         queue: Queue,
         *,
         cron: str | None = None,
+        cron_zone: str | None = None,
         tasks: Tasks | None = None,
         events: EventSink | None = None,
     ) -> None:
         self.function = function
         self.queue = queue
         self.arguments = Arguments(function, queue.name)
-        self.cron = Cron(cron) if cron is not None else None
+        if cron is None and cron_zone is not None:
+            raise Invalid(f"cron_zone={cron_zone!r} has no cron", hint='give both: cron="0 3 * * *"')
+        self.cron = Cron(cron, cron_zone) if cron is not None else None
         self._tasks = tasks
         self._events = events
         if self.cron is not None:
@@ -488,7 +491,7 @@ class Tasks:
         return self._defined.get(name)
 
     def define(
-        self, name: str | None, *, cron: str | None, **policy: Unpack[PolicyFields]
+        self, name: str | None, *, cron: str | None, cron_zone: str | None = None, **policy: Unpack[PolicyFields]
     ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
         """The decorator behind `fleet.task`; without a name the task has its function's.
 
@@ -508,7 +511,7 @@ class Tasks:
                     hint="give one of them another name",
                 )
             queue = self._open_queue(called, **policy)
-            task = TaskFunction(function, queue, cron=cron, tasks=self, events=self._events)
+            task = TaskFunction(function, queue, cron=cron, cron_zone=cron_zone, tasks=self, events=self._events)
             self._defined[called] = task
             return task
 

@@ -16,8 +16,8 @@ from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavail
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.cli.index_engine import Engine
-    from limpet.cli.work_signals import Bell
     from limpet.index import CompileReport
+    from limpet.worker.signals import SignalPipe
 
 EPILOG = lines(
     "Example: once; for ever, as a service; on a Dask cluster",
@@ -121,12 +121,12 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
 class _Stop:
     """Raised by a signal, for good."""
 
-    def __init__(self, signals: Bell) -> None:
+    def __init__(self, signals: SignalPipe) -> None:
         self._signals = signals
         self._up = False
 
     def __call__(self) -> bool:
-        self._up = self._up or bool(self._signals.heard())
+        self._up = self._up or bool(self._signals.read())
         return self._up
 
     def wait(self, seconds: float) -> bool:
@@ -140,12 +140,12 @@ class _Stop:
 
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
     """Compile again and again. A store that is away, or a bad shard, is told and tried again; all else is an end."""
-    from limpet.cli.work_signals import STOPS, bell
     from limpet.runtime import system
+    from limpet.worker.signals import STOP_SIGNALS, SignalPipe
 
     runtime = system()
     pause_s = every_s
-    with bell(STOPS) as signals:
+    with SignalPipe.catching(STOP_SIGNALS) as signals:
         stop = _Stop(signals)
         while not stop():
             busy = False

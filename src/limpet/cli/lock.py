@@ -108,7 +108,7 @@ def run(
     SIGTERM, SIGINT and SIGHUP are passed on to the command's process group. If the lease is lost, or limpet is
     stopped past its ttl or killed (by kill -9 too), the whole group gets SIGTERM, and SIGKILL 5 s later.
     """
-    from limpet.cli.run import run_locked
+    from limpet.worker.command import run_locked
 
     if shutil.which(command[0]) is None:
         complain(Missing(f"there is no command {command[0]!r}", hint="check its spelling and PATH; nothing was locked"))

@@ -14,9 +14,9 @@ from limpet.cli.shared import JsonOption, ago, lines, printable
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.cli.work_signals import Bell
     from limpet.queue.sync import Collision, Cycle, Supervisor, SyncEvent
     from limpet.runtime import Runtime
+    from limpet.worker.signals import SignalPipe
 
 RETRY_MIN_S = 5.0
 RETRY_MAX_S = 300.0
@@ -83,13 +83,13 @@ def supervise(
     The first start marks both places as supervised. Processes that opened one of them before that must be restarted:
     they do not journal what they do.
     """
-    from limpet.cli.work_signals import STOPS, bell
     from limpet.queue.sync import Supervisor
     from limpet.runtime import system
+    from limpet.worker.signals import STOP_SIGNALS, SignalPipe
 
     runtime = system()
     writer = _EventWriter(runtime, as_json=json, quiet=not once)
-    with bell((*STOPS, signal.SIGUSR1)) as signals:
+    with SignalPipe.catching((*STOP_SIGNALS, signal.SIGUSR1)) as signals:
         stop = _SignalFlag(signals)
         here = _node_fleet(local, remote)
         there = _shared_fleet(remote, writer, stop, runtime, once=once)
@@ -106,17 +106,17 @@ def supervise(
 class _SignalFlag:
     """A flag that a signal raises; SIGUSR1 asks for a cycle instead."""
 
-    def __init__(self, signals: Bell) -> None:
+    def __init__(self, signals: SignalPipe) -> None:
         self.supervisor: Supervisor | None = None
         self._signals = signals
         self._up = False
 
     def set(self) -> None:
         self._up = True
-        self._signals.ring()
+        self._signals.wake()
 
     def is_set(self) -> bool:
-        for number in self._signals.heard():
+        for number in self._signals.read():
             if number != signal.SIGUSR1:
                 self._up = True
             elif self.supervisor is not None:

@@ -11,8 +11,7 @@ from limpet.cli.shared import JsonOption, UrlOption, complain, lines, print_json
 from limpet.errors import Unavailable
 
 if TYPE_CHECKING:
-    from limpet.cli.work_wire import Message, Order
-    from limpet.queue.work import Tally
+    from limpet.worker.protocol import Message, TaskCounts, WorkerOrder
 
 EPILOG = lines(
     "Example: app.py has `fleet = limpet.open(...)` and functions under `@fleet.task()`",
@@ -23,8 +22,8 @@ EPILOG = lines(
     "$ limpet work enrich --handler jobs.sites:enrich --url s3://acme/prod",
     "Example: in a cron job or in CI, do what waits and leave",
     "$ limpet work app:fleet --burst --json",
-    "Exit codes: 0 told to stop, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store failed, "
-    "or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.",
+    "Exit codes: 0 stopped by a signal, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store "
+    "failed, or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.",
 )
 
 
@@ -155,7 +154,7 @@ def work(
     events: EventsOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run tasks: claim what waits in a queue, call its function, record what came of it.
+    """Run tasks: claim what waits in a queue, call its function, record the result.
 
     Any number of machines may do this at once. A task is retried when its function raises, and given up after
     max_attempts; if a worker dies, another one takes its tasks over.
@@ -164,9 +163,9 @@ def work(
     signal hands them back at once. A worker process that dies is replaced; if limpet itself is killed, its workers hand
     back what they have and end.
     """
-    from limpet.cli.work_wire import Order
+    from limpet.worker.protocol import WorkerOrder
 
-    order = Order(
+    order = WorkerOrder(
         target=target,
         handler=handler,
         url=url,
@@ -184,33 +183,33 @@ def work(
     _run(order, processes, json=json)
 
 
-def _run(order: Order, processes: int, *, json: bool) -> None:
-    from limpet.cli.work_crew import Crew
+def _run(order: WorkerOrder, processes: int, *, json: bool) -> None:
     from limpet.cli.work_log import Log
     from limpet.runtime import system
+    from limpet.worker.pool import ProcessPool
 
     runtime = system()
     log = Log(runtime, as_json=order.log_json, progress=order.count)
 
     def hear(message: Message) -> None:
         log.tell(message)
-        log.show(crew.tally(), message)
+        log.show(pool.counts(), message)
 
-    crew = Crew(order, processes, runtime, hear, quiet_stdout=json, printed=log.printed if log.is_live else None)
+    pool = ProcessPool(order, processes, runtime, hear, quiet_stdout=json, printed=log.printed if log.is_live else None)
     began_s = runtime.elapsed_s()
     try:
-        crew.run()
+        pool.run()
     finally:
         log.close()
     seconds = runtime.elapsed_s() - began_s
-    tally = crew.tally()
+    counts = pool.counts()
     if json:
-        print_json({**_facts(tally), "seconds": round(seconds, 3), "restarts": crew.restarts})
+        print_json({**_facts(counts), "seconds": round(seconds, 3), "restarts": pool.restarts})
     elif not order.log_json:
-        log.total(tally, seconds)
-    if crew.trouble is not None:
-        raise typer.Exit(complain(Unavailable(crew.trouble, hint="nothing is lost: what was claimed comes back")))
+        log.total(counts, seconds)
+    if pool.trouble is not None:
+        raise typer.Exit(complain(Unavailable(pool.trouble, hint="nothing is lost: what was claimed comes back")))
 
 
-def _facts(tally: Tally) -> dict[str, int]:
-    return {name: getattr(tally, name) for name in ("done", "failed", "retried", "lost", "handed_back")}
+def _facts(counts: TaskCounts) -> dict[str, int]:
+    return {name: getattr(counts, name) for name in ("done", "failed", "retried", "lost", "handed_back")}

@@ -1,4 +1,4 @@
-"""How `limpet work` tells what happens: a line for each event, and a line that lives at the bottom of the terminal."""
+"""What `limpet work` prints: a line for each event, and a progress line at the bottom of the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import msgspec
 
 from limpet import records
 from limpet.cli.shared import ago, console, printable, printable_json
-from limpet.cli.work_wire import Backlog, LogLine, Message
-from limpet.queue.work import Event, Tally
 from limpet.runtime import Runtime
+from limpet.worker.protocol import Backlog, LogLine, Message, TaskCounts, WorkerEvent
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -32,7 +31,7 @@ SAY_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 
 
-def text_line(event: Event) -> str:
+def text_line(event: WorkerEvent) -> str:
     """An event for people. Nothing that a task or an error says can break the line or the terminal."""
     words = [f"{event.at:%H:%M:%S}Z", f"{event.kind.replace('_', ' '):<11}"]
     if event.id:
@@ -48,51 +47,51 @@ def text_line(event: Event) -> str:
 
 
 def log_text(line: LogLine) -> str:
-    """A handler's log record for people; its traceback follows on lines of its own, which are marked."""
+    """A handler's log record for people; its traceback follows on further lines, which are marked."""
     words = [f"{line.at:%H:%M:%S}Z", f"{'log':<11}"]
     words += [line.queue, line.id, f"attempt {line.attempt}"] if line.id else []
     first = printable(f"{' '.join(words)} [{line.worker}]: {line.level} {line.logger}: {line.message}")
     return "\n".join([first, *(f"| {printable(each.expandtabs())}" for each in line.traceback.splitlines())])
 
 
-def json_line(event: Event | LogLine) -> str:
-    """An event or log record for programs: `at`, `event`, `worker`, and whatever else there is to say of it."""
+def json_line(event: WorkerEvent | LogLine) -> str:
+    """An event or log record for programs: `at`, `event`, `worker`, and the other fields that are set."""
     fields = msgspec.to_builtins(event)
     del fields["what"]
     text = records.encode({"at": fields.pop("at"), "event": fields.pop("kind", "log"), **fields}).decode()
     return printable_json(text)
 
 
-def counts(tally: Tally) -> str:
-    """A tally in words."""
-    said = f"{tally.done:,} done, {tally.failed:,} failed, {tally.retried:,} retried"
-    extra = {"lost": tally.lost, "handed back": tally.handed_back}
+def in_words(counts: TaskCounts) -> str:
+    """The counts as text."""
+    said = f"{counts.done:,} done, {counts.failed:,} failed, {counts.retried:,} retried"
+    extra = {"lost": counts.lost, "handed back": counts.handed_back}
     return said + "".join(f", {count:,} {name}" for name, count in extra.items() if count)
 
 
-def left_of(backlog: tuple[int, int] | None, tally: Tally) -> int | None:
-    """How many tasks are left; None if that is not known, or no longer: more was done since than waited then.
+def left_of(backlog: tuple[int, int] | None, counts: TaskCounts) -> int | None:
+    """How many tasks are left; None if that is unknown, or outdated: more have ended since than waited then.
 
-    `backlog` is how many waited when they were counted, and how many had ended by then.
+    `backlog`: how many waited when they were counted, and how many had ended by then.
     """
     if backlog is None:
         return None
     waited, ended = backlog
-    since = tally.ended - ended
+    since = counts.ended - ended
     return waited - since if waited > since or waited == since == 0 else None
 
 
-def progress_line(tally: Tally, left: int | None) -> str:
-    """How it goes, and how long it will still take."""
-    said = f"{counts(tally)} · {tally.in_flight} in flight · {tally.rate_per_s:,.1f}/s"
+def progress_line(counts: TaskCounts, left: int | None) -> str:
+    """The counts, the rate, and the remaining time."""
+    said = f"{in_words(counts)} · {counts.in_flight} in flight · {counts.rate_per_s:,.1f}/s"
     if left is None:
         return said
-    eta = f" · about {ago(left / tally.rate_per_s)} to go" if tally.rate_per_s and left else ""
+    eta = f" · about {ago(left / counts.rate_per_s)} to go" if counts.rate_per_s and left else ""
     return f"{said} · {left:,} left{eta}"
 
 
 class Log:
-    """Everything on stderr: stdout is for results."""
+    """Prints on stderr: stdout is for results."""
 
     def __init__(self, runtime: Runtime, *, as_json: bool, progress: bool) -> None:
         self._runtime = runtime
@@ -109,49 +108,49 @@ class Log:
             self._live.start()
 
     def tell(self, message: Message) -> None:
-        """Write an event down."""
-        if isinstance(message, (Event, LogLine)) and self._as_json:
+        """Print an event or log record."""
+        if isinstance(message, (WorkerEvent, LogLine)) and self._as_json:
             self._line(json_line(message))
         elif isinstance(message, LogLine):
             self._line(log_text(message), LEVELS.get(message.level))
-        elif isinstance(message, Event):
+        elif isinstance(message, WorkerEvent):
             self._line(text_line(message), COLOURS.get(message.kind))
 
-    def show(self, tally: Tally, message: Message) -> None:
-        """Draw the progress anew, if it is wanted and time for it."""
+    def show(self, counts: TaskCounts, message: Message) -> None:
+        """Update the progress line, if it is wanted and due."""
         if isinstance(message, Backlog):
-            self._backlog = (message.pending, tally.ended)
+            self._backlog = (message.pending, counts.ended)
         now_s = self._runtime.elapsed_s()
         every_s = DRAW_EVERY_S if self._live else SAY_EVERY_S
         if not self._progress or now_s - self._said_at_s < every_s:
             return
         self._said_at_s = now_s
-        left = left_of(self._backlog, tally)
+        left = left_of(self._backlog, counts)
         if self._live is not None:
-            self._live.update(progress_line(tally, left), refresh=True)
+            self._live.update(progress_line(counts, left), refresh=True)
         else:
-            self._line(progress_line(tally, left))
+            self._line(progress_line(counts, left))
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a live line, which what handlers print must not break."""
+        """Whether there is a live line, which must not be broken by what handlers print."""
         return self._live is not None
 
     def printed(self, line: bytes) -> None:
-        """What a handler printed, above the live line. Where stdout is no terminal, it goes there as it is."""
+        """Print a line of a handler above the live line. Where stdout is no terminal, it goes there unchanged."""
         if sys.stdout.isatty():
             self._line(printable(line.decode(errors="backslashreplace")))
         else:
             os.write(1, line + b"\n")
 
     def close(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._live is not None:
             self._live.stop()
 
-    def total(self, tally: Tally, seconds: float) -> None:
-        """Say how it went in all."""
-        self._line(f"{counts(tally)} in {ago(seconds)}")
+    def total(self, counts: TaskCounts, seconds: float) -> None:
+        """Print the total."""
+        self._line(f"{in_words(counts)} in {ago(seconds)}")
 
     def _line(self, text: str, style: str | None = None) -> None:
         if self._console.is_terminal:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO
 from urllib.parse import urlsplit, urlunsplit
 
 from limpet import records
-from limpet.runtime import Runtime, Worker
+from limpet.runtime import Runtime, ThreadHandle
 
 Form = Literal["text", "json", "none"]
 
@@ -40,7 +40,7 @@ class ServiceLog:
         self._rare: dict[str, tuple[int, int]] = {}
         self._wake = runtime.flag()
         self._stopped = runtime.flag()
-        self._thread: Worker | None = None
+        self._thread: ThreadHandle | None = None
 
     def start(self) -> None:
         """Start the thread that writes the lines."""

@@ -1,17 +1,17 @@
-"""The process between `limpet lock run` and its command. The command cannot outlive limpet, nor limpet's lease.
+"""The guard: the process between `limpet lock run` and its command. The command cannot outlive limpet or its lease.
 
 It runs alone, on the bare interpreter, so that it starts at once and stays small:
 
-    python -I -S leash.py PIPE COMMAND [ARGUMENT ...]
+    python -I -S guard.py PIPE COMMAND [ARGUMENT ...]
 
-It is started with the FORWARDED signals blocked. It starts the command in a process group of its own, passes those
-signals on to that group, and exits with the command's code.
-Down PIPE limpet tells it again and again for how many seconds the lease is good (one C double each). When that time
-is over (limpet is stopped, or hangs) or the pipe closes (limpet lost the lease, or died, by kill -9 too), the whole
-group is ended: SIGTERM, then SIGKILL after 5 s. Should somebody kill the leash itself, then on Linux the kernel kills
-the command, though not what the command has started.
+It is started with the FORWARDED signals blocked. It starts the command in a new process group, forwards those
+signals to that group, and exits with the command's code.
+Through PIPE limpet sends again and again for how many seconds the lease is valid (one C double each). When that time
+is over (limpet is stopped, or hangs) or the pipe closes (limpet lost the lease, or died, by kill -9 too), the guard
+ends the whole group: SIGTERM, then SIGKILL after 5 s. If the guard itself is killed, then on Linux the kernel kills the
+command, though not what the command has started.
 
-A command that leaves its process group (setsid, a daemon) leaves the leash.
+A command that leaves its process group (setsid, a daemon) is no longer guarded.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-class _Leash:
+class _Guard:
     """One command, from its start to the end of its process group."""
 
     def __init__(self, pipe_fd: int) -> None:
         self._pipe_fd = pipe_fd
-        self._rung = False
+        self._time_is_up = False
         self._limpet_group = os.getpgid(os.getppid())
         self._gives_terminal = _in_front(self._limpet_group) and os.isatty(1)
         self._woken_fd, wake_fd = os.pipe()
@@ -52,9 +52,9 @@ class _Leash:
         signal.set_wakeup_fd(wake_fd)
 
     def run(self, command: list[str]) -> int:
-        """Start the command, and stay until it has ended or was ended; its exit code as a shell gives it."""
+        """Start the command and wait until it has ended, or end it; its exit code as a shell gives it."""
         signal.signal(signal.SIGCHLD, _do_nothing)
-        signal.signal(signal.SIGALRM, self._ring)
+        signal.signal(signal.SIGALRM, self._on_alarm)
         self._group = self._start(command)
         for each in FORWARDED:
             if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup: then the command ignores it too
@@ -68,13 +68,14 @@ class _Leash:
         return code
 
     def _start(self, command: list[str]) -> int:
-        """Fork: safe, for there is one thread, and the terminal must change hands before the command can read it."""
+        """Fork and exec the command; its process id. Forking is safe, for there is one thread. A fork lets us hand over
+        the terminal before the command can read it."""
         kept = {each: signal.signal(each, signal.SIG_IGN) for each in _STOPS}
         libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        leash = os.getpid()
+        guard = os.getpid()
         child = os.fork()
         if child:
-            with suppress(PermissionError, ProcessLookupError):  # both sides do it, so that neither comes too early
+            with suppress(PermissionError, ProcessLookupError):  # both processes do it, so that neither is too early
                 os.setpgid(child, child)
             return child
         try:
@@ -85,7 +86,7 @@ class _Leash:
                 signal.signal(each, before)
             if libc is not None:
                 libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-            if os.getppid() != leash:
+            if os.getppid() != guard:
                 os._exit(NOT_RUN)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             os.execvp(command[0], command)
@@ -95,21 +96,21 @@ class _Leash:
 
     def _watch(self) -> int | None:
         """The command's exit code; None when it must be ended first."""
-        while not self._rung:
-            code = self._look()
+        while not self._time_is_up:
+            code = self._exit_code()
             if code is not None:
                 return code
             ready, _, _ = select.select([self._pipe_fd, self._woken_fd], [], [])
             if self._woken_fd in ready:
                 os.read(self._woken_fd, 512)
             if self._pipe_fd in ready:
-                told = os.read(self._pipe_fd, VALIDITY.size)
-                if not told:
+                validity = os.read(self._pipe_fd, VALIDITY.size)
+                if not validity:
                     return None
-                signal.setitimer(signal.ITIMER_REAL, *VALIDITY.unpack(told))
+                signal.setitimer(signal.ITIMER_REAL, *VALIDITY.unpack(validity))
         return None
 
-    def _look(self) -> int | None:
+    def _exit_code(self) -> int | None:
         """The command's exit code; None while it lives. If it was stopped from the terminal, limpet stops as well."""
         found, status = os.waitpid(self._group, os.WNOHANG | os.WUNTRACED)
         if not found:
@@ -122,19 +123,19 @@ class _Leash:
         return code if code >= 0 else 128 - code
 
     def _end(self) -> int:
-        """End the group; whoever is left after the grace is killed."""
+        """End the group; members that are left after the grace time are killed. The command's exit code."""
         _signal(self._group, signal.SIGTERM)
         _signal(self._group, signal.SIGCONT)
-        self._rung = False
+        self._time_is_up = False
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
         code = None
-        while not self._rung and (code is None or _signal(self._group, 0)):
+        while not self._time_is_up and (code is None or _signal(self._group, 0)):
             select.select([], [], [], POLL_S)
-            code = self._look() if code is None else code
+            code = self._exit_code() if code is None else code
         _signal(self._group, signal.SIGKILL)
         while code is None:
             select.select([], [], [], POLL_S)
-            code = self._look()
+            code = self._exit_code()
         return code
 
     def _forward(self, number: int, _: FrameType | None) -> None:
@@ -142,8 +143,8 @@ class _Leash:
             self._give_terminal(self._group)
         _signal(self._group, number)
 
-    def _ring(self, number: int, _: FrameType | None) -> None:
-        self._rung = True
+    def _on_alarm(self, number: int, _: FrameType | None) -> None:
+        self._time_is_up = True
 
     def _give_terminal(self, group: int) -> None:
         try:
@@ -182,7 +183,7 @@ def _say(line: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run `PIPE COMMAND ...`; the exit code."""
-    return _Leash(int(arguments[0])).run(arguments[1:])
+    return _Guard(int(arguments[0])).run(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,325 @@
+"""`ProcessPool`: the worker processes of `limpet work`, started, heard, replaced and ended.
+
+Each is a fresh interpreter, never a fork (a store's client does not survive one), in a process group of its own, so
+that Ctrl-C reaches limpet and not the commands that tasks have started.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from limpet import errors
+from limpet.errors import Invalid, LimpetError, Unavailable
+from limpet.runtime import Runtime
+from limpet.worker.protocol import (
+    NOW,
+    STOP,
+    EventKind,
+    LineReader,
+    Message,
+    StartRefused,
+    TaskCounts,
+    WorkerEnded,
+    WorkerEvent,
+    WorkerOrder,
+    decode_message,
+    encode_line,
+)
+from limpet.worker.signals import STOP_SIGNALS, SignalPipe
+
+BACKOFF_S = 0.5
+BACKOFF_MAX_S = 30.0
+LONG_LIFE_S = 30.0
+KILL_AFTER_S = 10.0
+NEVER_S = float("inf")
+
+
+@dataclass(slots=True)
+class _PoolProcess:
+    """One worker process and what it has reported."""
+
+    process: subprocess.Popen[bytes]
+    control_fd: int
+    report_fd: int
+    started_s: float
+    lines: LineReader = field(default_factory=LineReader)
+    counts: TaskCounts = field(default_factory=TaskCounts)
+    ended: WorkerEnded | None = None
+    refused: StartRefused | None = None
+    kill_at_s: float = NEVER_S
+
+    def tell(self, line: bytes) -> None:
+        """Send a line. A process that has ended gets none, and we are about to see its end."""
+        try:
+            os.write(self.control_fd, line)
+        except BrokenPipeError:
+            return
+
+    @property
+    def death(self) -> str:
+        """How it ended, in words."""
+        who, code = f"process {self.process.pid}", self.process.returncode
+        if self.ended is not None:
+            return f"{who} ended, for {self.ended.trouble}"
+        if self.refused is not None:
+            return f"{who} could not begin: {self.refused.message}"
+        return f"{who} was killed by {signal.Signals(-code).name}" if code < 0 else f"{who} ended with exit code {code}"
+
+
+@dataclass(slots=True)
+class _PoolPlace:
+    """One of the `processes` places: the process that is there, or when the next one starts (None: never)."""
+
+    number: int
+    child: _PoolProcess | None = None
+    start_at_s: float | None = 0.0
+    short_lives: int = 0
+
+
+class ProcessPool:
+    """Keeps `processes` workers running until they are done, or a signal stops them.
+
+    `listener` gets every message. `printed` takes the lines that workers print; without it they go where our output
+    goes, and with `quiet_stdout` all of them to stderr.
+    """
+
+    def __init__(
+        self,
+        order: WorkerOrder,
+        processes: int,
+        runtime: Runtime,
+        listener: Callable[[Message], None],
+        *,
+        quiet_stdout: bool,
+        printed: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.restarts = 0
+        self.trouble: str | None = None
+        """Why it did not end well."""
+        self._order = order
+        self._runtime = runtime
+        self._listener = listener
+        self._quiet_stdout = quiet_stdout
+        self._printed = printed
+        self._places = [_PoolPlace(number) for number in range(processes)]
+        self._past = TaskCounts()
+        self._selector = selectors.DefaultSelector()
+        self._stops = 0
+        self._ever_ready = False
+
+    def run(self) -> None:
+        """Run the processes. Returns when all have ended.
+
+        Raises: what kept the first workers from beginning; nothing was claimed then.
+        """
+        with SignalPipe.catching((*STOP_SIGNALS, signal.SIGCHLD)) as signals:
+            self._selector.register(signals.fd, selectors.EVENT_READ)
+            try:
+                while any(place.child or place.start_at_s is not None for place in self._places):
+                    self._start_due()
+                    self._wait(signals)
+                    self._reap()
+                    self._kill_due()
+            finally:
+                self._end_all()
+                self._drain_printed()
+                self._selector.close()
+
+    def counts(self) -> TaskCounts:
+        """The counts of all processes, past and present."""
+        return sum((child.counts for child in self._children()), self._past)
+
+    def _children(self) -> list[_PoolProcess]:
+        return [place.child for place in self._places if place.child is not None]
+
+    def _start_due(self) -> None:
+        now_s = self._runtime.elapsed_s()
+        for place in self._places:
+            if place.start_at_s is not None and place.start_at_s <= now_s:
+                place.start_at_s = None
+                place.child = self._start(count=self._order.count and place.number == 0)
+
+    def _start(self, *, count: bool) -> _PoolProcess:
+        control_read, control_write = os.pipe()
+        report_read, report_write = os.pipe()
+        env = {**os.environ, "LIMPET_URL": self._order.url} if self._order.url else None
+        printed_read, printed_write = os.pipe() if self._printed else (-1, -1)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "limpet.worker.child", str(control_read), str(report_write)],
+                stdin=subprocess.DEVNULL,
+                stdout=printed_write if self._printed else 2 if self._quiet_stdout else None,
+                stderr=printed_write if self._printed else None,
+                env=env,
+                pass_fds=(control_read, report_write),
+                process_group=0,
+            )
+        finally:
+            for fd in (control_read, report_write, *([printed_write] if self._printed else [])):
+                os.close(fd)
+        os.set_blocking(report_read, False)
+        child = _PoolProcess(process, control_write, report_read, self._runtime.elapsed_s())
+        if self._printed:
+            os.set_blocking(printed_read, False)
+            self._selector.register(printed_read, selectors.EVENT_READ, LineReader())
+        self._selector.register(report_read, selectors.EVENT_READ, child)
+        child.tell(encode_line(structs.replace(self._order, count=count)))
+        return child
+
+    def _wait(self, signals: SignalPipe) -> None:
+        """Wait for a message, a signal, or the next start or kill that is due."""
+        moments = [place.start_at_s for place in self._places if place.start_at_s is not None]
+        soonest_s = min([*moments, *(child.kill_at_s for child in self._children())], default=NEVER_S)
+        timeout_s = None if soonest_s == NEVER_S else max(0.0, soonest_s - self._runtime.elapsed_s())
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, _PoolProcess):
+                self._read(key.data)
+            elif isinstance(key.data, LineReader):
+                self._read_printed(key.fd, key.data)
+            else:
+                for _number in [number for number in signals.read() if number in STOP_SIGNALS]:
+                    self._stop()
+
+    def _read(self, child: _PoolProcess) -> None:
+        """Read all messages that a process has sent."""
+        while True:
+            try:
+                piece = os.read(child.report_fd, 65536)
+            except BlockingIOError:
+                return
+            if not piece:
+                self._unregister(child.report_fd)
+                return
+            for line in child.lines.feed(piece):
+                self._note(child, decode_message(line))
+
+    def _note(self, child: _PoolProcess, message: Message) -> None:
+        match message:
+            case TaskCounts():
+                child.counts = message
+            case StartRefused():
+                child.refused = message
+            case WorkerEnded():
+                child.ended = message
+                child.kill_at_s = min(child.kill_at_s, self._runtime.elapsed_s() + KILL_AFTER_S)
+            case WorkerEvent(kind="ready"):
+                self._ever_ready = True
+        self._listener(message)
+
+    def _read_printed(self, fd: int, lines: LineReader) -> None:
+        """Read what a worker, or a command that it started, has printed. The last to close the pipe ends it."""
+        assert self._printed is not None
+        try:
+            piece = os.read(fd, 65536)
+        except BlockingIOError:
+            return
+        for line in lines.feed(piece or b"\n"):
+            if piece or line:
+                self._printed(line)
+        if not piece:
+            self._selector.unregister(fd)
+            os.close(fd)
+
+    def _drain_printed(self) -> None:
+        """Read what was printed last. A command that a task has left behind may hold the pipe open; we do not."""
+        for fd, lines in [(key.fd, key.data) for key in self._selector.get_map().values()]:
+            if isinstance(lines, LineReader):
+                self._read_printed(fd, lines)
+                if fd in self._selector.get_map():
+                    self._selector.unregister(fd)
+                    os.close(fd)
+
+    def _stop(self) -> None:
+        """The first time, let running tasks go on for the grace time; the second time, have them handed back."""
+        self._stops += 1
+        first = self._stops == 1
+        kill_at_s = self._runtime.elapsed_s() + KILL_AFTER_S + (self._order.grace_s if first else 0.0)
+        for place in self._places:
+            place.start_at_s = None
+        for child in self._children():
+            child.tell(STOP if first else NOW)
+            child.kill_at_s = min(child.kill_at_s, kill_at_s)
+        if first:
+            self._say("stopping", f"what runs has {self._order.grace_s:g} s to end; once more hands it back at once")
+
+    def _reap(self) -> None:
+        for place in self._places:
+            child = place.child
+            if child is not None and child.process.poll() is not None:
+                self._read(child)
+                self._unregister(child.report_fd)
+                os.close(child.report_fd)
+                os.close(child.control_fd)
+                place.child = None
+                self._past += structs.replace(child.counts, in_flight=0, rate_per_s=0.0)
+                self._replace(place, child)
+
+    def _replace(self, place: _PoolPlace, child: _PoolProcess) -> None:
+        """Decide whether, and when, another process takes the place of one that has ended."""
+        ended = child.ended
+        if ended is None and not (self._ever_ready or self._stops):
+            raise error_of(child.refused) if child.refused else _never_ready(child)
+        if ended is not None and ended.trouble and not ended.again:
+            self.trouble = ended.trouble
+        if self._stops or (ended is not None and not ended.again):
+            return
+        self.restarts += 1
+        now_s = self._runtime.elapsed_s()
+        if ended is not None and not ended.trouble:
+            place.start_at_s = now_s
+            return
+        place.short_lives = 1 if now_s - child.started_s > LONG_LIFE_S else place.short_lives + 1
+        wait_s = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** (place.short_lives - 1))
+        place.start_at_s = now_s + wait_s
+        self._say("crashed", f"{child.death}; another one starts in {wait_s:g} s")
+
+    def _kill_due(self) -> None:
+        now_s = self._runtime.elapsed_s()
+        for child in self._children():
+            if child.kill_at_s <= now_s:
+                child.kill_at_s = NEVER_S
+                child.process.kill()
+                if self._stops:
+                    self.trouble = f"process {child.process.pid} did not end in time, and was killed"
+
+    def _unregister(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _end_all(self) -> None:
+        """Leave no process behind, whatever made us leave: each hands back, and is killed if it does not end."""
+        left = self._children()
+        for child in left:
+            os.close(child.control_fd)
+        for child in left:
+            try:
+                child.process.wait(KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            os.close(child.report_fd)
+
+    def _say(self, kind: EventKind, note: str) -> None:
+        self._listener(WorkerEvent(kind=kind, at=self._runtime.wall(), worker=self._runtime.label, note=note))
+
+
+def _never_ready(child: _PoolProcess) -> LimpetError:
+    return Unavailable(
+        f"{child.death} while it imported the module",
+        hint="import it by hand, with python, to see why; nothing was claimed",
+    )
+
+
+def error_of(refused: StartRefused) -> LimpetError:
+    """The error that kept a process from beginning."""
+    kind = getattr(errors, refused.kind, Invalid)
+    assert issubclass(kind, LimpetError)
+    return kind(refused.message, hint=refused.hint)

@@ -1,0 +1,183 @@
+"""What workers report, and what `limpet work` and its worker processes send through their two pipes, as JSON lines.
+
+Down the first pipe goes a `WorkerOrder`, then `STOP` or `NOW`; its end means that limpet has died. Up the second come
+messages.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from limpet import records
+
+STOP = b"stop\n"
+NOW = b"now\n"
+
+EventKind = Literal[
+    "started",
+    "done",
+    "retry",
+    "failed",
+    "lost",
+    "handed_back",
+    "overdue",
+    "progress",
+    "warning",
+    "trouble",
+    "cron",
+    "ready",
+    "stopping",
+    "crashed",
+]
+
+
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process is to do. `target` is a module's attribute, or with a `handler` the first queue."""
+
+    target: str | None
+    handler: str | None
+    url: str | None
+    queues: list[str]
+    threads: int
+    burst: bool
+    max_tasks: int | None
+    grace_s: float
+    routine: bool
+    count: bool
+    events: bool = False
+    until_empty: bool = False
+    log_json: bool = False
+
+
+class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event", tag_field="what"):
+    """One line of the log. `note` gives the reason or the progress; `after_s` is when a retried task comes back.
+
+    The last three kinds are about a whole process, not a task.
+    """
+
+    kind: EventKind
+    at: datetime
+    worker: str
+    queue: str = ""
+    id: str = ""
+    attempt: int = 0
+    seconds: float | None = None
+    after_s: float | None = None
+    note: str = ""
+
+
+class TaskCounts(msgspec.Struct, frozen=True, kw_only=True, tag="counts", tag_field="what"):
+    """How many tasks of a worker ended in which way, how many run now, and how many ended per second lately."""
+
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    lost: int = 0
+    handed_back: int = 0
+    in_flight: int = 0
+    rate_per_s: float = 0.0
+
+    @property
+    def ended(self) -> int:
+        """Tasks that need no further attempt."""
+        return self.done + self.failed
+
+    def __add__(self, other: TaskCounts) -> TaskCounts:
+        return TaskCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+class StartRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="what"):
+    """The process cannot begin, and has claimed nothing. `kind` is the name of the error's class."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog", tag_field="what"):
+    """How many tasks wait, in all queues that it works on."""
+
+    pending: int
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="log", tag_field="what"):
+    """A record of Python's `logging`, and the task in whose handler it was made."""
+
+    at: datetime
+    worker: str
+    level: str
+    logger: str
+    message: str
+    queue: str = ""
+    id: str = ""
+    attempt: int = 0
+    traceback: str = ""
+
+
+class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="what"):
+    """The last message. `again`: another process is to take its place; `trouble`: why it gave up."""
+
+    again: bool
+    trouble: str = ""
+
+
+Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | WorkerEnded
+
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def encode_line(value: msgspec.Struct) -> bytes:
+    """One line of JSON."""
+    return records.encode(value) + b"\n"
+
+
+def decode_message(line: bytes) -> Message:
+    """The message in a line from a worker process."""
+    return _decoder.decode(line)
+
+
+class LineReader:
+    """Joins the pieces that come out of a pipe into whole lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that this piece completes."""
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        return whole
+
+
+class ControlPipe:
+    """The reading end of the first pipe. One read may bring several lines: each of them counts."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.stop = False
+        """Whether anything came after the order: `STOP`, `NOW`, or the end."""
+        self.now = False
+        """Whether that was `NOW`, or the end: limpet has died."""
+        self._lines = LineReader()
+        self._order: bytes | None = None
+
+    def order(self) -> WorkerOrder | None:
+        """Wait for the order; None if limpet died before it sent one."""
+        while self._order is None and not self.now:
+            self.read()
+        return None if self._order is None else records.decoder(WorkerOrder).decode(self._order)
+
+    def read(self) -> None:
+        """Read what the pipe holds; wait if it holds nothing."""
+        piece = os.read(self.fd, 65536)
+        self.stop = self.stop or not piece
+        self.now = self.now or not piece
+        for line in self._lines.feed(piece):
+            if self._order is None:
+                self._order = line
+            else:
+                self.stop = True
+                self.now = self.now or line == NOW.rstrip()

@@ -1,0 +1,561 @@
+"""Run one task: call its handler, classify how the call ended, and record the verdict.
+
+A `Runner` is what one thread of a worker does with the entry that it has claimed. `current_task()` is the task that
+runs now, as its handler sees it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from inspect import isawaitable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from limpet.cell import Fence
+from limpet.errors import Invalid, LeaseLost, Unsupported
+from limpet.events import EventSink, task_run
+from limpet.queue.api import Claim, Fail, Queue, Retry, Task
+from limpet.runtime import Flag, Runtime
+from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
+from limpet.worker.schedule import Cron
+
+if TYPE_CHECKING:
+    import asyncio
+
+ROUTINE: frozenset[EventKind] = frozenset(("started", "done"))
+"""The events of a task that runs without trouble."""
+RATE_OVER_S = 10.0
+RATE_BURST_S = 0.1
+CANCEL_CHECK_S = 0.2
+TRACE_BYTES_MAX = 8 * 1024
+LINE_CHARS_MAX = 500
+UNSTORABLE = "the handler returned, but its result cannot be stored"
+OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
+
+Outcome = Literal["done", "failed", "retried", "lost", "handed_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A queue and the function that handles its payloads. A coroutine that `handle` returns is awaited.
+
+    `cron` says when tasks are pushed by the clock; `events` receives an event for every task that ran.
+    """
+
+    queue: Queue
+    handle: Callable[[Any], Any]
+    cron: Cron | None = None
+    events: EventSink | None = None
+
+
+# ---- how much may run ----
+
+
+class Permits:
+    """How many more tasks may be started; any number if `limit` is None."""
+
+    def __init__(self, limit: int | None, runtime: Runtime) -> None:
+        self._limited = limit is not None
+        self._left = limit or 0
+        self._mutex = runtime.mutex()
+
+    def take(self) -> bool:
+        """Take a permit; False if none is left."""
+        if not self._limited:
+            return True
+        with self._mutex:
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+    def give_back(self) -> None:
+        """Return a permit that was not used."""
+        with self._mutex:
+            self._left += 1
+
+    @property
+    def used_up(self) -> bool:
+        """Whether all were taken."""
+        return self._limited and self._left < 1
+
+
+class Rate:
+    """A token bucket: at most `per_s` tasks a second in this process, over any longer time; None: any number.
+
+    It holds a tenth of a second's worth, and at least one, so that a thread which wakes late does not cost throughput.
+    """
+
+    def __init__(self, per_s: float | None, runtime: Runtime) -> None:
+        self._per_s = per_s
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._room = max(1.0, (per_s or 0.0) * RATE_BURST_S)
+        self._permits = 1.0
+        self._filled_at_s = runtime.elapsed_s()
+
+    def take(self) -> float:
+        """Take a permit: 0.0 if there was one, else the seconds until there will be one."""
+        if self._per_s is None:
+            return 0.0
+        with self._mutex:
+            at_s = self._runtime.elapsed_s()
+            self._permits = min(self._room, self._permits + (at_s - self._filled_at_s) * self._per_s)
+            self._filled_at_s = at_s
+            if self._permits < 1.0:
+                return (1.0 - self._permits) / self._per_s
+            self._permits -= 1.0
+            return 0.0
+
+    def give_back(self) -> None:
+        """Return a permit that was not used."""
+        with self._mutex:
+            self._permits += 1.0
+
+
+# ---- what is reported ----
+
+
+class WorkerReport:
+    """Where the threads of a worker report: counts of what ended, and events for the listener.
+
+    With `routine=False` the listener gets only events that are out of the ordinary.
+    """
+
+    def __init__(
+        self, runtime: Runtime, listener: Callable[[WorkerEvent], None] | None = None, *, routine: bool = True
+    ) -> None:
+        self._runtime = runtime
+        self._listener = listener
+        self._silent: frozenset[EventKind] = frozenset() if listener is not None and routine else ROUTINE
+        self._mutex = runtime.mutex()
+        self._counts: dict[Outcome, int] = dict.fromkeys(("done", "failed", "retried", "lost", "handed_back"), 0)
+        self._marks: list[tuple[float, int]] = [(runtime.elapsed_s(), 0)]
+
+    def is_silent(self, kind: EventKind) -> bool:
+        """Whether events of this kind go nowhere."""
+        return kind in self._silent
+
+    def say(self, kind: EventKind, worker: str, **fields: Any) -> None:
+        """Pass an event to the listener, if it wants that kind."""
+        if self._listener is not None and kind not in self._silent:
+            self._listener(WorkerEvent(kind=kind, at=self._runtime.wall(), worker=worker, **fields))
+
+    def count(self, outcome: Outcome, by: int = 1) -> None:
+        """Count tasks that ended so."""
+        with self._mutex:
+            self._counts[outcome] += by
+
+    def counts(self, *, in_flight: int = 0) -> TaskCounts:
+        """The counts so far. The rate is that of the last 10 s."""
+        at_s = self._runtime.elapsed_s()
+        with self._mutex:
+            counts = dict(self._counts)
+            ended = counts["done"] + counts["failed"]
+            while len(self._marks) > 1 and self._marks[1][0] <= at_s - RATE_OVER_S:
+                del self._marks[0]
+            if at_s - self._marks[-1][0] >= RATE_OVER_S / 10:
+                self._marks.append((at_s, ended))
+            since_s, before = self._marks[0]
+        rate_per_s = (ended - before) / (at_s - since_s) if at_s > since_s else 0.0
+        return TaskCounts(**counts, in_flight=in_flight, rate_per_s=rate_per_s)
+
+
+# ---- the task that runs now ----
+
+
+class RunningTask:
+    """The running task as its handler sees it."""
+
+    __slots__ = ("_say", "_task", "attempt", "queue")
+
+    def __init__(self, queue: str, task: Task, say: Callable[[str], None], *, attempt: int | None = None) -> None:
+        self.queue = queue
+        self.attempt = task.attempt if attempt is None else attempt
+        self._task = task
+        self._say = say
+
+    @property
+    def id(self) -> str:
+        """The task's id. Use it as an idempotency key: a task that runs twice has the same id both times."""
+        return self._task.id
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim has ended, so that another worker may run the task too."""
+        return self._task.lost
+
+    @property
+    def lock(self) -> str:
+        """The lock of its entry: `cell.write(value, lease=limpet.current_task())` is refused once a newer claim wrote.
+
+        Use one cell per task: a cell is guarded by one lock, and every entry has another.
+        Raises: Unsupported where the queue has no fencing.
+        """
+        return self._fence().lock
+
+    @property
+    def token(self) -> int:
+        """The token of its claim, higher than that of every earlier one.   Raises: Unsupported."""
+        return self._fence().token
+
+    def _fence(self) -> Fence:
+        if self._task.fence is None:
+            raise Unsupported(f"queue {self.queue!r} has no fencing", hint="a bucket or a directory has it")
+        return self._task.fence
+
+    def check(self) -> None:
+        """Return if the claim is still held, as far as this process knows.   Raises: LeaseLost."""
+        if self._task.lost:
+            raise LeaseLost(f"task {self.id!r} is no longer ours")
+
+    def progress(self, note: str) -> None:
+        """Write a note to the worker's log.   Raises: LeaseLost, so that a long loop ends when it should."""
+        self.check()
+        self._say(note)
+
+
+_current: ContextVar[RunningTask | None] = ContextVar("limpet_current_task", default=None)
+
+
+def current_task() -> RunningTask | None:
+    """The task that this code runs for; None in a plain call of the function."""
+    return _current.get()
+
+
+@contextmanager
+def as_current(task: RunningTask) -> Iterator[None]:
+    """Make `task` the current one for the block and for the coroutines that are started in it."""
+    before = _current.set(task)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
+# ---- calling a handler ----
+
+
+class UserCall:
+    """A block that calls a user's code, and the error that came out of it: any error at all may.
+
+    `Exception`, KeyboardInterrupt and SystemExit stop here; what ends a thread from outside passes.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> UserCall:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        self.error = error
+        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+
+
+class EventLoop:
+    """The event loop of one thread, created for the first coroutine and kept: what a handler binds to it stays valid.
+
+    asyncio is imported only where there is something to await.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def run(self, work: Awaitable[Any], over: Callable[[], Exception | None]) -> Any:
+        """Return or raise what `work` does. Once `over` returns an error, cancel `work` and raise that error instead.
+
+        Work that catches the cancellation and returns has returned. Work that ignores it cannot be ended.
+        """
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(_watched(work, over), context=copy_context())
+
+    def close(self) -> None:
+        """Close the loop. Coroutines that a handler left running in it are cancelled."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -> Any:
+    import asyncio
+
+    task = asyncio.ensure_future(work)
+    reason: Exception | None = None
+    while not task.done():
+        await asyncio.wait({task}, timeout=CANCEL_CHECK_S)
+        if reason is None and not task.done():
+            reason = over()
+            if reason is not None:
+                task.cancel()
+    if task.cancelled():
+        raise reason or Retry("it was cancelled")
+    return task.result()
+
+
+def has_running_loop() -> bool:
+    """Whether this thread runs an event loop, so that it cannot run another."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+# ---- verdicts ----
+
+
+@dataclass(frozen=True, slots=True)
+class TaskVerdict:
+    """What is done with a task whose handler raised.
+
+    retry: another attempt, after `after_s`, or after the queue's back-off. fail: no further attempt. lost: the handler
+    stopped because its claim has ended; another worker has the task. halt: the handler asked the process to end; the
+    task goes back with its attempt restored.
+    """
+
+    kind: Literal["retry", "fail", "lost", "halt"]
+    error: str
+    after_s: float | None = None
+    trace: str | None = None
+
+
+def classify(error: BaseException, *, lost: bool) -> TaskVerdict:
+    """The verdict on a task whose handler raised `error`. `lost`: its claim has ended."""
+    match error:
+        case KeyboardInterrupt():
+            return TaskVerdict("halt", f"the handler raised {type(error).__name__}")
+        case LeaseLost() if lost:
+            return TaskVerdict("lost", str(error))
+        case Retry():
+            return TaskVerdict("retry", str(error), error.after_s, trace_of(error))
+        case Fail():
+            return TaskVerdict("fail", str(error), trace=trace_of(error))
+        case _:
+            return TaskVerdict("retry", one_line(error), trace=trace_of(error))
+
+
+def record_done(task: Task, value: Any) -> tuple[bool, str]:
+    """Record that the task is done, with its result; whether that was stored, and what is to be said about it.
+
+    A result that cannot be stored is a failure of the task, and is recorded as one. Where the queue keeps no results
+    (SQS) it is left out, and the text says so.   Raises: LimpetError if the store fails.
+    """
+    try:
+        task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
+    except Unsupported as error:
+        task.done()
+        return True, f"done without its result: {error}"
+    except Invalid as error:
+        note = f"{UNSTORABLE}: {error}"
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        note = f"{UNSTORABLE}: {one_line(error)}"
+    else:
+        return True, ""
+    task.fail(note)
+    return False, note
+
+
+def one_line(error: BaseException) -> str:
+    """The type of the error and the first line of its text."""
+    said, _, more = str(error).strip().partition("\n")
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text[:LINE_CHARS_MAX] + (" ..." if more or len(text) > LINE_CHARS_MAX else "")
+
+
+def trace_of(error: BaseException) -> str | None:
+    """The traceback from the user's first frame on, at most the last 8 KiB; None if no frame is the user's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in OUR_FRAMES:
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= TRACE_BYTES_MAX:
+        return text
+    return "...\n" + data[4 - TRACE_BYTES_MAX :].decode(errors="ignore")
+
+
+# ---- one thread's tasks ----
+
+
+@dataclass(slots=True)
+class _ActiveTask:
+    """The task that a thread runs now."""
+
+    job: Job
+    claim: Claim
+    task: Task
+    started_s: float
+    overdue: bool = False
+    handed_back: bool = False
+
+
+class Runner:
+    """Runs tasks in one thread, one after another."""
+
+    def __init__(self, name: str, runtime: Runtime, report: WorkerReport, permits: Permits, stopping: Flag) -> None:
+        self.name = name
+        self.halted: str | None = None
+        """Why the process is to end, if a handler asked for that."""
+        self.busy = False
+        """Whether it has a claim."""
+        self._runtime = runtime
+        self._report = report
+        self._permits = permits
+        self._stopping = stopping
+        self._loop = EventLoop()
+        self._active: _ActiveTask | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether a task runs now."""
+        return self._active is not None
+
+    def close(self) -> None:
+        """Cancel what async handlers left running."""
+        self._loop.close()
+
+    def work(self, job: Job, claim: Claim, rate: Rate) -> None:
+        """Run the tasks of a claim until none is left, or no permit, or the worker stops. The rest goes back.
+
+        The permit of `rate` for the first task was taken with the claim.
+        Raises: LimpetError when the store does not accept a verdict; the task comes back when its claim runs out.
+        """
+        self.busy = True
+        try:
+            with claim:
+                tasks = iter(claim)
+                reserved = True
+                while not self.halted and self._may_start(rate, reserved=reserved):
+                    reserved = False
+                    task = next(tasks, None)
+                    if task is None:
+                        self._permits.give_back()
+                        rate.give_back()
+                        return
+                    self._run(_ActiveTask(job, claim, task, self._runtime.elapsed_s()))
+        finally:
+            self.busy = False
+
+    def hand_back(self) -> None:
+        """Hand back the task that runs now, with its attempt restored. Another thread calls this; the handler goes on.
+
+        Raises: LimpetError; then the task comes back when its claim runs out.
+        """
+        now = self._active
+        if now is not None:
+            now.handed_back = True
+            now.claim.hand_back()
+            self._ended(now, "handed_back")
+
+    def report_overdue(self) -> None:
+        """Report once that the running task exceeds its `timeout_s`, and that its claim will end (F16)."""
+        now = self._active
+        if now is not None and not now.overdue and self._is_overdue(now):
+            now.overdue = True
+            limit_s = now.job.queue.policy.timeout_s
+            self._say(now, "overdue", note=f"runs longer than timeout_s = {limit_s:g}; its claim is not renewed")
+
+    def _may_start(self, rate: Rate, *, reserved: bool) -> bool:
+        if self._stopping.is_set() or not self._permits.take():
+            return False
+        while not reserved and (wait_s := rate.take()):
+            if self._stopping.wait(wait_s):
+                self._permits.give_back()
+                return False
+        return True
+
+    def _run(self, now: _ActiveTask) -> None:
+        self._active = now
+        self._say(now, "started")
+        shown = RunningTask(now.job.queue.name, now.task, lambda note: self._say(now, "progress", note=note))
+        value = None
+        try:
+            with UserCall() as call, as_current(shown):
+                value = now.job.handle(now.task.payload)
+                if value is not None and isawaitable(value):
+                    value = self._loop.run(value, lambda: self._why_over(now))
+            if call.error is None:
+                self._done(now, value)
+            elif not now.handed_back:
+                self._raised(now, call.error)
+        finally:
+            self._active = None
+
+    def _is_overdue(self, now: _ActiveTask) -> bool:
+        limit_s = now.job.queue.policy.timeout_s
+        return limit_s is not None and self._runtime.elapsed_s() - now.started_s > limit_s
+
+    def _why_over(self, now: _ActiveTask) -> Exception | None:
+        """Why an async handler must be cancelled (F16)."""
+        if now.handed_back or now.task.lost:
+            return LeaseLost(f"task {now.task.id!r} is no longer ours")
+        if self._is_overdue(now):
+            return Retry(f"took longer than timeout_s = {now.job.queue.policy.timeout_s:g}")
+        return None
+
+    def _done(self, now: _ActiveTask, value: Any) -> None:
+        stored, note = record_done(now.task, value)
+        if not stored:
+            self._ended(now, "lost" if now.task.lost else "failed", note=note)
+            return
+        if note:
+            self._say(now, "warning", note=note)
+        self._ended(now, "done", note="its claim was over before" if now.task.lost else "")
+
+    def _raised(self, now: _ActiveTask, error: BaseException) -> None:
+        """Record the verdict. If the claim was lost, another worker may have given one: the queue decides."""
+        lost, task = now.task.lost, now.task
+        verdict = classify(error, lost=lost)
+        outcome: Outcome = "lost"
+        match verdict.kind:
+            case "halt":
+                self.halted = verdict.error
+                now.claim.hand_back()
+                outcome = "handed_back"
+            case "fail":
+                task.fail(verdict.error, verdict.trace)
+                outcome = "lost" if lost else "failed"
+            case "retry":
+                task.retry(verdict.after_s, verdict.error, verdict.trace)
+                given_up = task.attempt >= now.job.queue.policy.max_attempts
+                outcome = "lost" if lost else "failed" if given_up else "retried"
+        after_s = verdict.after_s if outcome == "retried" else None
+        self._ended(now, outcome, note=verdict.error, after_s=after_s)
+
+    def _ended(self, now: _ActiveTask, outcome: Outcome, *, note: str = "", after_s: float | None = None) -> None:
+        """Count how the task ended, and tell the event sink and the listener."""
+        took_s = round(self._runtime.elapsed_s() - now.started_s, 6)
+        self._report.count(outcome)
+        if now.job.events is not None:
+            now.job.events.emit(
+                task_run(
+                    self._runtime,
+                    queue=now.job.queue.name,
+                    task=now.task.id,
+                    attempt=now.task.attempt,
+                    worker=self.name,
+                    took_s=took_s,
+                    outcome="released" if outcome == "handed_back" else outcome,
+                    error="" if outcome == "done" else note,
+                )
+            )
+        self._say(now, "retry" if outcome == "retried" else outcome, seconds=took_s, after_s=after_s, note=note)
+
+    def _say(self, now: _ActiveTask, kind: EventKind, **fields: Any) -> None:
+        if not self._report.is_silent(kind):
+            task = now.task
+            self._report.say(kind, self.name, queue=now.job.queue.name, id=task.id, attempt=task.attempt, **fields)

@@ -1,0 +1,428 @@
+"""`Worker`: the threads of one process that claim and run tasks; `PollSchedule`: when they ask for work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from limpet.errors import Invalid, LimpetError
+from limpet.queue.api import Claim
+from limpet.runtime import Runtime
+from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
+from limpet.worker.runner import Job, Permits, Rate, Runner, WorkerReport
+from limpet.worker.schedule import CronPusher
+
+TICK_S = 0.2
+TOKEN_EVERY_S = 0.1
+BURST_PAUSE_S = 0.05
+BURST_PAUSE_MAX_S = 1.0
+BURST_FAILURES_MAX = 5
+EMPTY_PAUSE_S = 0.5
+EMPTY_PAUSE_MAX_S = 15.0
+LONG_POLLS = ("sqs",)
+"""Providers whose claim waits in the server, and may miss a task if it does not."""
+LONG_POLL_S = 20.0
+SHORT_POLL_S = 1.0
+
+FIRST_S = 0.2
+GROWTH = 1.5
+BUSY_S = 1.0
+IDLE_S = 24.0
+FAILED_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class _PollState:
+    """What is known of one queue. `hot`: the last poll found an entry, so every thread may poll again at once."""
+
+    hot: bool = False
+    pause_s: float = FIRST_S
+    open_at_s: float = float("-inf")
+    failures: int = 0
+
+
+class PollSchedule:
+    """The poll schedule of a worker: which queue its threads poll next, and when. An empty poll costs a request.
+
+    A queue found empty is polled again after a pause that grows, by one thread at a time; the pause counts from the
+    beginning of a poll. All queues together are polled about once a second while any of them has work, and once in 24 s
+    when none has: more queues, or more threads, cost no more requests.
+
+    `in_order`: an earlier queue comes first. Otherwise the queue that had an entry goes to the end of the line.
+    """
+
+    def __init__(self, queues: int, runtime: Runtime, *, in_order: bool) -> None:
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._states = [_PollState() for _ in range(queues)]
+        self._line: list[int] = list(range(queues))
+        self._in_order = in_order
+
+    def take(self) -> int | None:
+        """The queue to poll now; None when it is too early for each. Report the result to `found`, `empty`, `defer` or
+        `failed`."""
+        at_s = self._runtime.elapsed_s()
+        with self._mutex:
+            for n in self._line:
+                state = self._states[n]
+                if state.open_at_s <= at_s:
+                    if not state.hot:
+                        state.open_at_s = at_s + state.pause_s * self._runtime.rng.uniform(0.9, 1.0)
+                    return n
+        return None
+
+    def found(self, n: int) -> None:
+        """The queue had an entry. The others are polled soon: tasks often push tasks."""
+        at_s = self._runtime.elapsed_s()
+        soon_s = BUSY_S * len(self._states)
+        with self._mutex:
+            for state in self._states:
+                state.pause_s = min(state.pause_s, soon_s)
+                state.open_at_s = min(state.open_at_s, at_s + soon_s)
+            self._states[n] = _PollState(hot=True)
+            if not self._in_order:
+                self._line.remove(n)
+                self._line.append(n)
+
+    def empty(self, n: int) -> None:
+        """The queue had none."""
+        at_s = self._runtime.elapsed_s()
+        with self._mutex:
+            state = self._states[n]
+            state.failures = 0
+            if state.hot:
+                self._states[n] = _PollState(open_at_s=at_s + FIRST_S)
+            else:
+                state.pause_s = min(state.pause_s * GROWTH, IDLE_S * len(self._states))
+
+    def defer(self, n: int, after_s: float) -> None:
+        """The queue was not polled; poll it in so many seconds."""
+        with self._mutex:
+            self._states[n].open_at_s = self._runtime.elapsed_s() + after_s
+
+    def failed(self, n: int) -> int:
+        """The store failed: poll again after one second, then two, up to 30. How many failures in a row."""
+        with self._mutex:
+            state = self._states[n]
+            state.hot = False
+            state.failures += 1
+            state.open_at_s = self._runtime.elapsed_s() + min(FAILED_MAX_S, 2.0 ** (state.failures - 1))
+            return state.failures
+
+    def failed_wait_s(self) -> float:
+        """Seconds until every queue whose last poll failed may be polled; 0.0 if there is none."""
+        with self._mutex:
+            at_s = self._runtime.elapsed_s()
+            return max((max(state.open_at_s - at_s, FIRST_S) for state in self._states if state.failures), default=0.0)
+
+    def wake(self, n: int) -> None:
+        """The queue has changed: it may be polled now."""
+        with self._mutex:
+            self._states[n].open_at_s = float("-inf")
+
+    def line(self) -> list[int]:
+        """All queues, in the order in which they are polled."""
+        with self._mutex:
+            return [*self._line]
+
+    def wait_s(self) -> float:
+        """Seconds until a queue may be polled."""
+        with self._mutex:
+            return max(0.0, min(state.open_at_s for state in self._states) - self._runtime.elapsed_s())
+
+
+class Worker:
+    """Runs the tasks of some queues until `stop`; with `burst`, until there is nothing left to claim.
+
+    With `burst` and `until_empty` it also waits for tasks that are to be retried or that other processes have; delayed
+    ones do not count. After `max_tasks` it stops by itself. Earlier jobs come first (`in_order`), or all take turns.
+    `listener` gets every event; with `routine=False` only what is out of the ordinary.
+
+    Crash: no task is lost. What the process held comes back when its claims run out.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        runtime: Runtime,
+        *,
+        threads: int = 1,
+        burst: bool = False,
+        until_empty: bool = False,
+        in_order: bool = True,
+        max_tasks: int | None = None,
+        listener: Callable[[WorkerEvent], None] | None = None,
+        routine: bool = True,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        if not jobs:
+            raise Invalid("a worker needs at least one queue to work on")
+        if threads < 1 or (max_tasks is not None and max_tasks < 1):
+            raise Invalid("threads and max_tasks must be at least 1")
+        self.error: LimpetError | None = None
+        """Why a burst gave up."""
+        self.broken = False
+        """Whether a thread ended by a bug in Limpet; its traceback is on stderr."""
+        self._jobs = jobs
+        self._runtime = runtime
+        self._burst = burst
+        self._until_empty = until_empty
+        self._on_end = on_end
+        self._report = WorkerReport(runtime, listener, routine=routine)
+        self._permits = Permits(max_tasks, runtime)
+        self._stopping = runtime.flag()
+        self._ended = runtime.flag()
+        self._polls = PollSchedule(len(jobs), runtime, in_order=in_order)
+        self._rates = [Rate(each.queue.policy.rate_per_s, runtime) for each in jobs]
+        self._cron = CronPusher([(each.queue, each.cron) for each in jobs if each.cron], runtime)
+        self._turn = runtime.mutex()
+        self._mutex = runtime.mutex()
+        self._working = self._alive = threads
+        self._runners = [
+            Runner(f"{runtime.label}/{n}", runtime, self._report, self._permits, self._stopping)
+            for n in range(1, threads + 1)
+        ]
+
+    def run(self) -> TaskCounts:
+        """Start the threads and wait until all have ended."""
+        self.start()
+        while not self.wait(TICK_S):
+            self.tick()
+        return self.counts()
+
+    def run_here(self) -> TaskCounts:
+        """Do the work of the first thread in the calling one, until it ends. Cron pushes nothing."""
+        self._run_thread(self._runners[0])
+        return self.counts()
+
+    def start(self) -> None:
+        """Start the threads."""
+        if self._burst:
+            self._push_cron()
+        elif any(each.cron for each in self._jobs):
+            self._runtime.spawn(self._keep_cron, name="limpet-cron")
+        for runner in self._runners:
+            self._runtime.spawn(partial(self._run_thread, runner), name=f"limpet-worker-{runner.name}")
+
+    def stop(self) -> None:
+        """Claim nothing more. Running tasks go on to their end; the rest of a batch goes back."""
+        self._stopping.set()
+
+    def hand_back(self) -> None:
+        """Stop, and hand back running tasks with their attempts restored. Handlers that cannot be cancelled go on."""
+        self.stop()
+        self._runtime.fan_out(self._hand_back_one, self._runners)
+        self._flush_events()
+
+    def tick(self) -> None:
+        """Report tasks that are overdue. `run` calls it every 0.2 s; a caller of `start` must do so too."""
+        for runner in self._runners:
+            runner.report_overdue()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most so long until all threads have ended; whether they have."""
+        return self._ended.wait(timeout_s)
+
+    def counts(self) -> TaskCounts:
+        """The counts so far."""
+        return self._report.counts(in_flight=sum(runner.runs for runner in self._runners))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called, by itself or from outside."""
+        return self._stopping.is_set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all threads have ended."""
+        return self._ended.is_set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any thread has a claim."""
+        return any(runner.busy for runner in self._runners)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether `max_tasks` were started."""
+        return self._permits.used_up
+
+    @property
+    def halted(self) -> str | None:
+        """Why it stopped by itself, if a handler asked the process to end."""
+        return next((runner.halted for runner in self._runners if runner.halted), None)
+
+    def _run_thread(self, runner: Runner) -> None:
+        """Run one thread. Whatever ends it stops the worker."""
+        went_well = False
+        try:
+            while (found := self._find(runner)) is not None:
+                n, claim = found
+                try:
+                    runner.work(self._jobs[n], claim, self._rates[n])
+                except LimpetError as error:
+                    self._report.say("trouble", runner.name, queue=self._jobs[n].queue.name, note=_text(error))
+                self._report_notices(runner, n)
+                if runner.halted:
+                    self.stop()
+            went_well = True
+        finally:
+            self.broken = self.broken or not went_well
+            self.stop()
+            runner.close()
+            with self._mutex:
+                self._alive -= 1
+                last = self._alive == 0
+            if last:
+                self._flush_events()
+                self._ended.set()
+                if self._on_end is not None:
+                    self._on_end()
+
+    def _find(self, runner: Runner) -> tuple[int, Claim] | None:
+        """The next entry and the number of its job; None when the worker is to end.
+
+        Idle threads take turns: one waits for the queues, the others for it. So any number of idle threads make the
+        requests of one.
+        """
+        found = self._poll(runner)
+        if found is not None or self._over:
+            return found
+        self._count_working(-1)
+        try:
+            with self._turn:
+                return self._wait_for_all(runner) if self._burst else self._wait(runner)
+        finally:
+            self._count_working(1)
+
+    def _wait(self, runner: Runner) -> tuple[int, Claim] | None:
+        while not self._over:
+            tokens = [each.queue.change_token() for each in self._jobs]
+            found = self._poll(runner, idle=True)
+            if found is not None:
+                return found
+            self._rest(tokens)
+        return None
+
+    def _rest(self, tokens: Sequence[str | None]) -> None:
+        """Wait until a queue is due, or its change token differs, where reading that costs no request."""
+        while (left_s := self._polls.wait_s()) > 0:
+            blind = all(token is None for token in tokens)
+            if self._stopping.wait(left_s if blind else min(left_s, TOKEN_EVERY_S)):
+                return
+            for n, (each, token) in enumerate(zip(self._jobs, tokens, strict=True)):
+                if token is not None and each.queue.change_token() != token:
+                    self._polls.wake(n)
+
+    def _wait_for_all(self, runner: Runner) -> tuple[int, Claim] | None:
+        """As `_wait`, for a burst: it ends when all queues were empty while no thread of this worker had a task."""
+        pause_s, empty_pause_s = BURST_PAUSE_S, EMPTY_PAUSE_S
+        while not self._over:
+            quiet = self._working == 0
+            for n in self._polls.line():
+                if self._rates[n].take():
+                    quiet = False
+                elif (claim := self._try(runner, n)) is not None:
+                    return n, claim
+            failed_s = self._polls.failed_wait_s()
+            if self.error is not None:
+                self.stop()
+            elif not quiet or failed_s:
+                self._stopping.wait(failed_s or pause_s)
+                pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
+            elif self._until_empty and self._anything_left(runner):
+                self._stopping.wait(empty_pause_s)
+                empty_pause_s = min(empty_pause_s * 2, EMPTY_PAUSE_MAX_S)
+                self._push_cron()
+            else:
+                self.stop()
+        return None
+
+    def _anything_left(self, runner: Runner) -> bool:
+        """Whether a task has not ended. A queue that cannot be read may have some."""
+        try:
+            return any(each.queue.stats().pending for each in self._jobs)
+        except LimpetError as error:
+            self._report.say("trouble", runner.name, note=_text(error))
+            return True
+
+    def _poll(self, runner: Runner, *, idle: bool = False) -> tuple[int, Claim] | None:
+        """Poll the queues that are due, each at most once."""
+        for _ in self._jobs:
+            n = None if self._over else self._polls.take()
+            if n is None:
+                return None
+            wait_s = self._rates[n].take()
+            if wait_s:
+                self._polls.defer(n, wait_s)
+            elif (claim := self._try(runner, n, idle=idle)) is not None:
+                return n, claim
+        return None
+
+    def _try(self, runner: Runner, n: int, *, idle: bool = False) -> Claim | None:
+        """Claim an entry of a queue. The caller took a permit of its rate; it goes back if there is no entry."""
+        queue = self._jobs[n].queue
+        wait_s = 0.0
+        if queue.provider in LONG_POLLS:
+            wait_s = LONG_POLL_S if idle and len(self._jobs) == 1 else SHORT_POLL_S
+        try:
+            claim = queue.claim(wait_s=wait_s)
+        except LimpetError as error:
+            times = self._polls.failed(n)
+            self._report.say("trouble", runner.name, queue=queue.name, note=_text(error))
+            if self._burst and times >= BURST_FAILURES_MAX:
+                self.error = error
+            claim = None
+        else:
+            if claim:
+                self._polls.found(n)
+                return claim
+            self._polls.empty(n)
+        finally:
+            self._report_notices(runner, n)
+        self._rates[n].give_back()
+        return None
+
+    def _report_notices(self, runner: Runner, n: int) -> None:
+        """Report what the queue quarantined while it looked for entries: those tasks failed, though no handler ran."""
+        queue = self._jobs[n].queue
+        for notice in queue.notices():
+            if notice.failed:
+                self._report.count("failed", notice.failed)
+            kind: EventKind = "failed" if notice.failed else "trouble"
+            self._report.say(kind, runner.name, queue=queue.name, id=notice.id, note=notice.note)
+
+    @property
+    def _over(self) -> bool:
+        return self._stopping.is_set() or self._permits.used_up
+
+    def _count_working(self, by: int) -> None:
+        with self._mutex:
+            self._working += by
+
+    def _hand_back_one(self, runner: Runner) -> None:
+        try:
+            runner.hand_back()
+        except LimpetError as error:
+            self._report.say("trouble", runner.name, note=f"could not hand back: {_text(error)}")
+
+    def _flush_events(self) -> None:
+        for sink in {id(job.events): job.events for job in self._jobs}.values():
+            if sink is not None:
+                sink.flush()
+
+    def _keep_cron(self) -> None:
+        while not self._stopping.is_set():
+            self._push_cron()
+            self._stopping.wait(self._cron.wait_s())
+
+    def _push_cron(self) -> None:
+        for queue, pushed in self._cron.push_due():
+            self._report.say("cron", self._runtime.label, queue=queue, id=pushed.id)
+        if self._cron.error is not None:
+            self._report.say("trouble", self._runtime.label, note=f"cron: {_text(self._cron.error)}")
+
+
+def _text(error: LimpetError) -> str:
+    return f"{error} ({error.hint})" if error.hint else str(error)
