@@ -17,10 +17,9 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
-from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.decide import shard_id
-from limpet.index.sources import FolderSource, Source, StoreSource
-from limpet.index.verify import verify
+from limpet.index.maintain.import_existing import AdoptReport, FolderSource, Source, StoreSource, adopt
+from limpet.index.maintain.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime
@@ -300,7 +299,7 @@ def test_large_takes_are_put_in_parts(
 ) -> None:
     """Memory stays bounded; each part is durable before its files go."""
     _, index = memory
-    monkeypatch.setattr("limpet.index.adopt.PACKS_BYTES", 2000)
+    monkeypatch.setattr("limpet.index.maintain.import_existing.PACKS_BYTES", 2000)
     for n in range(600):
         (tmp_path / f"s{n}.com.usv").write_bytes(seeded(f"s{n}.com", n))
     report = take(index, FolderSource(tmp_path), quiesced=True)
@@ -382,8 +381,8 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
     runtime.wall_offset_s = timedelta(days=200).total_seconds()
     store = Meddled(bucket, runtime)
     store.before = lambda verb, key: before(verb)
-    from limpet.index.stamps import stamps_of
-    from limpet.index.typed import typed
+    from limpet.index.codec.types import typed
+    from limpet.index.writer import stamps_of
     from limpet.lease import VersionWatch
 
     index: Index[Any] = Index(

@@ -18,15 +18,15 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
-from limpet.index.compiled import Compiled
-from limpet.index.exporting import export
-from limpet.index.fields import Field
-from limpet.index.manifest import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
-from limpet.index.quarantine import read_quarantined
+from limpet.index.codec.lines import Field
+from limpet.index.codec.types import with_own
+from limpet.index.compiler import read_quarantined
+from limpet.index.files import export
 from limpet.index.reader import LeftOut
-from limpet.index.schema import with_own
+from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.keys import IndexKeys, Key
 from limpet.keys.index import single_stamp
+from limpet.publish import Compiled
 from limpet.store import MemoryStore
 from limpet.store.api import Version
 from support.clock import Time
@@ -302,7 +302,7 @@ def test_what_was_folded_goes_only_once_that_is_recorded(fleet: Fleet, index: In
 
 
 def test_rounds_bound_what_a_run_that_dies_repeats(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.index.run.ROUND_SHARDS", 3)
+    monkeypatch.setattr("limpet.index.compiler.ROUND_SHARDS", 3)
     index = fleet.index(NAME, Rec, key="key")
     index.put_many([Rec(f"k{n}") for n in range(40)])
     shards = len({shard_id(f"k{n}") for n in range(40)})
@@ -367,7 +367,7 @@ def test_a_number_that_is_not_finite_is_no_record(fleet: Fleet, text: str) -> No
 def test_an_object_that_is_too_large_is_left_and_all_others_are_compiled(
     fleet: Fleet, index: Index[Rec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("storage", "compiler", "verify"):
+    for module in ("storage", "compiler", "maintain.verify"):
         monkeypatch.setattr(f"limpet.index.{module}.WAITING_BYTES_MAX", 10_000)
     large = KEYS.pack(SHARD, "large")
     fleet.store.put(large, b"x" * 20_000)

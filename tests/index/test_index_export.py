@@ -17,14 +17,12 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied
 from limpet.index import Index
-from limpet.index.exporting import export, whole_file
-from limpet.index.fields import Field
+from limpet.index.codec.lines import KINDS, Field, Schema
+from limpet.index.codec.types import with_own
+from limpet.index.files import Import, export, whole_file
 from limpet.index.formats import FORMATS, Limits
 from limpet.index.formats.csv import cells, guarded, joined, unguarded
 from limpet.index.formats.strict import unit, units
-from limpet.index.importing import Import
-from limpet.index.schema import Schema, with_own
-from limpet.index.values import KINDS
 from limpet.runtime import system
 from support.clock import steady
 

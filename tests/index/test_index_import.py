@@ -21,9 +21,9 @@ from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
-from limpet.index.fields import Field
+from limpet.index.codec.lines import Field
+from limpet.index.files import Import, identity
 from limpet.index.formats import FORMATS, Limits, Mark, name_of
-from limpet.index.importing import Import, identity
 from limpet.keys import INDEXES
 
 pyarrow: Any = import_module("pyarrow")
@@ -384,7 +384,7 @@ def test_columns_of_parquet() -> None:
 
 
 def test_our_own_parquet_tells_everything(index: Index[Any]) -> None:
-    from limpet.index.exporting import export
+    from limpet.index.files import export
 
     stream = io.BytesIO()
     for _ in export(index, stream, "parquet"):
@@ -652,7 +652,7 @@ def test_chunks_are_bounded_by_bytes_too() -> None:
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "usv", "strict-usv"])
 def test_a_line_without_end_is_not_read_whole(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("lines", "strict"):
+    for module in ("api", "strict"):
         monkeypatch.setattr(f"limpet.index.formats.{module}.LINE_BYTES_MAX", 1 << 16)
     monkeypatch.setattr("limpet.index.formats.strict.BLOCK", 1 << 12)
     stream = io.BytesIO(b"domain\x1f\x1e\n" + b"x" * (1 << 20))

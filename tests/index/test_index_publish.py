@@ -21,15 +21,14 @@ from rich.console import Console
 
 import limpet
 from limpet.app import Fleet
-from limpet.app.publish import NAMESPACE, Led, Published, Publisher, TableWriter
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
 from limpet.cli.demo_publish import publish as publish_demo
 from limpet.cli.demo_screen import Board, Screen
 from limpet.cli.demo_tasks import INDEX, KEY, Result
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
-from limpet.index.compiled import parts_of
 from limpet.keys import IndexKeys, Key
+from limpet.publish import NAMESPACE, Led, Published, Publisher, TableWriter, parts_of
 from limpet.store.api import Stat, Version
 from support.index import keys_in
 from support.publish import NAME, PACKAGE, Rec, Watched, by_sql, fleet_on, plain_rows, some

@@ -11,12 +11,10 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id, shard_ids
-from limpet.index.inspection import inspect
-from limpet.index.manifest import Manifest
-from limpet.index.offline import Whole
-from limpet.index.reshard import reshard
-from limpet.index.strays import MOVED
-from limpet.index.verify import verify
+from limpet.index.maintain.offline import MOVED, Whole, inspect
+from limpet.index.maintain.reshard import reshard
+from limpet.index.maintain.verify import verify
+from limpet.index.storage import Manifest
 from limpet.lease import Lock
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime, Time
@@ -74,7 +72,7 @@ def demand(bucket: MemoryStore, time: Time, model: dict[str, str | None], depth:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth 1, which no user can have: with 16 shards instead of 4,096 every moment can be tried."""
-    for module in ("layout", "reshard", "verify"):
+    for module in ("index", "maintain.reshard", "maintain.verify"):
         monkeypatch.setattr(f"limpet.index.{module}.DEPTHS", (1, 2, 3, 4))
 
 

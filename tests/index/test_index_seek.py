@@ -15,14 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
-from limpet.index import seek
-from limpet.index.decide import Shape, digest, fractions
-from limpet.index.fields import Field
-from limpet.index.manifest import fresh
+from limpet.index import decide as seek
+from limpet.index.codec.lines import Field, Shape
+from limpet.index.codec.types import with_own
+from limpet.index.decide import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, Absent, Search, digest, fractions
 from limpet.index.reader import Reader
-from limpet.index.schema import with_own
-from limpet.index.seek import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, Absent, Search
-from limpet.index.storage import Storage
+from limpet.index.storage import Storage, fresh
 from limpet.keys import IndexKeys, Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Blob, MemoryStore

@@ -274,7 +274,7 @@ INDEX_BUGS = [
         "F4",
         13,
         (
-            "quarantine.quarantine",
+            "compiler.quarantine",
             "for key, (data, reason) in bad.items():",
             "for key, (data, reason) in bad.items():\n    storage.remove([key])",
         ),
@@ -329,7 +329,7 @@ INDEX_BUGS = [
         "an older description overwrites a newer one",
         "found by the simulation",
         18,
-        ("described._write", "or _version_of(blob.data) > version):", "):"),
+        ("describe._write", "or _version_of(blob.data) > version):", "):"),
     ),
     _bug(
         "what waits is shown unchecked",

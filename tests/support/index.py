@@ -10,10 +10,10 @@ from itertools import count, islice
 from typing import Any
 
 from limpet.index import Index
+from limpet.index.codec.types import typed
 from limpet.index.decide import digest, newest, packed, shard_of
-from limpet.index.offline import Whole
-from limpet.index.stamps import stamps_of
-from limpet.index.typed import typed
+from limpet.index.maintain.offline import Whole
+from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.store import MemoryStore, Store

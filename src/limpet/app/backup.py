@@ -26,7 +26,7 @@ from limpet.app.warehouse_files import WAREHOUSE, plain_warehouse
 from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
-from limpet.index.manifest import Manifest
+from limpet.index.storage import Manifest
 from limpet.keys import Key
 from limpet.queue.names import entry_of
 from limpet.records import Count, Digest, Instant, Name

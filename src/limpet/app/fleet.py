@@ -22,7 +22,7 @@ from limpet.cell import PLAIN, Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.events import EventSink
 from limpet.index import Index
-from limpet.index.stamps import stamps_of
+from limpet.index.writer import stamps_of
 from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
 from limpet.queue import Queue
 from limpet.runtime import Runtime, in_thread, system
@@ -30,8 +30,8 @@ from limpet.store import MeteredStore, ScopedStore, Store
 from limpet.store.probe import Findings, quick, use_etag_style
 
 if TYPE_CHECKING:
-    from limpet.app.publish import Published, TableWriter
     from limpet.catalog.catalog import Catalog
+    from limpet.publish import Published, TableWriter
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -412,7 +412,7 @@ class Fleet:
         Raises, Cost, Crash: as `limpet.app.publish.Publisher.publish`; Unsupported without the extra `catalog`.
         """
         try:
-            from limpet.app.publish import NAMESPACE, Led, Publisher
+            from limpet.publish import NAMESPACE, Led, Publisher
         except ImportError:
             raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
 

@@ -10,15 +10,15 @@ from limpet.app.urls import absolute
 from limpet.errors import LimpetError
 from limpet.events import EventSink
 from limpet.index import CompileReport, Index
-from limpet.index.stamps import Stamps
-from limpet.index.typed import typed
+from limpet.index.codec.types import typed
+from limpet.index.writer import Stamps
 from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
 from limpet.store import Store
 
 if TYPE_CHECKING:
+    from limpet.index.files import Order, Taken
     from limpet.index.formats import Chunk
-    from limpet.index.importing import Order, Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ImportJob(_Job):
 
     def __call__(self, chunk: Chunk, order: Order) -> Taken:
         """Take it.   Raises: as `take`."""
-        from limpet.index.importing import take
+        from limpet.index.files import take
 
         return take(self._opened(), chunk, order)
 

@@ -21,8 +21,8 @@ from limpet.store.metered import AS_OF, dollars
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.app.publish import Published
     from limpet.cli.demo_screen import Screen
+    from limpet.publish import Published
 
 LOOK = (
     "status",

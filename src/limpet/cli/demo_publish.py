@@ -12,8 +12,8 @@ from limpet.errors import Unsupported
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.app.publish import Published
     from limpet.cli.demo_screen import Screen
+    from limpet.publish import Published
 
 
 def publish(screen: Screen, fleet: Fleet) -> Published | None:

@@ -7,12 +7,19 @@ compiler that dies, stalls for a day or loses its lock changes nothing that anot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from typing import Annotated
 
-from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown
+import msgspec
+
+from limpet import records
+from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.events import EventSink, compaction
 from limpet.index.decide import (
     Step,
     Waiting,
@@ -23,19 +30,35 @@ from limpet.index.decide import (
     newest,
     next_step,
     packed,
+    shard_ids,
     shard_of,
     winners,
 )
-from limpet.index.manifest import Count, Fold, Manifest, is_current, manifest_cell, sum_of
-from limpet.index.quarantine import quarantine
-from limpet.index.schema import placed
-from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, Storage, Work
+from limpet.index.storage import (
+    SHARD_BYTES_MAX,
+    WAITING_BYTES_MAX,
+    Count,
+    Fold,
+    Manifest,
+    Storage,
+    Work,
+    is_current,
+    manifest_cell,
+    placed,
+    sum_of,
+)
 from limpet.keys import Key
 from limpet.lease import Lease, Lock, VersionWatch
+from limpet.records import Name, Text
+from limpet.runtime import Runtime
 from limpet.store.api import Blob, Match, Stat
 
 LOCK_TTL_S = 300.0
+
+
 PART_BYTES_MAX = 64 << 20
+
+
 LOOKS_MAX = 3
 
 
@@ -273,3 +296,157 @@ def _parts(waiting: Sequence[Stat]) -> list[list[Key]]:
 def _release(lease: Lease) -> None:
     with suppress(LimpetError):  # it runs out by itself; the shard does not depend on it
         lease.release()
+
+
+PART = 8
+
+
+AT_ONCE = 8
+
+
+AT_ONCE_BYTES = 64 << 20
+"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
+
+
+ROUND_SHARDS = 256
+
+
+ROUND_BYTES = 1 << 30
+"""After so many shards, or bytes of them, a run records what it has folded: a run that dies repeats no more."""
+
+
+Outcomes = Sequence[CompileReport | LimpetError]
+
+
+Stop = Callable[[], bool]
+
+
+Job = Callable[[Sequence[str], bool, str], Outcomes]
+"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
+
+The last argument is different each time: some executors (Dask's) answer a call that they have seen before from memory.
+"""
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+def rounds(shards: Sequence[str], manifest: Manifest) -> Iterator[list[str]]:
+    """The shards in runs that are recorded together."""
+    sizes = dict(zip(shard_ids(manifest.depth), manifest.sizes, strict=False))
+    some: list[str] = []
+    size = 0
+    for shard in shards:
+        more = sizes.get(shard, 0)
+        if some and (len(some) == ROUND_SHARDS or size + more > ROUND_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(shard)
+        size += more
+    if some:
+        yield some
+
+
+def compile_here(
+    storage: Storage,
+    manifest: Manifest,
+    sightings: VersionWatch,
+    shards: Sequence[str],
+    work: Work,
+    full: bool,
+    stop: Stop,
+) -> Outcomes:
+    """Compile those shards in this process, some side by side: what became of each.
+
+    A folder that is no shard of this index is counted: a program that knows it by another depth writes there.
+    """
+    compiler = Compiler(storage, manifest, sightings)
+    every = {*shard_ids(manifest.depth)}
+
+    def one(shard: str) -> CompileReport | LimpetError:
+        if stop():
+            return CompileReport()
+        if shard not in every:
+            return CompileReport(strays=1)
+        try:
+            return compiler.compile(shard, work, full=full)
+        except LimpetError as error:
+            return error
+
+    largest = max(manifest.sizes, default=0)
+    at_once = max(1, min(AT_ONCE, storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
+    return storage.runtime.fan_out(one, shards, at_once=at_once)
+
+
+def compile_there(
+    job: Job, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop
+) -> Iterator[CompileReport | LimpetError]:
+    """Have those shards compiled by an executor's workers: what became of each, or of each part that a worker lost."""
+    parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
+    futures: list[Future[Outcomes]] = []
+    try:
+        futures = [executor.submit(job, part, full, f"{run_id}-{number}") for number, part in enumerate(parts)]
+    except RuntimeError as error:  # a pool that is broken or shut down
+        yield Unavailable(f"the executor takes no work: {error}")
+    for future in futures:
+        if stop() and future.cancel():
+            continue
+        try:
+            yield from future.result()
+        except LimpetError as error:
+            yield error
+        except (BrokenExecutor, CancelledError) as error:
+            yield Unavailable(f"a worker ended before its shards were compiled: {error or type(error).__name__}")
+
+
+def tell(
+    sink: EventSink, runtime: Runtime, index: str, report: CompileReport, failed: LimpetError | None, began_s: float
+) -> None:
+    """Note a run that changed something or failed; one that found nothing to do is no event."""
+    if not (report.folded or report.packed or report.quarantined or failed):
+        return
+    names = ("folded", "packed", "rested", "held", "conflicts", "objects", "records", "written_bytes", "quarantined")
+    counts = {name: getattr(report, name) for name in names}
+    took_s = round(runtime.elapsed_s() - began_s, 6)
+    sink.emit(compaction(runtime, index=index, counts=counts, took_s=took_s, error=str(failed) if failed else ""))
+
+
+KEPT_CHARACTERS_MAX = 4 * (WAITING_BYTES_MAX // 3 + 1)
+
+
+REASON_MAX = 2000
+
+
+class Quarantined(msgspec.Struct, frozen=True):
+    """An object as it was found: its key, what is wrong with it, and its bytes in base 64."""
+
+    key: Text
+    reason: Text
+    found_at: Name
+    data: Annotated[str, msgspec.Meta(max_length=KEPT_CHARACTERS_MAX)]
+
+
+def read_quarantined(data: bytes, *, what: str) -> Quarantined:
+    """An object as it was kept, however large.   Raises: Corrupt."""
+    return records.decode(data, Quarantined, what=what, size_max=2 * KEPT_CHARACTERS_MAX)
+
+
+def quarantine(storage: Storage, shard: str, bad: Mapping[Key, tuple[bytes, str]]) -> None:
+    """Move objects to `quarantine/`: the copy is durable before the object is deleted.
+
+    Cost: 1 PUT + 1 DELETE each.   Crash: the object, its copy, or both are there.
+    """
+    for key, (data, reason) in bad.items():
+        keep(storage, shard, key, data, reason)
+        storage.remove([key])
+
+
+def keep(storage: Storage, shard: str, key: Key, data: bytes, reason: str) -> None:
+    """Put a copy of an object, with the reason, into `quarantine/`.   Cost: 1 PUT, or 1 for every 256 MiB."""
+    at = storage.runtime.wall().isoformat(timespec="seconds")
+    for start in range(0, len(data) or 1, WAITING_BYTES_MAX):
+        part = b64encode(data[start : start + WAITING_BYTES_MAX]).decode()
+        kept = Quarantined(key, reason[:REASON_MAX], at, part)
+        storage.add(storage.keys.quarantined(shard, storage.runtime.new_id()), records.encode(kept))

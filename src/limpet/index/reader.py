@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
-from limpet.index.decide import digest, keys_of, merge, newest, shard_ids, shard_of
-from limpet.index.manifest import Count, Manifest, manifest_cell
-from limpet.index.schema import Schema, checked
-from limpet.index.seek import LINE_GUESS, Absent, Search
-from limpet.index.storage import NO_WORK, Storage, Work
-from limpet.index.text import END, lines_of
+from limpet.index.codec.lines import END, Schema, lines_of
+from limpet.index.decide import LINE_GUESS, Absent, Search, digest, keys_of, merge, newest, shard_ids, shard_of
+from limpet.index.storage import NO_WORK, Count, Manifest, Storage, Work, checked, manifest_cell
 from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
 TRIES_MAX = 20
+
+
 SHARE_FOR_WHOLE = 16 << 10
+
+
 GROUP_SHARDS = 32
+
+
 GROUP_BYTES = 32 << 20
 
 

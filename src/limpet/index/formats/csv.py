@@ -15,23 +15,29 @@ from itertools import islice
 from typing import IO, Any
 
 from limpet.errors import Invalid
+from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
 from limpet.index.formats.api import (
+    BOM,
     SAMPLE_ROWS,
     Chunk,
     Decode,
     Head,
     Limits,
+    Lines,
     Mark,
+    Record,
     Sample,
     Write,
+    fields_of_text,
+    from_text,
+    gathered,
     in_field,
     matched,
+    placed,
+    text_of,
+    to_text,
     wrong_width,
 )
-from limpet.index.formats.convert import from_text, to_text
-from limpet.index.formats.infer import fields_of_text
-from limpet.index.formats.lines import BOM, Lines, Record, gathered, placed, text_of
-from limpet.index.schema import LINE_BYTES_MAX, Schema
 
 _RISKY = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20\t\r\n]")
 _QUOTED = re.compile('[",\r\n]')

@@ -9,11 +9,25 @@ from typing import IO, Any
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.formats.api import SAMPLE_ROWS, Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field
-from limpet.index.formats.convert import from_json
-from limpet.index.formats.infer import fields_of_json
-from limpet.index.formats.lines import BOM, Lines, gathered, placed, text_of
-from limpet.index.schema import LINE_BYTES_MAX, Schema
+from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
+from limpet.index.formats.api import (
+    BOM,
+    SAMPLE_ROWS,
+    Chunk,
+    Decode,
+    Head,
+    Limits,
+    Lines,
+    Mark,
+    Sample,
+    Write,
+    fields_of_json,
+    from_json,
+    gathered,
+    in_field,
+    placed,
+    text_of,
+)
 
 
 def parsed(raw: str | bytes, *, what: str = "the record") -> dict[str, Any]:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import IO, Any
 
 from limpet.errors import Invalid
+from limpet.index.codec.lines import LINE_BYTES_MAX, Schema, shown
 from limpet.index.formats.api import (
     SAMPLE_ROWS,
     Chunk,
@@ -23,17 +24,20 @@ from limpet.index.formats.api import (
     Head,
     Limits,
     Mark,
+    Record,
     Sample,
     Write,
+    fields_of_text,
+    from_text,
+    gathered,
     in_field,
     matched,
+    placed,
+    text_of,
+    to_text,
+    too_long,
     wrong_width,
 )
-from limpet.index.formats.convert import from_text, to_text
-from limpet.index.formats.infer import fields_of_text
-from limpet.index.formats.lines import Record, gathered, placed, text_of, too_long
-from limpet.index.schema import LINE_BYTES_MAX, Schema
-from limpet.index.values import shown
 
 US, RS, ESC = "\x1f", "\x1e", "\x1b"
 BLOCK = 1 << 20

@@ -10,12 +10,21 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.fields import DELETED
-from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, wrong_width
-from limpet.index.formats.lines import Lines, gathered, placed, text_of
-from limpet.index.schema import Schema
-from limpet.index.text import END, NULL, SEPARATOR
-from limpet.index.values import shown
+from limpet.index.codec.lines import DELETED, END, NULL, SEPARATOR, Schema, shown
+from limpet.index.formats.api import (
+    Chunk,
+    Decode,
+    Head,
+    Limits,
+    Lines,
+    Mark,
+    Sample,
+    Write,
+    gathered,
+    placed,
+    text_of,
+    wrong_width,
+)
 
 
 class Usv:
