@@ -47,15 +47,10 @@ from limpet.store.api import Absent, Blob, Stat
 from limpet.store.outcome import put_bytes
 
 NEIGHBOURS = 16
-
-
 PART_BYTES = 4 << 20
 """Up to so many bytes together, neighbours are one part."""
 
-
 BATCH_BYTES = 32 << 20
-
-
 VERSION_CHARACTERS = 32
 
 
@@ -163,18 +158,10 @@ def _batches(parts: Sequence[Part]) -> Iterator[list[Part]]:
 NAMESPACE = ("indexes",)
 """Where tables of indexes are, unless somebody says otherwise."""
 
-
 TRIES_MAX = 10
-
-
 AT_ONCE_BYTES = 32 << 20
-
-
 COMPILES_MAX = 3
-
-
 ID_BITS = 62
-
 
 _TYPES: Mapping[Kind, str] = {
     "string": "string",
@@ -187,7 +174,6 @@ _TYPES: Mapping[Kind, str] = {
     "array": "string",
     "any": "string",
 }
-
 
 _FILE = re.compile("([0-9a-f]+-[0-9a-f]{32})-[^/]*[.]parquet")
 

@@ -54,11 +54,7 @@ from limpet.runtime import Runtime
 from limpet.store.api import Blob, Match, Stat
 
 LOCK_TTL_S = 300.0
-
-
 PART_BYTES_MAX = 64 << 20
-
-
 LOOKS_MAX = 3
 
 
@@ -299,28 +295,16 @@ def _release(lease: Lease) -> None:
 
 
 PART = 8
-
-
 AT_ONCE = 8
-
-
 AT_ONCE_BYTES = 64 << 20
 """So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
 
-
 ROUND_SHARDS = 256
-
-
 ROUND_BYTES = 1 << 30
 """After so many shards, or bytes of them, a run records what it has folded: a run that dies repeats no more."""
 
-
 Outcomes = Sequence[CompileReport | LimpetError]
-
-
 Stop = Callable[[], bool]
-
-
 Job = Callable[[Sequence[str], bool, str], Outcomes]
 """Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
 
@@ -414,8 +398,6 @@ def tell(
 
 
 KEPT_CHARACTERS_MAX = 4 * (WAITING_BYTES_MAX // 3 + 1)
-
-
 REASON_MAX = 2000
 
 

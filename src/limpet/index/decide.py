@@ -21,26 +21,12 @@ from limpet.errors import Corrupt
 from limpet.index.codec.lines import END, NULL, SEPARATOR, Shape, unescape
 
 DEPTHS = (2, 3, 4)
-
-
 FOLD_SHARE = 0.1
-
-
 FOLD_BELOW_BYTES = 256 << 10
-
-
 FOLD_PACKS = 16
-
-
 FOLD_AGE = timedelta(days=1)
-
-
 PACK_SINGLES = 8
-
-
 PACK_BYTES = 64 << 20
-
-
 _NULLS = SEPARATOR + NULL
 
 
@@ -246,20 +232,10 @@ def next_step(waiting: Waiting, base_size: int, *, full: bool = False) -> Step:
 
 
 READS = 3
-
-
 BYTES_MAX = 192 << 10
-
-
 WINDOW_MIN = 8 << 10
-
-
 ANCHOR = 12 << 10
-
-
 LINE_GUESS = 128.0
-
-
 SURE = 6.0
 """A window of so many standard deviations misses once in 400 times; if lines are about as long, once in 40,000."""
 

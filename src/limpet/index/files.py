@@ -35,20 +35,10 @@ from limpet.records import YEARS, Count, Name, Text
 from limpet.runtime import Runtime
 
 TICK = timedelta(microseconds=1)
-
-
 TICK_RECORDS = 1000
-
-
 ENDS_BYTES = 64 << 10
-
-
 CLOCK_NOW_S = -1.0
-
-
 _stamp = writer("datetime")
-
-
 TOMBSTONES_IN = "usv"
 """The only format that says which records were deleted: Limpet's own lines."""
 

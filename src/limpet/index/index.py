@@ -35,8 +35,6 @@ from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Store
 
 R = TypeVar("R")
-
-
 REFRESH_S = 600.0
 """After so long a handle reads the manifest again: its columns may have grown, its shards be laid out anew."""
 
@@ -352,8 +350,6 @@ class Index(Generic[R]):
 
 
 DEPTH = 2
-
-
 PUTS_MAX = 5
 
 

@@ -15,14 +15,8 @@ from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
 TRIES_MAX = 20
-
-
 SHARE_FOR_WHOLE = 16 << 10
-
-
 GROUP_SHARDS = 32
-
-
 GROUP_BYTES = 32 << 20
 
 

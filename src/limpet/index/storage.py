@@ -31,26 +31,14 @@ from limpet.store.api import Blob, Put, Stat, Store, Version
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record each in one small object."""
 
-
 SUM_BYTES = 16
-
-
 SUM_MAX = 64
-
-
 _Number = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX, le=INTEGER_MAX)]
 """Below zero makes no sense, but verify says so and repairs it: one wrong count must not hide the whole index."""
 
-
 _Sum = Annotated[str, msgspec.Meta(max_length=SUM_MAX)]
-
-
 _OF_SHARDS = msgspec.Meta(max_length=16 ** DEPTHS[-1])
-
-
 UNKNOWN_SUM = ""
-
-
 EMPTY_SUM = "-"
 
 
@@ -166,18 +154,11 @@ def manifest_cell(storage: Storage) -> Cell[Manifest]:
 
 
 SHARD_BYTES_MAX = 2 << 30
-
-
 WAITING_BYTES_MAX = 256 << 20
 """No Limpet writes a larger single or pack."""
 
-
 DESCRIPTION_BYTES_MAX = 16 << 20
-
-
 SENDS_MAX = 3
-
-
 BACKOFF_S = 0.1
 
 

@@ -29,17 +29,9 @@ from limpet.runtime import Runtime
 from limpet.store.api import Put, Store
 
 READ_EVERY_S = 600.0
-
-
 AHEAD_MAX = timedelta(days=1)
-
-
 READ_NOW_S = -1.0
-
-
 TICK = timedelta(microseconds=1)
-
-
 AHEAD_KEPT = 100_000
 
 
@@ -185,11 +177,7 @@ def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:
 
 
 R = TypeVar("R")
-
-
 A = TypeVar("A")
-
-
 CHUNK = 10_000
 
 

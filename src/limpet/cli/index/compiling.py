@@ -31,10 +31,7 @@ COMPILE_EPILOG = lines(
     "store refused; 2 wrong usage; 130 interrupted.",
 )
 
-
 IDLE_MAX = 8
-
-
 COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records")
 
 

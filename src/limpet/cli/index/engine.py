@@ -17,11 +17,7 @@ from typing import Any
 from limpet.errors import Invalid, Unavailable, Unsupported
 
 WORKERS_MAX = 256
-
-
 CONNECT_S = 10
-
-
 _HINT = "write processes=4, threads=4, or dask=tcp://HOST:PORT"
 
 

@@ -32,30 +32,23 @@ EPILOG = lines(
     "refused; 2 wrong usage, or a bad record; 130 interrupted.",
 )
 
-
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")]
-
 
 FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", show_default="by the name of the file", help=FORMAT_HELP)
 ]
-
 
 KeyOption = Annotated[
     str | None,
     typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create."),
 ]
 
-
 SkipBadOption = Annotated[
     Path | None,
     typer.Option("--skip-bad", metavar="FILE", show_default=False, help="Write bad records there, and go on."),
 ]
 
-
 STDIN = "-"
-
-
 WHY_SHOWN = 5
 
 

@@ -34,7 +34,6 @@ VERIFY_EPILOG = lines(
     "75 another repair, reshard or purge is at work.",
 )
 
-
 ADOPT_EPILOG = lines(
     "Example: take in a folder of record files; then those beside the index's own, which nobody writes any more",
     "$ limpet index adopt domains --from ./old/domains -u s3://acme/prod",
@@ -44,14 +43,12 @@ ADOPT_EPILOG = lines(
     "Exit codes: 0 all were taken in; 1 some were bad, or there is no such index or folder; 2 wrong usage.",
 )
 
-
 RESHARD_EPILOG = lines(
     "Example: 4,096 shards instead of 256, when nobody is at work on it",
     "$ limpet index reshard domains --depth 3 --quiesced -u s3://acme/prod",
     "Exit codes: 0 done; 1 somebody wrote all the same, or a shard is bad: run it again when that is settled; 2 wrong "
     "usage; 75 somebody is at work.",
 )
-
 
 PURGE_EPILOG = lines(
     "Example: forget what was deleted more than 30 days ago, when nobody is at work on it",
@@ -60,11 +57,9 @@ PURGE_EPILOG = lines(
     "usage; 75 somebody is at work.",
 )
 
-
 QuiescedOption = Annotated[
     bool, typer.Option("--quiesced", help="Nothing writes, compiles or reads the index now: I have stopped it all.")
 ]
-
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

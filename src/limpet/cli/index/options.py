@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 
 
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
-
-
 KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY", show_default=False, help="Keys of records.")]
-
 
 SkipDamagedOption = Annotated[
     bool,
     typer.Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1."),
 ]
-
 
 EngineOption = Annotated[
     str | None,
@@ -39,7 +35,6 @@ EngineOption = Annotated[
         help="Spread the work: processes=N, threads=N, or dask=tcp://HOST:PORT.",
     ),
 ]
-
 
 FORMAT_HELP = "csv, jsonl, parquet, usv (limpet's own lines) or strict-usv (the Internet-Draft)."
 

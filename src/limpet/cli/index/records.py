@@ -50,7 +50,6 @@ PUT_EPILOG = lines(
     "Exit codes: 0 written; 1 there is no such index, or the store refused; 2 wrong usage, or a bad record.",
 )
 
-
 GET_EPILOG = lines(
     "Example: one record; several, one JSON object a line",
     "$ limpet index get sites a.com -u s3://acme/prod",
@@ -58,17 +57,13 @@ GET_EPILOG = lines(
     "Exit codes: 0 all were found; 1 one is missing, or there is no such index; 2 wrong usage.",
 )
 
-
 DELETE_EPILOG = lines(
     "Example:",
     "$ limpet index delete sites a.com b.com -u s3://acme/prod",
     "Exit codes: 0 deleted; 1 there is no such index, or the store refused; 2 wrong usage.",
 )
 
-
 STDIN = "-"
-
-
 STDIN_BYTES_MAX = 16 << 20
 
 
@@ -179,10 +174,7 @@ SQL_EPILOG = lines(
     "usage or a wrong query.",
 )
 
-
 ROWS_SHOWN = 500
-
-
 STDOUT = "-"
 
 

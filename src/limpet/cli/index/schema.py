@@ -26,13 +26,11 @@ CREATE_EPILOG = lines(
     "Exit codes: 0 created, or it is there with these columns; 1 the store refused; 2 wrong usage, or other columns.",
 )
 
-
 LS_EPILOG = lines(
     "Example:",
     "$ limpet index ls -u s3://acme/prod",
     "Exit codes: 0 listed; 1 there is no such fleet; 2 wrong usage.",
 )
-
 
 SCHEMA_EPILOG = lines(
     "Example: the columns; one more",

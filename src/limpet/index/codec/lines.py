@@ -28,33 +28,16 @@ from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.records import Name
 
 SEPARATOR = b"\x1f"
-
-
 END = b"\n"
-
-
 NULL = b"\\N"
-
-
 BACKSLASH = ord("\\")
-
-
 _SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
 ESCAPES = {chr(i): _SHORT.get(chr(i), f"\\x{i:02x}") for i in (92, *range(32), 127)}
 """What is written for each character that a field cannot hold."""
 
-
 _ESCAPED_AS = {char.encode(): escaped.encode() for char, escaped in ESCAPES.items()}
-
-
 _MEANT_BY = {escaped: char for char, escaped in _ESCAPED_AS.items()}
-
-
 _SAFE_BYTES = bytes(byte for byte in range(256) if bytes([byte]) not in _ESCAPED_AS)
-
-
 _ESCAPE = re.compile(rb"\\(?:x..|.|$)", re.DOTALL)
 
 
@@ -98,17 +81,9 @@ def lines_of(data: bytes, *, what: str) -> list[bytes]:
 
 
 Kind = Literal["string", "integer", "number", "boolean", "date", "datetime", "object", "array", "any"]
-
-
 KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
 JSON_KINDS: tuple[Kind, ...] = ("object", "array", "any")
-
-
 INTEGER_END = 1 << 63
-
-
 SHOWN_MAX = 40
 
 
@@ -133,7 +108,6 @@ def _fraction_at_most(digits: bytes) -> bytes:
 
 _DECIMALS = rb"(?:\.[0-9]++)?"
 
-
 _NUMBER = (
     rb"-?(?:"
     rb"[0-9]{1,308}" + _DECIMALS + b"|"
@@ -144,33 +118,18 @@ _NUMBER = (
 )
 """Whatever looks so is finite."""
 
-
 _TIMES = msgspec.json.Encoder()
-
-
 _ZONE = attrgetter("tzinfo")
-
-
 _STAMP_CHARS = len("2026-03-01T12:00:00.000000Z")
-
-
 _SAFE = rb"[^\x00-\x1f\x7f\\]*+"
-
-
 _ESCAPES = b"|".join(re.escape(escaped.encode()) for escaped in ESCAPES.values())
-
-
 _JSON = rb"[^\x00-\x1f\x7f]*+"
-
-
 _LEAP_YEAR = rb"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-
 
 _DATE = (
     rb"(?!0000)(?:[0-9]{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
     rb"|(?:0[13578]|1[02])-31)|" + _LEAP_YEAR + rb"-02-29)"
 )
-
 
 PATTERNS: Mapping[Kind, bytes] = MappingProxyType(
     {
@@ -235,11 +194,7 @@ def stamp_time(text: str) -> datetime:
 
 
 Write = Callable[[Any], bytes]
-
-
 Read = Callable[[str], Any]
-
-
 _TURNED: Mapping[Kind, type] = {"string": str, "integer": int, "object": dict, "array": list}
 
 
@@ -399,20 +354,10 @@ def reader(kind: Kind) -> Read:
 
 
 ENUM_MAX = 10_000
-
-
 FLOAT_MAX = sys.float_info.max
-
-
 _Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_END, le=INTEGER_END - 1)]
-
-
 _Number = Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
-
-
 Plain = records.Text | _Integer | _Number | bool
-
-
 _TIME_KINDS: tuple[Kind, ...] = ("date", "datetime")
 
 
@@ -477,24 +422,14 @@ def _checks(limits: Constraints, kind: Kind) -> list[tuple[Callable[[Any], bool]
 
 
 UPDATED_AT = "updated_at"
-
-
 DELETED = "_deleted"
-
-
 OUR_CONSTRAINTS = "limpet:constraints"
 """In a data package of ours: the constraints of a live record's values. Those of the text that is stored are looser."""
 
-
 LIVE, GONE = b"0", b"1"
-
-
 TEMPLATES_MAX = 1000
-
-
 FIELDS_MAX = 4096
 """So many columns an index may have. A line with more fields is no record: no Limpet wrote it."""
-
 
 _BETWEEN, _NULL, _LIVE = SEPARATOR.decode(), NULL.decode(), LIVE.decode()
 
@@ -736,11 +671,8 @@ class Shape:
 
 
 KEY_BYTES_MAX = 2048
-
-
 SHORT_KEY = KEY_BYTES_MAX // 4
 """So many characters fit in a key, even if each is escaped."""
-
 
 LINE_BYTES_MAX = 16 << 20
 

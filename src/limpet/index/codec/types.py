@@ -136,7 +136,6 @@ _KIND_OF: dict[type[inspect.Type], Kind] = {
     inspect.AnyType: "any",
 }
 
-
 _LIMITS = {
     "gt": "exclusiveMinimum",
     "ge": "minimum",
@@ -264,10 +263,7 @@ def _list(table: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
 
 
 _RANGED: tuple[Kind, ...] = ("integer", "number", *_TIME_KINDS)
-
-
 _SIZED: tuple[Kind, ...] = ("string", "object", "array")
-
 
 _KINDS: Mapping[str, tuple[Kind, ...]] = {
     "enum": ("string", "boolean", *_RANGED),

@@ -15,7 +15,6 @@ from limpet.index.formats.strict import StrictUsv
 from limpet.index.formats.usv import Usv
 
 __all__ = ["FORMATS", "STDIO", "Chunk", "Decode", "Format", "Head", "Limits", "Mark", "Sample", "name_of"]
-
 STDIO = "-"
 
 FORMATS: Mapping[str, Format] = MappingProxyType(

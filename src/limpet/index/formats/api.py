@@ -26,11 +26,8 @@ from limpet.index.codec.lines import (
 )
 
 SAMPLE_ROWS = 1000
-
-
 Decode = Callable[[Any], dict[str, Any]]
 """From a record as it is in the file to its values by column.   Raises: Invalid."""
-
 
 Write = Callable[[Sequence[bytes]], None]
 """Writes the records behind some lines of an index."""
@@ -145,8 +142,6 @@ def in_field(name: str, error: Invalid) -> Invalid:
 
 
 BOM = b"\xef\xbb\xbf"
-
-
 Record = tuple[int, bytes]
 """The number of a record in its file, and its bytes."""
 
@@ -242,17 +237,9 @@ def gathered(names: tuple[str, ...] | None, source: Records, limits: Limits) -> 
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-
-
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
-
-
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-
-
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-
-
 _ZONE_HINT = "say the time zone: 2026-11-05T12:00:00Z, or +01:00 at the end"
 
 
@@ -370,8 +357,6 @@ def to_text(kind: Kind) -> Callable[[Any], str]:
 
 # a zero in front is part of a code or a telephone number, which an integer would lose
 _INTEGER_LIKE = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
-
-
 _NUMBER_LIKE = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")
 
 

@@ -18,24 +18,13 @@ from limpet.index.codec.lines import FIELDS_MAX, JSON_KINDS, KINDS, LINE_BYTES_M
 from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, from_arrow, in_field, matched
 
 GROUP_ROWS = 100_000
-
-
 BATCH_ROWS = 1024
-
-
 CHUNKS_MAX = 1_000_000
-
-
 NESTED_VALUES_MAX = 32 << 20
-
-
 COLUMN_BYTES_MAX = 2 << 30
 """A file says how much is packed into it before anything is unpacked (FINDINGS A6); what says more is refused."""
 
-
 TYPE_NOTE = b"limpet:type"
-
-
 KEY_NOTE = b"limpet:key"
 
 

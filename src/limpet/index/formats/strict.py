@@ -41,7 +41,6 @@ from limpet.index.formats.api import (
 
 US, RS, ESC = "\x1f", "\x1e", "\x1b"
 BLOCK = 1 << 20
-
 _SPECIAL = re.compile("[\x04\x17\x1b-\x1f\u2404\u2417\u241b-\u241f]")
 _PAIR = re.compile("[\x1b\u241b](.)", re.DOTALL)
 _UNIT = re.compile("[\r\n]*((?:[\x1b\u241b].|[^\x04\x17\x1b-\x1f\u2404\u2417\u241b-\u241f])*)[\x1f\u241f]", re.DOTALL)

@@ -34,19 +34,10 @@ if TYPE_CHECKING:
     from limpet.index.index import Layout
 
 PACKS_BYTES = 64 << 20
-
-
 MANIFEST = "manifest.json"
-
-
 PACKAGE = "datapackage.json"
-
-
 JSON_SCHEMA = "schema.json"
-
-
 ABOUT = "about.txt"
-
 
 ABOUT_TEXT = (
     b"Files of another program that lay where the index has its own, as they were. `limpet index adopt` moved them\n"
@@ -308,8 +299,6 @@ class _Adopter:
 
 
 SHARDS = "shards"
-
-
 INBOX = "inbox"
 
 
@@ -460,8 +449,6 @@ def _time(seconds: float) -> datetime:
 
 
 ENDING = ".usv"
-
-
 UNIT, RECORD = "\x1f", "\x1e"
 
 

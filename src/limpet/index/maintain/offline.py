@@ -39,13 +39,8 @@ from limpet.store.outcome import put_bytes
 ALL = "all"
 """Stands for every shard in the name of a lock. It is no shard: `l` is no hex digit."""
 
-
 SOLE_TTL_S = 60.0
-
-
 BATCH_OBJECTS = 256
-
-
 BATCH_BYTES = 32 << 20
 
 
@@ -243,8 +238,6 @@ def batches(stats: Iterable[Stat], *, objects: int = BATCH_OBJECTS, size: int = 
 
 
 Role = Literal["adopted", "described", "lock", "pack", "plain", "quarantined", "shard", "single", "unknown"]
-
-
 _SHARD = re.compile("[0-9a-f]{1,4}")
 
 
@@ -304,7 +297,6 @@ FlawKind = Literal[
     "too_large",
     "unknown",
 ]
-
 
 UNREADABLE = frozenset({"bad_line", "bad_value", "cut_off"})
 
@@ -426,7 +418,6 @@ def misnamed(keys: IndexKeys, key: Key, shard: str, found: Inspected, schema: Sc
 
 MOVED = b"the records of this shard lie in shards of another depth"
 """Without a line feed at its end, so that every reader and compiler refuses it."""
-
 
 _HOLDING = ("pack", "shard", "single")
 

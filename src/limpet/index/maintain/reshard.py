@@ -32,8 +32,6 @@ from limpet.store.api import Absent, Match, Version
 from limpet.store.outcome import put_bytes
 
 A = TypeVar("A")
-
-
 B = TypeVar("B")
 
 

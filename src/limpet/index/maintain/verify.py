@@ -278,18 +278,10 @@ def _wrong_counts(manifest: Manifest) -> str | None:
 NOTES: frozenset[FlawKind] = frozenset({"behind", "quarantined"})
 """Worth knowing, and nothing is wrong: counts may lag behind after a crash, and quarantine is where bad objects go."""
 
-
 RESTORE = "restore the object from a backup; records that are lost cannot be made anew"
-
-
 _ACCEPT = "restore the object from a backup; `limpet index verify --accept-loss` goes on with what is left"
-
-
 _REPAIR = "`limpet index verify --repair` puts it right"
-
-
 _COMPILE = "the next compile moves it to quarantine; restore it from a backup, or put its records again"
-
 
 HINTS: dict[FlawKind, str] = {
     "bad_line": RESTORE,
@@ -356,12 +348,10 @@ FIXABLE: frozenset[FlawKind] = frozenset(
 )
 """What is derived. An object with any other flaw is left as it is."""
 
-
 ACCEPTABLE: frozenset[FlawKind] = frozenset(
     {"bad_line", "bad_value", "changed", "cut_off", "lost", "missing_shard", "too_large"}
 )
 """Damage of a shard with which an operator may choose to go on."""
-
 
 _ORDER = ("shard", "single", "pack", "described")
 

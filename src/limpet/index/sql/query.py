@@ -27,19 +27,10 @@ from limpet.runtime import Runtime
 from limpet.store.api import Store
 
 Parameters = Sequence[Any] | Mapping[str, Any]
-
-
 _NOT_A_SELECT = "not implemented"
-
-
 _NO_TABLE = re.compile(r"Catalog Error: Table with name (.*) does not exist!")
-
-
 _HINT = re.compile(r"^(?:Candidate bindings: |Did you mean ).*$", re.MULTILINE)
-
-
 _INTERRUPTED = "Query interrupted"
-
 
 _PURE = frozenset(
     {
@@ -72,7 +63,6 @@ _PURE = frozenset(
 )
 """Table functions that compute, or tell what DuckDB has."""
 
-
 _OF_FILES = frozenset(
     {
         "glob",
@@ -98,10 +88,8 @@ _OF_FILES = frozenset(
 )
 """Table functions that read files."""
 
-
 _WITH_EFFECTS = frozenset({"getenv", "nextval", "setseed", "sleep_ms", "write_log"})
 """Scalar functions that do more than compute."""
-
 
 _SEALED = {
     "allow_community_extensions": False,

@@ -15,24 +15,12 @@ from limpet import records
 from limpet.errors import Invalid
 
 ROWS_SHOWN = 40
-
-
 CELL_SHOWN = 60
-
-
 BATCH_ROWS = 10_000
-
-
 # Arrow carries them wrongly or not at all.
 _REFUSED = {"bignum", "bit", "geometry", "time with time zone", "timestamp_ns", "union", "variant"}
-
-
 _NUMBER = re.compile("U?(TINYINT|SMALLINT|INTEGER|BIGINT|HUGEINT)$|FLOAT$|DOUBLE$|DECIMAL")
-
-
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
-
 Convert = Callable[[Any], Any]
 
 

@@ -96,33 +96,18 @@ def _replaced(text: str, escaped: str, char: str) -> str:
 SCHEMA = "limpet"
 """Where helper tables live in DuckDB, so that no index can have their names."""
 
-
 BAD_LINE = "a shard holds a line that is no record"
-
-
 BATCH_BYTES = 64 << 20
-
-
 SHARDS_AT_ONCE = 64
-
-
 SMALL_BYTES = 64 << 10
-
-
 OPEN_MAX = 4096
-
-
 _BOM = "\ufeff".encode()
 """DuckDB drops it at the start of a file, so every file that we write begins with one."""
-
 
 DESCRIPTORS = "/proc/self/fd"
 """Where Linux shows open files: a name there opens the same file again, whatever its path leads to by now."""
 
-
 _RANK = identifier("\x1frank")
-
-
 _READ = f"hive_partitioning=false, buffer_size={2 * (LINE_BYTES_MAX + 1)}"
 
 
