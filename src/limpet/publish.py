@@ -41,7 +41,7 @@ from limpet.index.decide import shard_ids
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
 from limpet.index.sql.tables import table_of
-from limpet.index.storage import SHARD_BYTES_MAX, Manifest, Storage
+from limpet.index.storage import SHARD_BYTES_MAX, IndexStorage, Manifest
 from limpet.keys import Key, join
 from limpet.store.api import Absent, Blob, Stat
 from limpet.store.outcome import put_bytes
@@ -55,7 +55,7 @@ VERSION_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardGroup:
     """Neighbouring shards that are not empty. `name` is what their ids begin with.
 
     `version` is another one when any of them is, and when one more is not empty.
@@ -67,15 +67,15 @@ class Part:
     size: int
 
 
-class Compiled:
+class CompiledShards:
     """Lists and reads the shards of an index, as its manifest is. What waits for a compiler is not looked at."""
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: IndexStorage, manifest: Manifest) -> None:
         self._storage = storage
         self._manifest = manifest
         self._reader = Reader(storage, manifest)
 
-    def parts(self, part_bytes: int = PART_BYTES) -> list[Part]:
+    def parts(self, part_bytes: int = PART_BYTES) -> list[ShardGroup]:
         """The parts that are not empty, as they are now.
 
         Raises: Corrupt for a shard that is not there, or lost records.   Cost: 1 LIST per 1,000 shards and locks; as
@@ -96,7 +96,7 @@ class Compiled:
         except Missing:
             raise self._storage.no_shard(shard) from None
 
-    def read(self, parts: Sequence[Part]) -> Iterator[tuple[Part, list[bytes]]]:
+    def read(self, parts: Sequence[ShardGroup]) -> Iterator[tuple[ShardGroup, list[bytes]]]:
         """Each part as it was read, which may be newer than it was listed, and its live lines.
 
         Memory is bounded by 32 MiB of shards, or the largest part.   Raises: Corrupt.   Cost: 1 GET a shard.
@@ -121,10 +121,10 @@ class Compiled:
                 yield replace(part, version=_version(read)), [line for line in lines if not schema.is_gone(line)]
 
 
-def parts_of(shards: Mapping[str, Stat], part_bytes: int) -> list[Part]:
+def parts_of(shards: Mapping[str, Stat], part_bytes: int) -> list[ShardGroup]:
     """The parts of all the shards of an index, in their order, without empty ones. Pure."""
     ids = [*shards]
-    parts: list[Part] = []
+    parts: list[ShardGroup] = []
     for at in range(0, len(ids), NEIGHBOURS):
         some = ids[at : at + NEIGHBOURS]
         whole = _part(some[0][:-1], some, shards)
@@ -132,9 +132,9 @@ def parts_of(shards: Mapping[str, Stat], part_bytes: int) -> list[Part]:
     return [part for part in parts if part.size]
 
 
-def _part(name: str, ids: Sequence[str], shards: Mapping[str, Stat]) -> Part:
+def _part(name: str, ids: Sequence[str], shards: Mapping[str, Stat]) -> ShardGroup:
     found = {shard: shards[shard] for shard in ids if shards[shard].size}
-    return Part(name, tuple(found), _version(found), sum(stat.size for stat in found.values()))
+    return ShardGroup(name, tuple(found), _version(found), sum(stat.size for stat in found.values()))
 
 
 def _version(found: Mapping[str, Stat | Blob]) -> str:
@@ -142,8 +142,8 @@ def _version(found: Mapping[str, Stat | Blob]) -> str:
     return sha256(told.encode()).hexdigest()[:VERSION_CHARACTERS]
 
 
-def _batches(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    batch: list[Part] = []
+def _batches(parts: Sequence[ShardGroup]) -> Iterator[list[ShardGroup]]:
+    batch: list[ShardGroup] = []
     size = 0
     for part in parts:
         if batch and size + part.size > BATCH_BYTES:
@@ -189,7 +189,7 @@ class TableWriter(Protocol):
         OutcomeUnknown, and whatever else leaves it open whether it was done."""
 
 
-class Led:
+class LedCatalogWriter:
     """A catalog that this process leads."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -222,7 +222,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _PublishPlan:
     """What a look at the table and the shards found. `contents` is None if there is no table yet."""
 
     manifest: Manifest
@@ -230,7 +230,7 @@ class _Plan:
     contents: Contents | None
     keep: Sequence[File]
     drop: Sequence[File]
-    due: Sequence[Part]
+    due: Sequence[ShardGroup]
 
     @property
     def is_current(self) -> bool:
@@ -238,7 +238,7 @@ class _Plan:
         return self.contents is not None and self.contents.fits and not (self.drop or self.due)
 
 
-class Publisher:
+class IndexPublisher:
     """Publishes one index as one table. `catalog` is only read; `lead` gives somebody who may change it, when needed.
 
     `part_bytes`: up to so many bytes together, sixteen neighbouring shards are one file.
@@ -289,7 +289,7 @@ class Publisher:
                     return self._as_it_was(plan)
         raise Unavailable(f"others have published {self._shown!r} too often", hint="run it again in a moment")
 
-    def _as_it_was(self, plan: _Plan) -> Published:
+    def _as_it_was(self, plan: _PublishPlan) -> Published:
         assert plan.contents is not None
         return self._told(plan.metadata_location, Files(plan.keep, (), ()), plan.contents, None)
 
@@ -299,7 +299,7 @@ class Publisher:
 
     # ---- looking ----
 
-    def _look(self) -> _Plan:
+    def _look(self) -> _PublishPlan:
         """Compare the table with the shards. The table comes first: what is listed later is at least as new."""
         manifest = self._manifest()
         columns = columns_of(manifest.schema)
@@ -313,7 +313,7 @@ class Publisher:
             self._demand_ours(contents)
         elif self._catalog.has_view(self._namespace, self._name):
             raise Invalid(f"{self._shown!r} is a view", hint="name another table: --table NAMESPACE.NAME")
-        parts = {_tag(part): part for part in Compiled(self._storage, manifest).parts(self._part_bytes)}
+        parts = {_tag(part): part for part in CompiledShards(self._storage, manifest).parts(self._part_bytes)}
         keep: dict[str, File] = {}
         drop: list[File] = []
         for file in contents.files if contents else ():
@@ -325,7 +325,7 @@ class Publisher:
                 drop.append(file)
         due = [part for tag, part in parts.items() if tag not in keep]
         location = loaded.metadata_location if loaded else None
-        return _Plan(manifest, location or "", contents, [*keep.values()], drop, due)
+        return _PublishPlan(manifest, location or "", contents, [*keep.values()], drop, due)
 
     def _demand_ours(self, contents: Contents) -> None:
         if not contents.is_of_source:
@@ -355,7 +355,7 @@ class Publisher:
 
     # ---- writing ----
 
-    def _try(self, writer: TableWriter, plan: _Plan) -> Published | None:
+    def _try(self, writer: TableWriter, plan: _PublishPlan) -> Published | None:
         """Write what is due and commit it; None if the table or the columns are not what they were."""
         contents = plan.contents or self._staged(writer, plan)
         if contents is None:
@@ -401,7 +401,7 @@ class Publisher:
         at_ms = int(self._runtime.wall().timestamp() * 1000)
         return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
 
-    def _staged(self, writer: TableWriter, plan: _Plan) -> Contents | None:
+    def _staged(self, writer: TableWriter, plan: _PublishPlan) -> Contents | None:
         """A table that no catalog has yet: the commit that fills it creates it too. None if somebody else has."""
         for depth in range(1, len(self._namespace) + 1):
             try:
@@ -424,11 +424,11 @@ class Publisher:
             ) from None
         return contents_of(staged.metadata, self._source, columns, self._fetch, is_staged=True)
 
-    def _write_parts(self, plan: _Plan, contents: Contents, written: list[Key]) -> list[File]:
+    def _write_parts(self, plan: _PublishPlan, contents: Contents, written: list[Key]) -> list[File]:
         """Write a file for each part that is due and has a live record. `written` tells of them, even if it fails."""
         added: list[File] = []
         waiting: dict[str, bytes] = {}
-        for part, lines in Compiled(self._storage, plan.manifest).read(plan.due):
+        for part, lines in CompiledShards(self._storage, plan.manifest).read(plan.due):
             if lines:
                 url = f"{contents.location}/data/{_tag(part)}-{self._runtime.new_id()}.parquet"
                 file, waiting[url] = data_file(contents, url, arrow_table(plan.manifest.schema, lines))
@@ -486,7 +486,7 @@ def columns_of(schema: Schema) -> list[Column]:
     ]
 
 
-def _tag(part: Part) -> str:
+def _tag(part: ShardGroup) -> str:
     """What the name of its file begins with."""
     return f"{part.name}-{part.version}"
 

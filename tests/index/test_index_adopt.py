@@ -18,7 +18,7 @@ from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.decide import shard_id
-from limpet.index.maintain.import_existing import AdoptReport, FolderSource, Source, StoreSource, adopt
+from limpet.index.maintain.import_existing import AdoptReport, FileSource, FolderSource, StoreSource, import_existing
 from limpet.index.maintain.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.store import MemoryStore
@@ -73,9 +73,9 @@ def memory() -> tuple[Fleet, Index[Domain]]:
     return fleet, index
 
 
-def take(index: Index[Any], source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
+def take(index: Index[Any], source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
     """Adopt into it."""
-    return adopt(whole_of(index), index._stamps, source, quiesced=quiesced)
+    return import_existing(whole_of(index), index._stamps, source, quiesced=quiesced)
 
 
 def test_the_seed_s_own_layout(fleet: Fleet, index: Index[Domain]) -> None:
@@ -128,7 +128,10 @@ GOOD: dict[str, tuple[bytes, Domain]] = {
     "as it is": (seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
     "no line feed": (seeded("a.com")[:-1], Domain("a.com", "a.com Inc", 1, AT)),
     "RS at the end": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end=RS), Domain("a.com", "A", 1, AT)),
-    "RS and LF": (plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"), Domain("a.com", "A\nB", 1, AT)),
+    "RS and LF": (
+        plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"),
+        Domain("a.com", "A\nB", 1, AT),
+    ),
     "CR and LF": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end="\r\n"), Domain("a.com", "A", 1, AT)),
     "a mark of the byte order": (b"\xef\xbb\xbf" + seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
     "empty fields": (plain("a.com", "", "", "2026-01-02T03:04:05Z"), Domain("a.com", None, None, AT)),
@@ -325,13 +328,13 @@ def test_cost(memory: tuple[Fleet, Index[Domain]]) -> None:
 class Refusing:
     """A source whose files cannot be deleted."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FileSource) -> None:
         self._source = source
         self.files = source.files
         self.read = source.read
 
     def delete(self, names: Any) -> dict[str, LimpetError | None]:
-        """See `Source.delete`."""
+        """See `FileSource.delete`."""
         return {name: Denied("no") for name in names}
 
 

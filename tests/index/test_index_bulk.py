@@ -19,7 +19,7 @@ from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, writer
 from limpet.index.codec.lines import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
 from limpet.index.codec.types import extended, typed, with_own
-from limpet.index.writer import AHEAD_MAX, Batch, Bulk, Floor, Stamps, Times
+from limpet.index.writer import AHEAD_MAX, Bulk, EncodedRecords, Floor, Stamps, Times
 from limpet.store import MemoryStore
 from support.clock import EPOCH, ManualRuntime, steady
 from support.costs import requests
@@ -171,7 +171,7 @@ def _bulk(kind: Kind, seen: Mapping[str, datetime]) -> tuple[Bulk[Any], Times]:
     return Bulk(kind.schema, kind.typed, giver, SCOPE), Times(giver)
 
 
-def _one_by_one(kind: Kind, records: Sequence[Any], seen: Mapping[str, datetime]) -> Batch | None:
+def _one_by_one(kind: Kind, records: Sequence[Any], seen: Mapping[str, datetime]) -> EncodedRecords | None:
     maker, times = _bulk(kind, seen)
     try:
         return maker.one_by_one(records, 1, times)

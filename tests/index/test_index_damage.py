@@ -26,7 +26,7 @@ from limpet.index.reader import LeftOut
 from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.keys import IndexKeys, Key
 from limpet.keys.index import single_stamp
-from limpet.publish import Compiled
+from limpet.publish import CompiledShards
 from limpet.store import MemoryStore
 from limpet.store.api import Version
 from support.clock import Time
@@ -107,7 +107,7 @@ def test_whoever_reads_a_short_shard_is_told_so(
         "sql": lambda: index.sql(f"select count(*) from {NAME}"),
         "export": lambda: [*export(index, BytesIO(), "csv")],
         "publish": lambda: [
-            *Compiled(index.storage, index.manifest).read(Compiled(index.storage, index.manifest).parts())
+            *CompiledShards(index.storage, index.manifest).read(CompiledShards(index.storage, index.manifest).parts())
         ],
     }
     for what, read in reads.items():

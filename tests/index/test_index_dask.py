@@ -15,7 +15,7 @@ from limpet.app.indexes import ImportJob
 from limpet.cli.index.engine import engine
 from limpet.errors import Invalid, Unavailable
 from limpet.index.files import Import
-from limpet.index.formats import Limits
+from limpet.index.formats import ChunkLimits
 
 distributed: Any = import_module("distributed")
 
@@ -39,7 +39,7 @@ def test_import_and_compile(cluster: str, tmp_path: Path) -> None:
     file.write_text("domain,n\n" + "".join(f"d{n},{n}\n" for n in range(2000)))
     with engine(f"dask={cluster}", url) as place, file.open("rb") as stream:
         assert place.workers == 2
-        work = Import(index, stream, file="sites.csv", format="csv", limits=Limits(records=500))
+        work = Import(index, stream, file="sites.csv", format="csv", limits=ChunkLimits(records=500))
         job = ImportJob(limpet.open, url, "sites")
         assert [taken.records for taken in work.run(job, place.executor, 2)] == [500] * 4
         assert index.stats().packs.objects > 0

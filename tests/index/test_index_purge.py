@@ -112,7 +112,7 @@ def test_somebody_at_work(bucket: MemoryStore, time: Time, shard: str) -> None:
     process = filled(bucket, time)
     other = Process.start(bucket, time, "other")
     key = KEYS.lock(shard)
-    Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.sightings, look_first=True).acquire()
+    Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.watch, look_first=True).acquire()
     before = contents(bucket)
     with pytest.raises(Held, match="host:other"):
         purge(process.whole, quiesced=True)

@@ -477,7 +477,7 @@ def test_one_repair_at_a_time(process: Process) -> None:
     stray_single(process)
     other = process.another("other")
     key = KEYS.lock("all")
-    lock = Lock(other.store, key, key, 60.0, other.runtime, other.whole.sightings)
+    lock = Lock(other.store, key, key, 60.0, other.runtime, other.whole.watch)
     with lock.hold(wait_s=0):
         before = contents(process.store)
         with pytest.raises(Held) as held:

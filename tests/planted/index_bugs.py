@@ -52,17 +52,17 @@ INDEX_BUGS = [
         (
             "work",
             "singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
-            "return Work(singles, frozenset(self.store.list_dirs(self.keys.packs)))",
+            "return WaitingShards(singles, frozenset(self.store.list_dirs(self.keys.packs)))",
             "packs = frozenset(self.store.list_dirs(self.keys.packs))\n"
             "singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
-            "return Work(singles, packs)",
+            "return WaitingShards(singles, packs)",
         ),
     ),
     _bug(
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
         330,
-        ("Storage.waiting", "or shard in work.shards:", "or shard in work.packs:"),
+        ("IndexStorage.waiting", "or shard in work.shards:", "or shard in work.packs:"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
@@ -178,7 +178,7 @@ INDEX_BUGS = [
         "an object that is gone is an error",
         "index, a 404 is skipped",
         6,
-        ("Storage.read", "if isinstance(outcome, Missing):\n    continue", ""),
+        ("IndexStorage.read", "if isinstance(outcome, Missing):\n    continue", ""),
     ),
     _bug(
         "an object that is gone means that there is no record",
@@ -233,7 +233,7 @@ INDEX_BUGS = [
         "F23",
         5,
         (
-            "Storage.shard",
+            "IndexStorage.shard",
             "except Missing:",
             'except Missing:\n    return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)',
         ),

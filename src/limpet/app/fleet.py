@@ -409,10 +409,10 @@ class Fleet:
 
         `table` is (namespace, name), by default (("indexes",), name). This process leads the catalog for a moment if
         something has changed; where a service leads, `through` asks that one.
-        Raises, Cost, Crash: as `limpet.app.publish.Publisher.publish`; Unsupported without the extra `catalog`.
+        Raises, Cost, Crash: as `limpet.app.publish.IndexPublisher.publish`; Unsupported without the extra `catalog`.
         """
         try:
-            from limpet.publish import NAMESPACE, Led, Publisher
+            from limpet.publish import NAMESPACE, IndexPublisher, LedCatalogWriter
         except ImportError:
             raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
 
@@ -422,9 +422,10 @@ class Fleet:
                 yield through
             else:
                 with self.lead_catalog(wait_s=wait_s) as catalog:
-                    yield Led(catalog)
+                    yield LedCatalogWriter(catalog)
 
-        return Publisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead).publish(compile=compile)
+        publisher = IndexPublisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead)
+        return publisher.publish(compile=compile)
 
     def enable(self, *features: str) -> bool:
         """Switch optional features on, for good: processes that open the fleet from now on heed them.

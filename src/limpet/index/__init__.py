@@ -10,7 +10,7 @@ from limpet.index.maintain.reshard import ReshardReport
 from limpet.index.maintain.verify import VerifyReport
 from limpet.index.reader import DamagedShardWarning
 from limpet.index.sql.rows import Rows
-from limpet.index.storage import Count, Manifest, Storage, Work
+from limpet.index.storage import Count, IndexStorage, Manifest, WaitingShards
 
 __all__ = [
     "AdoptReport",
@@ -19,12 +19,12 @@ __all__ = [
     "DamagedShardWarning",
     "Index",
     "IndexStats",
+    "IndexStorage",
     "Manifest",
     "PurgeReport",
     "ReshardReport",
     "Rows",
-    "Storage",
     "VerifyReport",
-    "Work",
+    "WaitingShards",
     "shard_id",
 ]

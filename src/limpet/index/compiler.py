@@ -39,9 +39,9 @@ from limpet.index.storage import (
     WAITING_BYTES_MAX,
     Count,
     Fold,
+    IndexStorage,
     Manifest,
-    Storage,
-    Work,
+    WaitingShards,
     is_current,
     manifest_cell,
     placed,
@@ -95,13 +95,13 @@ class CompileReport:
 class Compiler:
     """Compiles shards of one index, as its manifest was when the run began."""
 
-    def __init__(self, storage: Storage, manifest: Manifest, sightings: VersionWatch) -> None:
+    def __init__(self, storage: IndexStorage, manifest: Manifest, watch: VersionWatch) -> None:
         self._storage = storage
         self._manifest = manifest
         self._schema = manifest.schema
-        self._sightings = sightings
+        self._watch = watch
 
-    def compile(self, shard: str, work: Work, *, full: bool = False) -> CompileReport:
+    def compile(self, shard: str, work: WaitingShards, *, full: bool = False) -> CompileReport:
         """Do with one shard what is due: fold it, pack its singles, or leave it.
 
         Corrupt objects go to quarantine and the rest goes on. A lost race is no error: the winner's shard stands, and
@@ -243,10 +243,10 @@ class Compiler:
 
     def _lock(self, shard: str) -> Lock:
         key = self._storage.keys.lock(shard)
-        return Lock(self._storage.store, key, key, LOCK_TTL_S, self._storage.runtime, self._sightings, look_first=True)
+        return Lock(self._storage.store, key, key, LOCK_TTL_S, self._storage.runtime, self._watch, look_first=True)
 
 
-def is_unexplained(storage: Storage, manifest: Manifest, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
+def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
     """Whether a shard with other bytes than recorded was changed by something else than a compiler (F23).
 
     A compiler that put it, and has not recorded that or died before, left the objects that it folded. So if none of
@@ -305,7 +305,7 @@ ROUND_BYTES = 1 << 30
 
 Outcomes = Sequence[CompileReport | LimpetError]
 Stop = Callable[[], bool]
-Job = Callable[[Sequence[str], bool, str], Outcomes]
+ShardJob = Callable[[Sequence[str], bool, str], Outcomes]
 """Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
 
 The last argument is different each time: some executors (Dask's) answer a call that they have seen before from memory.
@@ -334,11 +334,11 @@ def rounds(shards: Sequence[str], manifest: Manifest) -> Iterator[list[str]]:
 
 
 def compile_here(
-    storage: Storage,
+    storage: IndexStorage,
     manifest: Manifest,
-    sightings: VersionWatch,
+    watch: VersionWatch,
     shards: Sequence[str],
-    work: Work,
+    work: WaitingShards,
     full: bool,
     stop: Stop,
 ) -> Outcomes:
@@ -346,7 +346,7 @@ def compile_here(
 
     A folder that is no shard of this index is counted: a program that knows it by another depth writes there.
     """
-    compiler = Compiler(storage, manifest, sightings)
+    compiler = Compiler(storage, manifest, watch)
     every = {*shard_ids(manifest.depth)}
 
     def one(shard: str) -> CompileReport | LimpetError:
@@ -365,7 +365,7 @@ def compile_here(
 
 
 def compile_there(
-    job: Job, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop
+    job: ShardJob, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop
 ) -> Iterator[CompileReport | LimpetError]:
     """Have those shards compiled by an executor's workers: what became of each, or of each part that a worker lost."""
     parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
@@ -385,7 +385,7 @@ def compile_there(
             yield Unavailable(f"a worker ended before its shards were compiled: {error or type(error).__name__}")
 
 
-def tell(
+def emit_run(
     sink: EventSink, runtime: Runtime, index: str, report: CompileReport, failed: LimpetError | None, began_s: float
 ) -> None:
     """Note a run that changed something or failed; one that found nothing to do is no event."""
@@ -415,7 +415,7 @@ def read_quarantined(data: bytes, *, what: str) -> Quarantined:
     return records.decode(data, Quarantined, what=what, size_max=2 * KEPT_CHARACTERS_MAX)
 
 
-def quarantine(storage: Storage, shard: str, bad: Mapping[Key, tuple[bytes, str]]) -> None:
+def quarantine(storage: IndexStorage, shard: str, bad: Mapping[Key, tuple[bytes, str]]) -> None:
     """Move objects to `quarantine/`: the copy is durable before the object is deleted.
 
     Cost: 1 PUT + 1 DELETE each.   Crash: the object, its copy, or both are there.
@@ -425,7 +425,7 @@ def quarantine(storage: Storage, shard: str, bad: Mapping[Key, tuple[bytes, str]
         storage.remove([key])
 
 
-def keep(storage: Storage, shard: str, key: Key, data: bytes, reason: str) -> None:
+def keep(storage: IndexStorage, shard: str, key: Key, data: bytes, reason: str) -> None:
     """Put a copy of an object, with the reason, into `quarantine/`.   Cost: 1 PUT, or 1 for every 256 MiB."""
     at = storage.runtime.wall().isoformat(timespec="seconds")
     for start in range(0, len(data) or 1, WAITING_BYTES_MAX):

@@ -240,11 +240,11 @@ SURE = 6.0
 """A window of so many standard deviations misses once in 400 times; if lines are about as long, once in 40,000."""
 
 
-class Absent:
+class NoLine:
     """The record is not there."""
 
 
-ABSENT = Absent()
+NO_LINE = NoLine()
 
 
 @dataclass(slots=True)
@@ -293,7 +293,7 @@ class Search:
             return max(left, 2 * self._floor, 64 << 10)
         return int(spread) if spread <= (left / 2 if self._reads else BYTES_MAX / 4) else ANCHOR
 
-    def learn(self, start: int, data: bytes) -> bytes | Absent | None:
+    def learn(self, start: int, data: bytes) -> bytes | NoLine | None:
         """The line, if it is among these bytes; None: ask for the next window.   Raises: Corrupt."""
         self._reads += 1
         self._bytes += len(data)
@@ -304,7 +304,7 @@ class Search:
             raise Corrupt("the last line is cut off")
         if last <= first or (start != self._low.offset and not first):
             if start == self._low.offset and stop == self._high.offset:
-                return ABSENT
+                return NO_LINE
             self._floor *= 4
             return None
         at = self._bisect(data, first, last)
@@ -313,14 +313,14 @@ class Search:
             if self._place_of(line) == self._place:
                 return line
         if first < at < last or self._low.offset == start + at or self._high.offset == start + at:
-            return ABSENT
+            return NO_LINE
         self._line_size = (last - first) / data.count(END, first, last)
         if at == first:
             self._high = _Edge(start + first, self._fraction_of(_line_at(data, first)))
         else:
             begin = max(data.rfind(END, first, last - 1) + 1, first)
             self._low = _Edge(start + last, self._fraction_of(_line_at(data, begin)))
-        return None if self._low.offset < self._high.offset else ABSENT
+        return None if self._low.offset < self._high.offset else NO_LINE
 
     def _bisect(self, data: bytes, low: int, high: int) -> int:
         """Where the first line begins whose place is not below ours; `high` if there is none among these lines."""

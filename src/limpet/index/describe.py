@@ -23,7 +23,7 @@ from limpet import records
 from limpet.errors import Conflict, Missing, OutcomeUnknown
 from limpet.index.codec.lines import DELETED, NULL, OUR_CONSTRAINTS, SEPARATOR, Constraints, Field, Kind, escape
 from limpet.index.decide import shard_ids
-from limpet.index.storage import DESCRIPTION_BYTES_MAX, Manifest, Storage
+from limpet.index.storage import DESCRIPTION_BYTES_MAX, IndexStorage, Manifest
 from limpet.keys import Key
 from limpet.store.api import Absent, Match
 
@@ -122,7 +122,7 @@ def _property(field: Field, *, key: str) -> dict[str, Any]:
 TRIES_MAX = 5
 
 
-def write_descriptions(storage: Storage, name: str, manifest: Manifest) -> None:
+def write_descriptions(storage: IndexStorage, name: str, manifest: Manifest) -> None:
     """Describe the index as its manifest says, unless a later schema is described already.
 
     Raises: Conflict or OutcomeUnknown if others write it all the time: a later run tries again.
@@ -133,7 +133,7 @@ def write_descriptions(storage: Storage, name: str, manifest: Manifest) -> None:
     _write(storage, storage.keys.json_schema, json_schema(name, manifest), version)
 
 
-def _write(storage: Storage, key: Key, data: bytes, version: int) -> None:
+def _write(storage: IndexStorage, key: Key, data: bytes, version: int) -> None:
     for tried in range(1, TRIES_MAX + 1):
         try:
             blob = storage.store.get(key, size_max=DESCRIPTION_BYTES_MAX)
@@ -204,7 +204,7 @@ class IndexStats:
         return min((at for at in (self.singles.oldest_at, self.packs.oldest_at) if at), default=None)
 
 
-def stats(storage: Storage, name: str, manifest: Manifest) -> IndexStats:
+def stats(storage: IndexStorage, name: str, manifest: Manifest) -> IndexStats:
     """Count an index. Reads only.
 
     Cost: 1 LIST per 1,000 objects in each of `shards/`, `inbox/`, `packs/` and `quarantine/`, at least 1 for each.
@@ -239,7 +239,7 @@ def stats(storage: Storage, name: str, manifest: Manifest) -> IndexStats:
     )
 
 
-def _waits(storage: Storage, folder: str) -> Waits:
+def _waits(storage: IndexStorage, folder: str) -> Waits:
     objects = size = 0
     oldest: datetime | None = None
     for each in storage.store.list(folder):

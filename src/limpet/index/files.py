@@ -27,7 +27,7 @@ from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Denied, Invalid
 from limpet.index.codec.lines import DELETED, UPDATED_AT, Schema, stamp_text, stamp_time, writer
 from limpet.index.decide import rank
-from limpet.index.formats import FORMATS, Chunk, Decode, Limits, Mark
+from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Decode, Mark
 from limpet.index.index import Index
 from limpet.index.reader import OnDamage, Reader
 from limpet.index.writer import AHEAD_MAX
@@ -44,7 +44,7 @@ TOMBSTONES_IN = "usv"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ChunkOrder:
     """How a chunk is taken: from which format, as of when, and whether bad records are left out."""
 
     format: str
@@ -70,11 +70,11 @@ class Taken:
     bad: tuple[Bad, ...]
 
 
-Job = Callable[[Chunk, Order], Taken]
+ChunkJob = Callable[[Chunk, ChunkOrder], Taken]
 """`take` for one index, in whatever process; `limpet.app` makes one that can be pickled."""
 
 
-def take(index: Index[Any], chunk: Chunk, order: Order, tick: Callable[[int], None] | None = None) -> Taken:
+def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int], None] | None = None) -> Taken:
     """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written, and of
     those that bring none the last. `tick` is told now and then how many were looked at.
 
@@ -112,7 +112,7 @@ def _wins(line: bytes, standing: bytes, schema: Schema, common: str) -> bool:
     return rank(line, schema.shape) > rank(standing, schema.shape)
 
 
-def _line(schema: Schema, decode: Decode, raw: Any, where: str, order: Order) -> tuple[str, bytes]:
+def _line(schema: Schema, decode: Decode, raw: Any, where: str, order: ChunkOrder) -> tuple[str, bytes]:
     """The key and the line of a record.   Raises: Invalid, naming the place in the file."""
     try:
         values = decode(raw)
@@ -128,7 +128,7 @@ def _line(schema: Schema, decode: Decode, raw: Any, where: str, order: Order) ->
     return text, schema.line(values, stamp, where=where)
 
 
-def _stamp_of(at: Any, order: Order) -> str:
+def _stamp_of(at: Any, order: ChunkOrder) -> str:
     if at is None:
         return stamp_text(order.at)
     stamp = _stamp(at).decode()
@@ -189,7 +189,7 @@ class Import:
         *,
         file: str,
         format: str,
-        limits: Limits = Limits(),
+        limits: ChunkLimits = ChunkLimits(),
         id: str | None = None,
         restart: bool = False,
         skip_bad: Path | None = None,
@@ -210,7 +210,9 @@ class Import:
         self.state = found or ImportRecord(
             file=file, format=format, began_at=began_at, position=start.position, number=start.number
         )
-        self._aside = _Aside(skip_bad, self._form.aside(self._head.names, None), self.state) if skip_bad else None
+        self._aside = (
+            _BadRecordFile(skip_bad, self._form.aside(self._head.names, None), self.state) if skip_bad else None
+        )
         if found is None or self._aside:
             self._save(bad_file=self._aside.name if self._aside else self.state.bad_file)
         self._here = partial(take, index)
@@ -219,7 +221,7 @@ class Import:
 
     def run(
         self,
-        job: Job | None = None,
+        job: ChunkJob | None = None,
         executor: Executor | None = None,
         at_once: int = 1,
         tick: Callable[[], None] | None = None,
@@ -245,10 +247,10 @@ class Import:
             yield taken
         self._save(done=True)
 
-    def _tick(self, tell: Callable[[], None] | None, records: int) -> None:
+    def _tick(self, emit_run: Callable[[], None] | None, records: int) -> None:
         self.under_way = records
-        if tell is not None:
-            tell()
+        if emit_run is not None:
+            emit_run()
 
     def _found(self, restart: bool) -> ImportRecord | None:
         """The state to go on from.   Raises: Corrupt."""
@@ -274,14 +276,14 @@ class Import:
         if FORMATS.get(found.format) is not self._form or year not in YEARS:
             raise Corrupt(f"{key} is no state of this import: {found.format!r}, begun {found.began_at!r}")
 
-    def _orders(self) -> Iterator[tuple[Chunk, Order]]:
+    def _orders(self) -> Iterator[tuple[Chunk, ChunkOrder]]:
         """The chunks that are left, each as of its own microsecond."""
         began_at = stamp_time(self.state.began_at)
         chunks = self._form.chunks(self._stream, self._head, self.state.mark, self._limits)
         for number, chunk in enumerate(chunks, self.state.chunks + 1):
-            yield chunk, Order(self.state.format, began_at + number * TICK, self._aside is not None)
+            yield chunk, ChunkOrder(self.state.format, began_at + number * TICK, self._aside is not None)
 
-    def _taken(self, job: Job, executor: Executor | None, at_once: int) -> Iterator[tuple[Mark, Taken]]:
+    def _taken(self, job: ChunkJob, executor: Executor | None, at_once: int) -> Iterator[tuple[Mark, Taken]]:
         if executor is None:
             for chunk, order in self._orders():
                 yield chunk.end, job(chunk, order)
@@ -313,7 +315,7 @@ class Import:
         self._cell.update(change)
 
 
-class _Aside:
+class _BadRecordFile:
     """The file of bad records. It holds those that were left out up to the last chunk that is in.
 
     Raises: Invalid for a file with something in it that this import did not write.

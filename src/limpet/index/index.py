@@ -16,19 +16,28 @@ from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missi
 from limpet.events import EventSink
 from limpet.index.codec.lines import Schema, Typed
 from limpet.index.codec.types import extended, nullable, with_own
-from limpet.index.compiler import CompileReport, Job, Outcomes, compile_here, compile_there, never, rounds, tell
+from limpet.index.compiler import (
+    CompileReport,
+    Outcomes,
+    ShardJob,
+    compile_here,
+    compile_there,
+    emit_run,
+    never,
+    rounds,
+)
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
-from limpet.index.maintain.import_existing import AdoptReport, Source, adopt, adopt_in_place
-from limpet.index.maintain.offline import Whole
+from limpet.index.maintain.import_existing import AdoptReport, FileSource, import_existing, import_in_place
+from limpet.index.maintain.offline import WholeIndex
 from limpet.index.maintain.purge import PurgeReport, purge
 from limpet.index.maintain.reshard import ReshardReport, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
 from limpet.index.sql.query import Parameters, sql
 from limpet.index.sql.rows import Rows
-from limpet.index.storage import Manifest, Storage, Work, fresh, is_current, noted
-from limpet.index.writer import Stamps, Writer
+from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, is_current, noted
+from limpet.index.writer import RecordWriter, Stamps
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
@@ -40,12 +49,12 @@ REFRESH_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened(Generic[R]):
+class _OpenedIndex(Generic[R]):
     """What follows from one look at the manifest."""
 
     manifest: Manifest
     reader: Reader
-    writer: Writer[R]
+    writer: RecordWriter[R]
     at_s: float
 
 
@@ -64,10 +73,10 @@ class Index(Generic[R]):
         runtime: Runtime,
         typed: Typed[R],
         stamps: Stamps,
-        sightings: VersionWatch,
+        watch: VersionWatch,
         *,
         depth: int | None = None,
-        job: Job | None = None,
+        job: ShardJob | None = None,
         events: EventSink | None = None,
     ) -> None:
         self.name = name
@@ -75,12 +84,12 @@ class Index(Generic[R]):
         self._runtime = runtime
         self._typed = typed
         self._stamps = stamps
-        self._sightings = sightings
+        self._watch = watch
         self._job = job
-        self._storage = Storage(store, IndexKeys.of(name), runtime)
+        self._storage = IndexStorage(store, IndexKeys.of(name), runtime)
         self._cell = Cell(store, self._storage.keys.manifest, struct_codec(Manifest), runtime)
         self._layout = Layout(self._storage, self._cell, name, typed, depth)
-        self._opened: _Opened[R] | None = None
+        self._opened: _OpenedIndex[R] | None = None
 
     def __repr__(self) -> str:
         return f"Index({self.name!r})"
@@ -91,7 +100,7 @@ class Index(Generic[R]):
         return self._open().manifest
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> IndexStorage:
         """The objects of the index, for the tools beside it."""
         return self._storage
 
@@ -190,13 +199,13 @@ class Index(Generic[R]):
         """
         return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
-    def adopt(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
-        """Take in plain `{key}.usv` files.   See `limpet.index.adopt.adopt`."""
-        return adopt(self._whole(), self._stamps, source, quiesced=quiesced)
+    def adopt(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
+        """Take in plain `{key}.usv` files.   See `maintain.import_existing.import_existing`."""
+        return import_existing(self._whole(), self._stamps, source, quiesced=quiesced)
 
-    def adopt_in_place(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
-        """Make this index of the plain files that lie in its place.   See `limpet.index.adopt.adopt_in_place`."""
-        report = adopt_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
+    def adopt_in_place(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
+        """Make this index of the plain files that lie in its place; see `maintain.import_existing.import_in_place`."""
+        report = import_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
         self._opened = None
         return report
 
@@ -220,8 +229,8 @@ class Index(Generic[R]):
         self._layout.allow_null(field)
         self._opened = None
 
-    def _whole(self) -> Whole:
-        return Whole(self.name, self._storage, self._cell, self._sightings, lambda: self.compile(full=True))
+    def _whole(self) -> WholeIndex:
+        return WholeIndex(self.name, self._storage, self._cell, self._watch, lambda: self.compile(full=True))
 
     def stats(self) -> IndexStats:
         """The index in numbers.   Cost: 1 GET and as `limpet.index.stats.stats`, at least 4 LISTs."""
@@ -270,7 +279,7 @@ class Index(Generic[R]):
                 hint="move it elsewhere; everything else was compiled",
             )
         if self._events is not None:
-            tell(self._events, self._runtime, self.name, report, failed, began_s)
+            emit_run(self._events, self._runtime, self.name, report, failed, began_s)
         if failed is not None:
             raise failed
         return report
@@ -278,14 +287,14 @@ class Index(Generic[R]):
     def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> Outcomes:
         """Compile those shards: a part of a run that is spread out."""
         manifest, everywhere = self._open(again=True).manifest, frozenset(shards)
-        return [*self._compiled(manifest, shards, Work(everywhere, everywhere), full, never)]
+        return [*self._compiled(manifest, shards, WaitingShards(everywhere, everywhere), full, never)]
 
     def _compiled(
-        self, manifest: Manifest, shards: Sequence[str], work: Work, full: bool, stop: Callable[[], bool]
+        self, manifest: Manifest, shards: Sequence[str], work: WaitingShards, full: bool, stop: Callable[[], bool]
     ) -> Iterator[CompileReport | LimpetError]:
         """What became of each shard, in rounds; after each, what was folded is recorded."""
         for some in rounds(shards, manifest):
-            outcomes = compile_here(self._storage, manifest, self._sightings, some, work, full, stop)
+            outcomes = compile_here(self._storage, manifest, self._watch, some, work, full, stop)
             done = CompileReport()
             for outcome in outcomes:
                 if isinstance(outcome, CompileReport):
@@ -327,7 +336,7 @@ class Index(Generic[R]):
         self._cell.update(change)
         self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
 
-    def _record(self, opened: _Opened[R], key: str, line: bytes | None) -> R | None:
+    def _record(self, opened: _OpenedIndex[R], key: str, line: bytes | None) -> R | None:
         if line is None:
             return None
         schema = opened.manifest.schema
@@ -335,7 +344,7 @@ class Index(Generic[R]):
         self._stamps.saw(self._storage.keys.root, {key: schema.stamp_of(line)})
         return record
 
-    def _open(self, *, again: bool = False) -> _Opened[R]:
+    def _open(self, *, again: bool = False) -> _OpenedIndex[R]:
         opened, at_s = self._opened, self._runtime.elapsed_s()
         if opened is not None and not again and at_s - opened.at_s < REFRESH_S:
             return opened
@@ -344,8 +353,8 @@ class Index(Generic[R]):
             self._opened = replace(opened, at_s=at_s)
         else:
             reader = Reader(self._storage, manifest)
-            writer = Writer(self._storage, manifest, self._typed, self._stamps)
-            self._opened = _Opened(manifest, reader, writer, at_s)
+            writer = RecordWriter(self._storage, manifest, self._typed, self._stamps)
+            self._opened = _OpenedIndex(manifest, reader, writer, at_s)
         return self._opened
 
 
@@ -356,7 +365,7 @@ PUTS_MAX = 5
 class Layout:
     """The manifest of one index, as a program's type wants it to be."""
 
-    def __init__(self, storage: Storage, cell: Cell[Manifest], name: str, typed: Typed[Any], depth: int | None):
+    def __init__(self, storage: IndexStorage, cell: Cell[Manifest], name: str, typed: Typed[Any], depth: int | None):
         if depth is not None and depth not in DEPTHS:
             raise Invalid(f"an index has a depth of {DEPTHS[0]} to {DEPTHS[-1]}, not {depth}")
         self._storage = storage

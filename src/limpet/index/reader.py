@@ -9,8 +9,8 @@ from functools import partial
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
 from limpet.index.codec.lines import END, Schema, lines_of
-from limpet.index.decide import LINE_GUESS, Absent, Search, digest, keys_of, merge, newest, shard_ids, shard_of
-from limpet.index.storage import NO_WORK, Count, Manifest, Storage, Work, checked, manifest_cell
+from limpet.index.decide import LINE_GUESS, NoLine, Search, digest, keys_of, merge, newest, shard_ids, shard_of
+from limpet.index.storage import NONE_WAIT, Count, IndexStorage, Manifest, WaitingShards, checked, manifest_cell
 from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
@@ -53,7 +53,7 @@ class Reader:
     read all of a shard notices that it is smaller than recorded, and only then counts.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: IndexStorage, manifest: Manifest) -> None:
         self._storage = storage
         self._manifest = manifest
         self._schema: Schema = manifest.schema
@@ -84,7 +84,7 @@ class Reader:
         by_shard: dict[str, list[str]] = {}
         for key in dict.fromkeys(keys):
             by_shard.setdefault(shard_of(digest(key.encode()), self._manifest.depth), []).append(key)
-        work = self._storage.work() if by_shard else NO_WORK
+        work = self._storage.work() if by_shard else NONE_WAIT
 
         def some(item: tuple[str, list[str]]) -> dict[str, bytes] | LimpetError:
             try:
@@ -100,7 +100,7 @@ class Reader:
             found.update(lines)
         return found
 
-    def _some(self, shard: str, keys: Sequence[str], work: Work) -> dict[str, bytes]:
+    def _some(self, shard: str, keys: Sequence[str], work: WaitingShards) -> dict[str, bytes]:
         lines: list[bytes] = []
         if shard in work.singles:
             folders = {self._storage.keys.inbox_of(shard, key): key for key in keys}
@@ -200,7 +200,7 @@ class Reader:
             else:
                 yield lines
 
-    def _scan(self, shards: Sequence[str], work: Work) -> Iterator[list[bytes]]:
+    def _scan(self, shards: Sequence[str], work: WaitingShards) -> Iterator[list[bytes]]:
         shape = self._schema.shape
         waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
         for shard, data in self._storage.shards(shards).items():
@@ -221,7 +221,7 @@ class Reader:
         known = self._count(shard)
         return LeftOut(self._storage.keys.shard(shard), str(error), known.records if known else None)
 
-    def _groups(self, work: Work) -> Iterator[list[str]]:
+    def _groups(self, work: WaitingShards) -> Iterator[list[str]]:
         """All shards, in runs that are read together; one for which something waits is alone, since it may be much."""
         group: list[str] = []
         size = 0
@@ -240,8 +240,8 @@ class Reader:
         if group:
             yield group
 
-    def waiting(self, shard: str, work: Work) -> list[bytes]:
-        """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `Storage.waiting`."""
+    def waiting(self, shard: str, work: WaitingShards) -> list[bytes]:
+        """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `IndexStorage.waiting`."""
         return [
             line
             for at, data in self._storage.waiting(shard, work).items()
@@ -335,12 +335,12 @@ class Reader:
             if shard is not None:
                 self._sizes[shard] = blob.size
             outcome = self._learn(search, start, blob, at)
-            if isinstance(outcome, Absent):
+            if isinstance(outcome, NoLine):
                 return []
             if outcome is not None:
                 return self._schema.lines(outcome + END, what=at)
 
-    def _learn(self, search: Search, start: int, blob: Blob, at: Key) -> bytes | Absent | None:
+    def _learn(self, search: Search, start: int, blob: Blob, at: Key) -> bytes | NoLine | None:
         try:
             return search.learn(start, blob.data)
         except Corrupt as error:

@@ -140,7 +140,7 @@ def noted(
     return with_counts(manifest, newer) if newer else manifest, frozenset(recorded)
 
 
-def is_current(storage: Storage, shard: str, version: Version) -> bool:
+def is_current(storage: IndexStorage, shard: str, version: Version) -> bool:
     """Whether the shard is of that version now.   Cost: 1 HEAD."""
     try:
         return storage.store.head(storage.keys.shard(shard)).version == version
@@ -148,7 +148,7 @@ def is_current(storage: Storage, shard: str, version: Version) -> bool:
         return False
 
 
-def manifest_cell(storage: Storage) -> Cell[Manifest]:
+def manifest_cell(storage: IndexStorage) -> Cell[Manifest]:
     """The cell of an index's manifest."""
     return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime)
 
@@ -163,7 +163,7 @@ BACKOFF_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WaitingShards:
     """The shards in which something waits to be compiled, by where it waits.
 
     `singles` was listed before `packs`. A shard in neither has everything in its base that was there before.
@@ -178,10 +178,10 @@ class Work:
         return self.singles | self.packs
 
 
-NO_WORK = Work(frozenset(), frozenset())
+NONE_WAIT = WaitingShards(frozenset(), frozenset())
 
 
-class Storage:
+class IndexStorage:
     """Reads and writes objects; decides nothing."""
 
     def __init__(self, store: Store, keys: IndexKeys, runtime: Runtime) -> None:
@@ -189,10 +189,10 @@ class Storage:
         self.keys = keys
         self.runtime = runtime
 
-    def work(self) -> Work:
+    def work(self) -> WaitingShards:
         """Where something waits.   Cost: 2 LISTs, one of `inbox/`, then one of `packs/`, by their folders."""
         singles = frozenset(self.store.list_dirs(self.keys.inbox))
-        return Work(singles, frozenset(self.store.list_dirs(self.keys.packs)))
+        return WaitingShards(singles, frozenset(self.store.list_dirs(self.keys.packs)))
 
     def singles(self, shard: str) -> list[Stat]:
         """The singles of a shard.   Cost: 1 LIST per 1,000."""
@@ -224,7 +224,7 @@ class Storage:
             found[key] = outcome.data
         return found
 
-    def waiting(self, shard: str, work: Work | None = None) -> dict[Key, bytes]:
+    def waiting(self, shard: str, work: WaitingShards | None = None) -> dict[Key, bytes]:
         """What waits for a shard: its singles, then its packs. `work` may say that there is nothing to look for.
 
         Cost: 2 LISTs (none for what `work` rules out) + 1 GET an object.

@@ -24,7 +24,7 @@ from limpet.index.codec.lines import (
     stamp_time,
 )
 from limpet.index.decide import PACK_BYTES, digest, key_of, packed, shard_ids, shard_of, split
-from limpet.index.storage import Manifest, Storage
+from limpet.index.storage import IndexStorage, Manifest
 from limpet.runtime import Runtime
 from limpet.store.api import Put, Store
 
@@ -182,7 +182,7 @@ CHUNK = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EncodedRecords:
     """Records ready to be written, in their order.
 
     `own` are the stamps that they brought along, None for those that brought none; None alone if none of them lies
@@ -232,7 +232,7 @@ class Bulk(Generic[R]):
         stamp = given(at, times.latest, where=where) if at else self._stamps.after(self._scope, key, times.common)
         return stamp, at is not None
 
-    def one_by_one(self, records: Iterable[R | Mapping[str, Any]], first: int, times: Times) -> Batch:
+    def one_by_one(self, records: Iterable[R | Mapping[str, Any]], first: int, times: Times) -> EncodedRecords:
         """Those records, of which the first has that number in its call.   Raises: Invalid, saying which one is bad."""
         keys, lines, own = list[str](), list[bytes](), list[str | None]()
         for number, record in enumerate(records, first):
@@ -244,9 +244,9 @@ class Bulk(Generic[R]):
             keys.append(key)
             lines.append(line)
             own.append(stamp if is_own else None)
-        return Batch(keys, lines, own)
+        return EncodedRecords(keys, lines, own)
 
-    def in_columns(self, records: Sequence[R | Mapping[str, Any]], times: Times) -> Batch | None:
+    def in_columns(self, records: Sequence[R | Mapping[str, Any]], times: Times) -> EncodedRecords | None:
         """What `one_by_one` would make of them, for a fraction of the price; None if it may find one that is bad."""
         try:
             columns = self._typed.columns(records, self._names)
@@ -255,7 +255,7 @@ class Bulk(Generic[R]):
             lines = self._schema.bulk_lines([*columns.values()], stamps)
         except (Invalid, LookupError):
             return None
-        return Batch(keys, lines, own)
+        return EncodedRecords(keys, lines, own)
 
     @cached_property
     def _names(self) -> Sequence[str]:
@@ -264,7 +264,7 @@ class Bulk(Generic[R]):
     def _stamped(
         self, keys: Sequence[str], brought: Sequence[Any], times: Times
     ) -> tuple[Sequence[str], Sequence[str | None] | None]:
-        """The stamp of each record, and `Batch.own`.   Raises: Invalid."""
+        """The stamp of each record, and `EncodedRecords.own`.   Raises: Invalid."""
         if {*map(type, brought)} == {type(None)}:
             return self._stamps.after_each(self._scope, keys, times.common), None
         if all_in_utc(brought) and (newest := max(brought)) <= times.latest:
@@ -278,10 +278,10 @@ _Shards = defaultdict[int, dict[bytes, bytes]]
 """Lines by the number of their shard and the digest of their key."""
 
 
-class Writer(Generic[R]):
+class RecordWriter(Generic[R]):
     """Turns records into objects that wait for a compiler. Every check is made before anything is written."""
 
-    def __init__(self, storage: Storage, manifest: Manifest, typed: Typed[R], stamps: Stamps) -> None:
+    def __init__(self, storage: IndexStorage, manifest: Manifest, typed: Typed[R], stamps: Stamps) -> None:
         self._storage = storage
         self._depth = manifest.depth
         self._schema = manifest.schema

@@ -83,7 +83,7 @@ def import_(
     records are all of another type.
     """
     from limpet.index.files import Import, identity
-    from limpet.index.formats import FORMATS, Limits, name_of
+    from limpet.index.formats import FORMATS, ChunkLimits, name_of
 
     named = name_of(file, format)
     if key and not create:
@@ -100,7 +100,7 @@ def import_(
             stream,
             file=Path(file).name,
             format=named,
-            limits=Limits(records=batch),
+            limits=ChunkLimits(records=batch),
             id=None if file == STDIN else identity(stream, named),
             restart=restart,
             skip_bad=skip_bad,

@@ -18,7 +18,7 @@ from limpet.keys import IndexKeys, Key
 if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.index import Index
-    from limpet.index.maintain.import_existing import AdoptReport, Source
+    from limpet.index.maintain.import_existing import AdoptReport, FileSource
     from limpet.index.maintain.purge import PurgeReport
     from limpet.index.maintain.reshard import ReshardReport
     from limpet.index.maintain.verify import Finding, VerifyReport
@@ -253,7 +253,7 @@ def _fields(report: AdoptReport | PurgeReport | ReshardReport) -> dict[str, obje
     return asdict(report)
 
 
-def _source(fleet: Fleet, name: str, where: str | None, *, shards: bool = False) -> Source | None:
+def _source(fleet: Fleet, name: str, where: str | None, *, shards: bool = False) -> FileSource | None:
     """Where the files lie. A local folder is read as such: its file names need not be those of a store."""
     from urllib.parse import unquote, urlsplit
 

@@ -155,7 +155,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
 
 
-def plain(value: Any) -> Any:
+def builtins_of(value: Any) -> Any:
     """What msgspec makes of an enum, UUID, decimal, dataclass and so on: values that JSON has.   Raises: TypeError."""
     if isinstance(value, str):
         return str.__str__(value)
@@ -201,7 +201,7 @@ _TURNED: Mapping[Kind, type] = {"string": str, "integer": int, "object": dict, "
 def _other(kind: Kind, value: Any) -> bytes:
     """A value that is not of the kind's own type: turned into one, or refused."""
     with suppress(TypeError):
-        turned = plain(value)
+        turned = builtins_of(value)
         if type(turned) is not type(value) and type(turned) is _TURNED.get(kind):
             return _WRITERS[kind](turned)
     raise Invalid(f"expected {kind}, got {type(value).__name__} {shown(value)}")
@@ -357,7 +357,7 @@ ENUM_MAX = 10_000
 FLOAT_MAX = sys.float_info.max
 _Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_END, le=INTEGER_END - 1)]
 _Number = Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
-Plain = records.Text | _Integer | _Number | bool
+Scalar = records.Text | _Integer | _Number | bool
 _TIME_KINDS: tuple[Kind, ...] = ("date", "datetime")
 
 
@@ -367,11 +367,11 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     A pattern must match the whole string. Of `minimum` and `exclusive_minimum`, and of the maxima, one at most is set.
     """
 
-    enum: Annotated[tuple[Plain, ...], msgspec.Meta(max_length=ENUM_MAX)] | None = None
-    minimum: Plain | None = None
-    maximum: Plain | None = None
-    exclusive_minimum: Plain | None = None
-    exclusive_maximum: Plain | None = None
+    enum: Annotated[tuple[Scalar, ...], msgspec.Meta(max_length=ENUM_MAX)] | None = None
+    minimum: Scalar | None = None
+    maximum: Scalar | None = None
+    exclusive_minimum: Scalar | None = None
+    exclusive_maximum: Scalar | None = None
     min_length: records.Count | None = None
     max_length: records.Count | None = None
     pattern: records.Text | None = None
@@ -393,7 +393,7 @@ def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
 
 
 def _checks(limits: Constraints, kind: Kind) -> list[tuple[Callable[[Any], bool], str]]:
-    def limit(given: Plain | None) -> Any:
+    def limit(given: Scalar | None) -> Any:
         return reader(kind)(given) if isinstance(given, str) and kind != "string" else given
 
     checks: list[tuple[Callable[[Any], bool], str]] = []
@@ -610,7 +610,7 @@ def _texts(field: Field, write: Callable[[Any], bytes], column: Sequence[Any]) -
         types.discard(type(None))
         if not types:
             return [_NULL] * len(column)
-        if field.type == "string" and types == {str} and _is_plain("".join(values)):
+        if field.type == "string" and types == {str} and _needs_no_escape("".join(values)):
             return [_NULL if value is None else value for value in column] if nulls else column
         if field.type == "integer" and all_in_64_bits(values):
             return [_NULL if value is None else str(value) for value in column] if nulls else [*map(str, column)]
@@ -619,7 +619,7 @@ def _texts(field: Field, write: Callable[[Any], bytes], column: Sequence[Any]) -
     return [_part(field, write, value).decode() for value in column]
 
 
-def _is_plain(text: str) -> bool:
+def _needs_no_escape(text: str) -> bool:
     """Whether it can be written as it is."""
     try:
         return not unsafe(text.encode())
@@ -704,12 +704,12 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
-    def _all_usual(self) -> re.Pattern[bytes]:
+    def _usual_pattern(self) -> re.Pattern[bytes]:
         """A whole object of lines of this schema; none if there is JSON, which must be parsed."""
         return self._all(self._parts)
 
     @cached_property
-    def _all_plain(self) -> re.Pattern[bytes]:
+    def _fast_pattern(self) -> re.Pattern[bytes]:
         """The same of lines that hold no control, escape or null, so that any string in them is good."""
         parts = [*self._parts]
         for at, field in enumerate(self.fields):
@@ -738,7 +738,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         if type(key) is str and kind == "string" and key.isascii() and 0 < len(key) <= SHORT_KEY:
             return key
         try:
-            text = plain(key)
+            text = builtins_of(key)
         except TypeError:
             text = None
         if type(text) is not (str if kind == "string" else int):
@@ -831,7 +831,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
         # a string of a line without a backslash needs no second look, which would take as long as all the rest
         is_plain = unsafe(data) == (SEPARATOR * (self.shape.width - 1) + END) * len(lines)
-        if (self._all_plain if is_plain else self._all_usual).fullmatch(data) is None:
+        if (self._fast_pattern if is_plain else self._usual_pattern).fullmatch(data) is None:
             for number, line in enumerate(lines, 1):
                 if not self._is_line(line):
                     raise Corrupt(f"{what}: line {number} is not a record of this index: {line[:60]!r}")
@@ -881,8 +881,8 @@ class Typed(Generic[R]):
     """A user's type: its columns, and by column the names of its attributes and what they are when left out.
 
     Without a `kind`, records are dicts. `by_type` are the columns that say less than the type does (a nested type, an
-    enum, a set): their values are turned into what JSON has. `judges`: the type itself must take the record before it
-    is put, so that what was put can be read back. `direct`: the type's constructor takes the columns in their order.
+    enum, a set): their values are turned into what JSON has. `validates`: the type itself must take the record before
+    it is put, so that what was put can be read back. `direct`: the type's constructor takes the columns in their order.
     """
 
     kind: type[R] | None
@@ -891,7 +891,7 @@ class Typed(Generic[R]):
     attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     by_type: frozenset[str] = frozenset()
-    judges: bool = False
+    validates: bool = False
     direct: bool = False
 
     @cached_property
@@ -920,7 +920,7 @@ class Typed(Generic[R]):
         else:
             wanted = f"a {self.kind.__name__} or a dict" if self.kind else "a dict"
             raise Invalid(f"{where}: expected {wanted}, got {type(record).__name__}")
-        return self._judged(values, where) if self.judges else values
+        return self._validated(values, where) if self.validates else values
 
     def columns(self, records: Sequence[R | Mapping[str, Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
         """The values of many records by column, in the order of `names`; None where a record has none.
@@ -939,7 +939,7 @@ class Typed(Generic[R]):
     def _alike(self, records: Sequence[Any]) -> Mapping[str, Sequence[Any]] | None:
         """The columns of records that are all of the type, or all dicts with the same names; None for any others."""
         kinds = {*map(type, records)}
-        if self.judges:
+        if self.validates:
             return None
         if kinds == {self.kind}:
             return {column: [*map(attrgetter(name), records)] for column, name in self.attributes.items()}
@@ -948,14 +948,14 @@ class Typed(Generic[R]):
                 return {name: [*map(itemgetter(name), records)] for name in records[0]}
         return None
 
-    def _judged(self, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    def _validated(self, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """The values as JSON has them, if the type takes them back."""
         if self.key is not None and self.key in values:
             where = f"{where} ({shown(values[self.key])})"
         turned = {**values}
         for column in [each for each in values if each in self.by_type]:
             try:
-                turned[column] = plain(values[column])
+                turned[column] = builtins_of(values[column])
             except (TypeError, ValueError, RecursionError) as error:
                 raise Invalid(f"{where}: field {column!r}: {error}") from None
         try:

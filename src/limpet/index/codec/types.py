@@ -25,7 +25,7 @@ from limpet.index.codec.lines import (
     Constraints,
     Field,
     Kind,
-    Plain,
+    Scalar,
     Schema,
     Typed,
     checker,
@@ -66,7 +66,7 @@ def typed(kind: Any, key: str | None) -> Typed[Any]:
         {each.encode_name: each.name for each in info.fields},
         {each.encode_name: _default(each) for each in info.fields if not each.required},
         by_type,
-        judges=bool(by_type) or hasattr(kind, "__post_init__"),
+        validates=bool(by_type) or hasattr(kind, "__post_init__"),
         direct=not by_type and _takes_columns(kind, [each.name for each in info.fields]),
     )
 
@@ -306,7 +306,7 @@ def _canonical(name: str, value: Any, kind: Kind) -> Any:
     return value if name in ("minLength", "maxLength", "pattern") else _literal(value, kind)
 
 
-def _literal(value: Any, kind: Kind) -> Plain:
+def _literal(value: Any, kind: Kind) -> Scalar:
     """A value of the kind as JSON can hold it. A data package may give it as text."""
     if isinstance(value, str) and kind != "string":
         try:
@@ -314,7 +314,7 @@ def _literal(value: Any, kind: Kind) -> Plain:
         except ValueError:
             raise Invalid(f"expected {kind}, got {shown(value)}") from None
     text = writer(kind)(value).decode()
-    literal: Plain = text if kind in _TIME_KINDS else reader(kind)(text)
+    literal: Scalar = text if kind in _TIME_KINDS else reader(kind)(text)
     return literal
 
 

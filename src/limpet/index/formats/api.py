@@ -42,7 +42,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class FileHead:
     """What a file says before its first record: the names of its fields, if it has them, and where records begin."""
 
     names: tuple[str, ...] | None
@@ -50,7 +50,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ChunkLimits:
     """When a chunk is full."""
 
     records: int = 200_000
@@ -83,13 +83,13 @@ class Format(Protocol):
     seeks: bool
     """Whether a file is needed: a stream that cannot go back will not do."""
 
-    def head(self, stream: IO[bytes]) -> Head:
+    def head(self, stream: IO[bytes]) -> FileHead:
         """Read what comes before the records, from the start of the file.   Raises: Invalid."""
 
     def total(self, stream: IO[bytes], size: int) -> int:
         """The position at the end of a file of `size` bytes."""
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         """The records after a mark. The stream stands behind the head.   Raises: Invalid."""
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, Any]]:
@@ -157,7 +157,7 @@ class Records(Protocol):
         """The records from here on.   Raises: Invalid."""
 
 
-class Lines:
+class LineReader:
     """The lines of a stream, with their numbers. Some can be given back."""
 
     def __init__(self, stream: IO[bytes], after: Mark) -> None:
@@ -194,7 +194,7 @@ class Lines:
                 yield self.number, line
 
 
-def placed(stream: IO[bytes], head: Head, after: Mark) -> IO[bytes]:
+def placed(stream: IO[bytes], head: FileHead, after: Mark) -> IO[bytes]:
     """The stream at a mark. It stands behind the head already, so one that cannot go back will do there."""
     if after != head.start:
         stream.seek(after.position)
@@ -222,7 +222,7 @@ def text_of(raw: bytes) -> str:
         ) from None
 
 
-def gathered(names: tuple[str, ...] | None, source: Records, limits: Limits) -> Iterator[Chunk]:
+def gathered(names: tuple[str, ...] | None, source: Records, limits: ChunkLimits) -> Iterator[Chunk]:
     """Chunks of records, each closed when it has enough of them."""
     rows: list[Record] = []
     size = 0

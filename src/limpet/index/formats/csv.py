@@ -20,10 +20,10 @@ from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
     Chunk,
+    ChunkLimits,
     Decode,
-    Head,
-    Limits,
-    Lines,
+    FileHead,
+    LineReader,
     Mark,
     Record,
     Sample,
@@ -88,7 +88,7 @@ def _bare(raw: bytes) -> bytes:
     return raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
-class _Rows(Lines):
+class _Rows(LineReader):
     """Lines, with those put together whose line end is inside of quotes."""
 
     def records(self) -> Iterator[Record]:
@@ -124,7 +124,7 @@ class Csv:
     noun = "line"
     seeks = False
 
-    def head(self, stream: IO[bytes]) -> Head:
+    def head(self, stream: IO[bytes]) -> FileHead:
         """See `Format.head`: the first line that is not blank."""
         lines = _Rows(stream, Mark())
         found = next(lines.records(), None)
@@ -135,12 +135,12 @@ class Csv:
             raise Invalid(f"the header has one field, {names[0]!r}", hint="put commas between the fields of a CSV file")
         if "" in names:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
-        return Head(tuple(unguarded(name) for name in names), lines.mark)
+        return FileHead(tuple(unguarded(name) for name in names), lines.mark)
 
     def total(self, stream: IO[bytes], size: int) -> int:
         return size
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         return gathered(head.names, _Rows(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:

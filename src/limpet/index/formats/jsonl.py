@@ -14,10 +14,10 @@ from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
     Chunk,
+    ChunkLimits,
     Decode,
-    Head,
-    Limits,
-    Lines,
+    FileHead,
+    LineReader,
     Mark,
     Sample,
     Write,
@@ -63,15 +63,15 @@ class Jsonl:
     noun = "line"
     seeks = False
 
-    def head(self, stream: IO[bytes]) -> Head:
+    def head(self, stream: IO[bytes]) -> FileHead:
         """See `Format.head`: there is none."""
-        return Head(None)
+        return FileHead(None)
 
     def total(self, stream: IO[bytes], size: int) -> int:
         return size
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        return gathered(None, Lines(placed(stream, head, after), after), limits)
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
+        return gathered(None, LineReader(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
         return iter(chunk.rows)
@@ -82,7 +82,7 @@ class Jsonl:
 
     def sample(self, stream: IO[bytes]) -> Sample:
         rows = []
-        for number, raw in islice(Lines(stream, Mark()).records(), SAMPLE_ROWS):
+        for number, raw in islice(LineReader(stream, Mark()).records(), SAMPLE_ROWS):
             rows.append(parsed(text_of(raw.removeprefix(BOM)), what=f"line {number}"))
         if not rows:
             raise Invalid("the file is empty, so its fields cannot be told")

@@ -15,7 +15,18 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid, Unsupported
 from limpet.index.codec.lines import FIELDS_MAX, JSON_KINDS, KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
-from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, from_arrow, in_field, matched
+from limpet.index.formats.api import (
+    Chunk,
+    ChunkLimits,
+    Decode,
+    FileHead,
+    Mark,
+    Sample,
+    Write,
+    from_arrow,
+    in_field,
+    matched,
+)
 
 GROUP_ROWS = 100_000
 BATCH_ROWS = 1024
@@ -83,14 +94,14 @@ class Parquet:
     noun = "row"
     seeks = True
 
-    def head(self, stream: IO[bytes]) -> Head:
-        return Head(tuple(_file(stream).schema_arrow.names))
+    def head(self, stream: IO[bytes]) -> FileHead:
+        return FileHead(tuple(_file(stream).schema_arrow.names))
 
     def total(self, stream: IO[bytes], size: int) -> int:
         """See `Format.total`: rows."""
         return int(_file(stream).metadata.num_rows)
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         """Row groups that lie behind are not read again."""
         pa = _arrow()
         file = _file(stream, packed=_strings(_file(stream)))

@@ -20,9 +20,9 @@ from limpet.index.codec.lines import LINE_BYTES_MAX, Schema, shown
 from limpet.index.formats.api import (
     SAMPLE_ROWS,
     Chunk,
+    ChunkLimits,
     Decode,
-    Head,
-    Limits,
+    FileHead,
     Mark,
     Record,
     Sample,
@@ -153,7 +153,7 @@ class StrictUsv:
     noun = "record"
     seeks = True
 
-    def head(self, stream: IO[bytes]) -> Head:
+    def head(self, stream: IO[bytes]) -> FileHead:
         """See `Format.head`: the first record. What was read beyond it is read again, so the stream must go back."""
         source = _Records(stream, Mark())
         found = next(source.records(), None)
@@ -163,12 +163,12 @@ class StrictUsv:
         names = tuple(name or "" for name in units(_bare(found[1])))
         if "" in names:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
-        return Head(names, source.mark)
+        return FileHead(names, source.mark)
 
     def total(self, stream: IO[bytes], size: int) -> int:
         return size
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         return gathered(head.names, _Records(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:

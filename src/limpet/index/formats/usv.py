@@ -13,10 +13,10 @@ from limpet.errors import Corrupt, Invalid
 from limpet.index.codec.lines import DELETED, END, NULL, SEPARATOR, Schema, shown
 from limpet.index.formats.api import (
     Chunk,
+    ChunkLimits,
     Decode,
-    Head,
-    Limits,
-    Lines,
+    FileHead,
+    LineReader,
     Mark,
     Sample,
     Write,
@@ -33,15 +33,15 @@ class Usv:
     noun = "line"
     seeks = False
 
-    def head(self, stream: IO[bytes]) -> Head:
+    def head(self, stream: IO[bytes]) -> FileHead:
         """See `Format.head`: there is none."""
-        return Head(None)
+        return FileHead(None)
 
     def total(self, stream: IO[bytes], size: int) -> int:
         return size
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        return gathered(None, Lines(placed(stream, head, after), after), limits)
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
+        return gathered(None, LineReader(placed(stream, head, after), after), limits)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
         return iter(chunk.rows)

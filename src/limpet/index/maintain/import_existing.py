@@ -22,8 +22,8 @@ from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Outc
 from limpet.index.codec.lines import UPDATED_AT, Field, Schema
 from limpet.index.decide import keys_of, rank
 from limpet.index.formats.api import from_text
-from limpet.index.maintain.offline import Whole, batches, load, put_packs
-from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, Manifest, Storage
+from limpet.index.maintain.offline import WholeIndex, batches, load, put_packs
+from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, IndexStorage, Manifest
 from limpet.index.writer import Stamps, given, stamp_in
 from limpet.keys import Key, encoded, join
 from limpet.store.api import Absent, Stat, Store, Version
@@ -70,7 +70,9 @@ class AdoptReport:
     bad: list[BadFile] = field(default_factory=list)
 
 
-def adopt(whole: Whole, stamps: Stamps, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
+def import_existing(
+    whole: WholeIndex, stamps: Stamps, source: FileSource | None = None, *, quiesced: bool = False
+) -> AdoptReport:
     """Copy plain `{key}.usv` files into the index: from `source`, or those that lie just beside its manifest.
 
     Each file is one record, its fields in the order of the index's columns, and its name is the key; so are those in
@@ -87,11 +89,11 @@ def adopt(whole: Whole, stamps: Stamps, source: Source | None = None, *, quiesce
     manifest = load(whole).value
     if source is None:
         source = StoreSource(whole.storage.store, whole.storage.keys.root, shards=False)
-    return _taken(_Adopter(whole, manifest, stamps, source, quiesced))
+    return _taken(_ExistingFiles(whole, manifest, stamps, source, quiesced))
 
 
-def adopt_in_place(
-    whole: Whole, layout: Layout, stamps: Stamps, source: Source | None = None, *, quiesced: bool = False
+def import_in_place(
+    whole: WholeIndex, layout: Layout, stamps: Stamps, source: FileSource | None = None, *, quiesced: bool = False
 ) -> AdoptReport:
     """Make an index of the plain files that lie where it should be: beside its manifest, in `shards/` and `inbox/*/`.
 
@@ -118,12 +120,12 @@ def adopt_in_place(
             f"{keys.root} holds files of another program, some of which are moved to {keys.adopted}",
             hint="stop everything that writes them, then say --quiesced",
         )
-    checked = _taken(_Adopter(whole, manifest, stamps, here, quiesced=False, dry=True))
+    checked = _taken(_ExistingFiles(whole, manifest, stamps, here, quiesced=False, dry=True))
     if checked.bad:
         return checked
     storage.store.put(Key(f"{keys.adopted}/{ABOUT}"), ABOUT_TEXT)
     in_the_way = _copy(storage, here)
-    report = _taken(_Adopter(whole, manifest, stamps, here, quiesced=False))
+    report = _taken(_ExistingFiles(whole, manifest, stamps, here, quiesced=False))
     for error in here.delete(in_the_way).values():
         if error is not None:
             raise error
@@ -136,14 +138,14 @@ def adopt_in_place(
     return report
 
 
-def _taken(adopter: _Adopter) -> AdoptReport:
+def _taken(adopter: _ExistingFiles) -> AdoptReport:
     for batch in batches(adopter.source.files()):
         adopter.take(batch)
     adopter.flush()
     return adopter.report
 
 
-def _refuse_own(storage: Storage) -> None:
+def _refuse_own(storage: IndexStorage) -> None:
     """Go on only if what lies there without a manifest is no index of Limpet's own.   Raises: Corrupt.   Cost: 3 LISTs.
 
     Packs may be those of an adoption that was interrupted: it began with a file in `adopted/`.
@@ -159,7 +161,7 @@ def _refuse_own(storage: Storage) -> None:
         )
 
 
-def _copy(storage: Storage, here: Source) -> list[str]:
+def _copy(storage: IndexStorage, here: FileSource) -> list[str]:
     """Copy what stands in the way of an index's own files; the names of those to delete.   Raises: Conflict."""
     in_the_way: list[str] = []
     for batch in batches(here.files()):
@@ -173,7 +175,7 @@ def _copy(storage: Storage, here: Source) -> list[str]:
     return in_the_way
 
 
-def _keep_copy(storage: Storage, key: Key, data: bytes) -> None:
+def _keep_copy(storage: IndexStorage, key: Key, data: bytes) -> None:
     """Put a file where it stays; one that is there already must be the same.   Raises: Conflict."""
     try:
         storage.store.put(key, data, when=Absent())
@@ -189,13 +191,13 @@ def _keep_copy(storage: Storage, key: Key, data: bytes) -> None:
             ) from None
 
 
-class _Adopter:
+class _ExistingFiles:
     def __init__(
         self,
-        whole: Whole,
+        whole: WholeIndex,
         manifest: Manifest,
         stamps: Stamps,
-        source: Source,
+        source: FileSource,
         quiesced: bool,
         *,
         dry: bool = False,
@@ -302,7 +304,7 @@ SHARDS = "shards"
 INBOX = "inbox"
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """Some files, by their name below one place: those just there, in its folder `shards/`, and in `inbox/*/`."""
 
     def files(self) -> Iterator[Stat]:

@@ -22,8 +22,8 @@ from limpet.index.storage import (
     SHARD_BYTES_MAX,
     Count,
     Fold,
+    IndexStorage,
     Manifest,
-    Storage,
     checked,
     is_current,
     noted,
@@ -45,17 +45,17 @@ BATCH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeIndex:
     """One index, for operations on all of it. `compile` folds everything that waits."""
 
     name: str
-    storage: Storage
+    storage: IndexStorage
     cell: Cell[Manifest]
-    sightings: VersionWatch
+    watch: VersionWatch
     compile: Callable[[], CompileReport]
 
 
-def load(whole: Whole) -> Versioned[Manifest]:
+def load(whole: WholeIndex) -> Versioned[Manifest]:
     """The manifest as it is now.   Raises: Missing; Corrupt.   Cost: 1 GET."""
     seen = whole.cell.read()
     if seen is None:
@@ -74,7 +74,7 @@ def demand_quiesced(quiesced: bool, *, what: str) -> None:
 
 
 @contextmanager
-def sole(whole: Whole) -> Iterator[Lease]:
+def sole(whole: WholeIndex) -> Iterator[Lease]:
     """Be the only one who repairs, reshards or purges this index.
 
     Raises: Missing; Held.   Cost: 2 GETs + 2 PUTs, 1 PUT more every 20 s.   Crash: the lock runs out after a minute.
@@ -82,7 +82,7 @@ def sole(whole: Whole) -> Iterator[Lease]:
     load(whole)
     storage = whole.storage
     key = storage.keys.lock(ALL)
-    lock = Lock(storage.store, key, key, SOLE_TTL_S, storage.runtime, whole.sightings, look_first=True)
+    lock = Lock(storage.store, key, key, SOLE_TTL_S, storage.runtime, whole.watch, look_first=True)
     try:
         with lock.hold(wait_s=0.0) as lease:
             yield lease
@@ -92,7 +92,7 @@ def sole(whole: Whole) -> Iterator[Lease]:
         raise
 
 
-def refuse_running(whole: Whole) -> None:
+def refuse_running(whole: WholeIndex) -> None:
     """Go on only if no compiler holds the lock of a shard.
 
     A lock that has run out on the store's clock is nobody's: its compiler died, or was stopped by the operator.
@@ -115,7 +115,7 @@ def refuse_running(whole: Whole) -> None:
             raise held
 
 
-def compile_all(whole: Whole) -> None:
+def compile_all(whole: WholeIndex) -> None:
     """Fold everything that waits.   Raises: Conflict if another compiler was at work; as `Index.compile`."""
     report = whole.compile()
     if report.held or report.conflicts:
@@ -125,7 +125,7 @@ def compile_all(whole: Whole) -> None:
         )
 
 
-def refuse_waiting(whole: Whole) -> None:
+def refuse_waiting(whole: WholeIndex) -> None:
     """Go on only if nothing waits to be compiled.   Raises: Conflict, naming an object.   Cost: 2 LISTs."""
     storage = whole.storage
     for prefix in (storage.keys.inbox, storage.keys.packs):
@@ -157,7 +157,7 @@ def sound(manifest: Manifest, shard: str, data: bytes, *, what: str, at_rest: bo
     return lines
 
 
-def record(whole: Whole, generation: int, folds: Mapping[str, Fold]) -> None:
+def record(whole: WholeIndex, generation: int, folds: Mapping[str, Fold]) -> None:
     """Record shards that were put or read, unless somebody else has put them since.
 
     Cost: 1 GET + at most 1 PUT, 1 HEAD for each shard that is not recorded so.
@@ -172,7 +172,7 @@ def record(whole: Whole, generation: int, folds: Mapping[str, Fold]) -> None:
     whole.cell.update(change)
 
 
-def put_packs(storage: Storage, manifest: Manifest, lines: Sequence[bytes]) -> int:
+def put_packs(storage: IndexStorage, manifest: Manifest, lines: Sequence[bytes]) -> int:
     """Put lines, which are good, where compilers and readers find them; how many packs that took.
 
     A pack is safe whatever they were in before: it is read after every single, and before every shard.
@@ -192,7 +192,7 @@ def put_packs(storage: Storage, manifest: Manifest, lines: Sequence[bytes]) -> i
     return len(by_shard)
 
 
-def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count], *, for_good: bool = False) -> None:
+def lower(whole: WholeIndex, manifest: Manifest, counts: Mapping[str, Count], *, for_good: bool = False) -> None:
     """Have the manifest promise no more than these counts, and no digest, before their shards are put.
 
     A compiler refuses a shard that has fewer records than the manifest says, or other bytes. `for_good`: one that has
@@ -202,7 +202,7 @@ def lower(whole: Whole, manifest: Manifest, counts: Mapping[str, Count], *, for_
 
     def change(now: Manifest | None) -> Manifest | None:
         if now is None or now.generation != manifest.generation:
-            raise anew(whole)
+            raise changed_meanwhile(whole)
         fewer = {shard: _fewer(now.count(shard), count) for shard, count in counts.items()}
         lowered = with_counts(now, {shard: count for shard, count in fewer.items() if count is not None})
         if for_good and counts:
@@ -218,7 +218,7 @@ def _fewer(known: Count | None, count: Count) -> Count | None:
     return Count(count.records, count.size) if known.records > count.records else Count(known.records, known.size)
 
 
-def anew(whole: Whole) -> Conflict:
+def changed_meanwhile(whole: WholeIndex) -> Conflict:
     """The error for an index whose shards were laid out anew meanwhile."""
     return Conflict(f"the index {whole.name!r} was resharded or purged meanwhile", hint="try again")
 
@@ -242,40 +242,40 @@ _SHARD = re.compile("[0-9a-f]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What the object is for, and of which shard; `plain` is a record file as seed 001 lays them out."""
+class ObjectPlace:
+    """What the object is for, and of which shard; `builtins_of` is a record file as seed 001 lays them out."""
 
     role: Role
     shard: str = ""
 
 
-def place_of(keys: IndexKeys, key: Key) -> Place:
+def place_of(keys: IndexKeys, key: Key) -> ObjectPlace:
     """The place of an object below the index's root. A shard may be of any depth.
 
     Whatever lies in a shard's folder of `inbox/` or `packs/` is read by compilers, so it counts as a single or a pack.
     """
     if key in (keys.manifest, keys.package, keys.json_schema):
-        return Place("described")
+        return ObjectPlace("described")
     match key.removeprefix(f"{keys.root}/").split("/"):
         case ["inbox", shard, _, *_] if _SHARD.fullmatch(shard):
-            return Place("single", shard)
+            return ObjectPlace("single", shard)
         case ["packs", shard, _, *_] if _SHARD.fullmatch(shard):
-            return Place("pack", shard)
+            return ObjectPlace("pack", shard)
         case ["shards", name]:
             stem, _, ending = name.rpartition(".")
             if ending == "usv" and _SHARD.fullmatch(stem):
-                return Place("shard", stem)
+                return ObjectPlace("shard", stem)
             if ending == "lock" and (stem == ALL or _SHARD.fullmatch(stem)):
-                return Place("lock", stem)
+                return ObjectPlace("lock", stem)
         case ["adopted", *_]:
-            return Place("adopted")
+            return ObjectPlace("adopted")
         case ["imports", name] if name.endswith(".json"):
-            return Place("described")
+            return ObjectPlace("described")
         case ["quarantine", _, name] if name.endswith(".json"):
-            return Place("quarantined")
+            return ObjectPlace("quarantined")
         case [name] if name.endswith(".usv"):
-            return Place("plain")
-    return Place("unknown")
+            return ObjectPlace("plain")
+    return ObjectPlace("unknown")
 
 
 FlawKind = Literal[
@@ -422,7 +422,7 @@ MOVED = b"the records of this shard lie in shards of another depth"
 _HOLDING = ("pack", "shard", "single")
 
 
-def strays_of(storage: Storage, depth: int) -> Iterator[tuple[Key, Place]]:
+def misplaced_in(storage: IndexStorage, depth: int) -> Iterator[tuple[Key, ObjectPlace]]:
     """The objects of another depth that may hold records.   Cost: 1 LIST per 1,000 objects, 3 at least."""
     for prefix in (storage.keys.inbox, storage.keys.packs, storage.keys.shards):
         for stat in storage.store.list(prefix):
@@ -431,7 +431,7 @@ def strays_of(storage: Storage, depth: int) -> Iterator[tuple[Key, Place]]:
                 yield stat.key, place
 
 
-def retire(storage: Storage, key: Key, version: Version) -> None:
+def retire(storage: IndexStorage, key: Key, version: Version) -> None:
     """Remove a shard of another depth whose records are durable elsewhere, if it is still of that version.
 
     Raises: OutcomeUnknown if somebody wrote it since: it stays.   Cost: 1 PUT + 1 DELETE.
@@ -441,16 +441,16 @@ def retire(storage: Storage, key: Key, version: Version) -> None:
     storage.store.delete(key)
 
 
-class Strays:
+class MisplacedObjects:
     """Brings the records of strays home. The shard that was compared last is kept, since strays come in order."""
 
-    def __init__(self, whole: Whole, manifest: Manifest) -> None:
+    def __init__(self, whole: WholeIndex, manifest: Manifest) -> None:
         self._storage = whole.storage
         self._manifest = manifest
         self._schema = manifest.schema
         self._last: tuple[str, dict[bytes, bytes]] = ("", {})
 
-    def bring_home(self, key: Key, place: Place) -> None:
+    def bring_home(self, key: Key, place: ObjectPlace) -> None:
         """Put the records of one stray where they belong, then remove it.
 
         Raises: Corrupt for one that cannot be read: it stays; OutcomeUnknown.

@@ -10,19 +10,19 @@ from limpet.errors import Conflict, Invalid, LimpetError, Missing
 from limpet.index.codec.lines import END, stamp_text
 from limpet.index.decide import shard_ids
 from limpet.index.maintain.offline import (
-    Whole,
+    WholeIndex,
     batches,
     compile_all,
     demand_quiesced,
     load,
     lower,
+    misplaced_in,
     place_of,
     record,
     refuse_running,
     refuse_waiting,
     sole,
     sound,
-    strays_of,
 )
 from limpet.index.storage import SHARD_BYTES_MAX, Count, Fold, Manifest, sum_of
 from limpet.keys import Key
@@ -40,7 +40,7 @@ class PurgeReport:
     written_bytes: int = 0
 
 
-def purge(whole: Whole, *, quiesced: bool = False, older_than_s: float | None = None) -> PurgeReport:
+def purge(whole: WholeIndex, *, quiesced: bool = False, older_than_s: float | None = None) -> PurgeReport:
     """Compile everything, then drop the tombstones, or those older than `older_than_s`.
 
     Nobody may write, compile or read the index meanwhile, and whatever could still write an older record of a deleted
@@ -58,7 +58,7 @@ def purge(whole: Whole, *, quiesced: bool = False, older_than_s: float | None = 
         refuse_running(whole)
         compile_all(whole)
         refuse_waiting(whole)
-        for key, _ in strays_of(whole.storage, load(whole).value.depth):
+        for key, _ in misplaced_in(whole.storage, load(whole).value.depth):
             raise Conflict(
                 f"{key} is of another depth and may hold older records of deleted keys",
                 hint="`limpet index verify --repair` brings them home; then purge again",
@@ -67,7 +67,7 @@ def purge(whole: Whole, *, quiesced: bool = False, older_than_s: float | None = 
 
 
 class _Purge:
-    def __init__(self, whole: Whole, older_than_s: float | None) -> None:
+    def __init__(self, whole: WholeIndex, older_than_s: float | None) -> None:
         self._whole = whole
         self._storage = whole.storage
         self._manifest: Manifest = load(whole).value

@@ -13,17 +13,17 @@ from limpet.index.codec.lines import END
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
 from limpet.index.maintain.offline import (
-    Strays,
-    Whole,
+    MisplacedObjects,
+    WholeIndex,
     compile_all,
     demand_quiesced,
     load,
+    misplaced_in,
     refuse_running,
     refuse_waiting,
     retire,
     sole,
     sound,
-    strays_of,
 )
 from limpet.index.storage import SHARD_BYTES_MAX, Count, Manifest, sum_of, with_counts
 from limpet.keys import Key
@@ -47,7 +47,7 @@ class ReshardReport:
     removed: int = 0
 
 
-def reshard(whole: Whole, depth: int, *, quiesced: bool = False) -> ReshardReport:
+def reshard(whole: WholeIndex, depth: int, *, quiesced: bool = False) -> ReshardReport:
     """Give the index shards of `depth` hex digits. Nobody may write, compile or read it meanwhile.
 
     Shards of the new depth are written beside the old ones, the swap of the manifest makes them count, and then the
@@ -76,7 +76,7 @@ def reshard(whole: Whole, depth: int, *, quiesced: bool = False) -> ReshardRepor
 class _Move:
     """From one depth to another."""
 
-    def __init__(self, whole: Whole, report: ReshardReport) -> None:
+    def __init__(self, whole: WholeIndex, report: ReshardReport) -> None:
         self._whole = whole
         self._storage = whole.storage
         self._report = report
@@ -192,7 +192,7 @@ def _below(prefix: str, digits: int) -> list[str]:
     return [prefix + rest for rest in shard_ids(digits)] if digits else [prefix]
 
 
-def _tidy(whole: Whole, report: ReshardReport) -> None:
+def _tidy(whole: WholeIndex, report: ReshardReport) -> None:
     """Describe the new layout, and bring home whatever lies where only another depth looks.
 
     Raises: Conflict for what cannot be brought home; it stays.   Cost: 4 LISTs; on a tidy index no more but 1 GET.
@@ -201,8 +201,8 @@ def _tidy(whole: Whole, report: ReshardReport) -> None:
     if manifest.described != manifest.schema_version:
         write_descriptions(whole.storage, whole.name, manifest)
         whole.cell.update(_described)
-    strays = Strays(whole, manifest)
-    for key, place in [*strays_of(whole.storage, manifest.depth)]:
+    strays = MisplacedObjects(whole, manifest)
+    for key, place in [*misplaced_in(whole.storage, manifest.depth)]:
         strays.bring_home(key, place)
         report.removed += 1
 

@@ -14,11 +14,11 @@ from limpet.index.maintain.offline import (
     Flaw,
     FlawKind,
     Inspected,
-    Place,
-    Strays,
-    Whole,
-    anew,
+    MisplacedObjects,
+    ObjectPlace,
+    WholeIndex,
     batches,
+    changed_meanwhile,
     good_lines,
     inspect,
     load,
@@ -36,7 +36,7 @@ from limpet.store.api import Absent, Blob, Match, Stat, Version
 from limpet.store.outcome import put_bytes
 
 
-def verify(whole: Whole, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
+def verify(whole: WholeIndex, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
     """Read everything again and report what is wrong. With `repair`, put right what can be derived, and nothing else.
 
     With `accept_loss`, damaged and missing shards become what is left of them, so that everything can be read and
@@ -61,7 +61,7 @@ def verify(whole: Whole, *, repair: bool = False, accept_loss: bool = False) -> 
 
 
 class _Verifier:
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: WholeIndex) -> None:
         self._whole = whole
         self._storage = whole.storage
         self._keys = whole.storage.keys
@@ -168,7 +168,7 @@ class _Verifier:
         else:
             self._add("quarantined", key, f"keeps what was {kept.key}: {kept.reason}")
 
-    def _waits(self, key: Key, place: Place, blob: Blob) -> None:
+    def _waits(self, key: Key, place: ObjectPlace, blob: Blob) -> None:
         self._report.waiting += 1
         found = inspect(blob.data, self._schema, self._manifest.depth, place.shard)
         flaws = found.flaws
@@ -209,7 +209,7 @@ class _Verifier:
         """The manifest as it is now, for a second look at what seems wrong.   Raises: Conflict if it was resharded."""
         now = load(self._whole).value
         if now.generation != self._manifest.generation:
-            raise anew(self._whole)
+            raise changed_meanwhile(self._whole)
         return now
 
     def _unlisted(self, shard: str) -> None:
@@ -356,7 +356,7 @@ ACCEPTABLE: frozenset[FlawKind] = frozenset(
 _ORDER = ("shard", "single", "pack", "described")
 
 
-def descriptions(whole: Whole, manifest: Manifest) -> dict[Key, bytes]:
+def descriptions(whole: WholeIndex, manifest: Manifest) -> dict[Key, bytes]:
     """What other tools should find beside the manifest."""
     keys = whole.storage.keys
     return {
@@ -369,16 +369,16 @@ class Repairs:
     """Repairs objects of one index, each on what a fresh read shows of it.
 
     Cost: a shard 1 GET + 1 PUT and a swap of the manifest, and 1 PUT for each shard that gets records back; a single
-    1 GET + 1 PUT + 1 DELETE; a pack 2 GETs + 1 PUT + 1 DELETE and a swap; a stray see `Strays`; a description 2 GETs +
-    1 PUT; counts 1 swap and 1 HEAD for each shard that is not recorded so.
+    1 GET + 1 PUT + 1 DELETE; a pack 2 GETs + 1 PUT + 1 DELETE and a swap; a misplaced object see
+    `MisplacedObjects`; a description 2 GETs + 1 PUT; counts 1 swap and 1 HEAD for each shard that is not recorded so.
     """
 
-    def __init__(self, whole: Whole, manifest: Manifest, folds: Mapping[str, Fold]) -> None:
+    def __init__(self, whole: WholeIndex, manifest: Manifest, folds: Mapping[str, Fold]) -> None:
         self._whole = whole
         self._storage = whole.storage
         self._manifest = manifest
         self._schema = manifest.schema
-        self._strays = Strays(whole, manifest)
+        self._misplaced = MisplacedObjects(whole, manifest)
         self._folds = {**folds}
         self._written = False
 
@@ -393,7 +393,7 @@ class Repairs:
             self._count()
             self._manifest = load(self._whole).value  # the rest goes by its counts
         for key, place in sorted(
-            places.items(), key=lambda item: (self._is_stray(item[1]), _ORDER.index(item[1].role))
+            places.items(), key=lambda item: (self._is_misplaced(item[1]), _ORDER.index(item[1].role))
         ):
             try:
                 self._one(key, place)
@@ -432,12 +432,12 @@ class Repairs:
         self._count()
         return told
 
-    def _is_stray(self, place: Place) -> bool:
+    def _is_misplaced(self, place: ObjectPlace) -> bool:
         return bool(place.shard) and len(place.shard) != self._manifest.depth
 
-    def _one(self, key: Key, place: Place) -> None:
-        if self._is_stray(place):
-            self._strays.bring_home(key, place)
+    def _one(self, key: Key, place: ObjectPlace) -> None:
+        if self._is_misplaced(place):
+            self._misplaced.bring_home(key, place)
         elif place.role == "shard":
             self._shard(key, place.shard)
         elif place.role in ("pack", "single"):
@@ -454,7 +454,7 @@ class Repairs:
         data = packed(kept, self._schema.shape)
         self._swap(shard, data, blob.version, len(kept))
 
-    def _waiting(self, key: Key, place: Place) -> None:
+    def _waiting(self, key: Key, place: ObjectPlace) -> None:
         """Forward only: a single becomes a pack, a pack goes into its shard.
 
         A reader that listed before and finds the object gone looks further on, so the records must be there: never in

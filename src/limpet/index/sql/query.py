@@ -123,7 +123,7 @@ def sql(
     """
     try:
         with TemporaryDirectory(prefix="limpet-sql-") as home:
-            return _answer(store, runtime, Path(home), _Asked(query, parameters, allow_files, memory, on_damage))
+            return _answer(store, runtime, Path(home), _QueryRequest(query, parameters, allow_files, memory, on_damage))
     except OSError as error:
         raise Unavailable(
             f"could not use the temporary folder: {error.strerror or error}", hint="free some space, or set TMPDIR"
@@ -131,7 +131,7 @@ def sql(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _QueryRequest:
     query: str
     parameters: Parameters | None
     allow_files: bool
@@ -139,7 +139,7 @@ class _Asked:
     on_damage: OnDamage | None = None
 
 
-def _answer(store: Store, runtime: Runtime, home: Path, asked: _Asked) -> Rows:
+def _answer(store: Store, runtime: Runtime, home: Path, asked: _QueryRequest) -> Rows:
     with _session(home, asked, []) as session:
         plan = _parsed(session, asked.query, allow_files=asked.allow_files)
         wanted = names_in(store) if plan.shows_all else plan.names
@@ -159,12 +159,12 @@ def _answer(store: Store, runtime: Runtime, home: Path, asked: _Asked) -> Rows:
         return _rows(session, asked)
 
 
-def _rows(session: Any, asked: _Asked) -> Rows:
+def _rows(session: Any, asked: _QueryRequest) -> Rows:
     return rows_of(session.execute(asked.query, asked.parameters))
 
 
 @contextmanager
-def _session(home: Path, asked: _Asked, files: Sequence[str]) -> Iterator[Any]:
+def _session(home: Path, asked: _QueryRequest, files: Sequence[str]) -> Iterator[Any]:
     """A DuckDB in memory that can read those files, our own folder, and by default nothing else."""
     try:
         duckdb = import_module("duckdb")
@@ -211,7 +211,7 @@ def _translated(error: Exception, duckdb: Any, files: Sequence[str]) -> Invalid 
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _QueryPlan:
     """What the syntax tells of a query: the tables it may name, and whether it asks of nothing but their columns."""
 
     names: Sequence[str]
@@ -219,7 +219,7 @@ class _Plan:
     is_description: bool
 
 
-def _parsed(session: Any, query: str, *, allow_files: bool) -> _Plan:
+def _parsed(session: Any, query: str, *, allow_files: bool) -> _QueryPlan:
     """Look at the syntax tree. Nothing is bound or run.
 
     Raises: Invalid for anything but one SELECT, and for a function that it may not call.
@@ -249,7 +249,7 @@ def _parsed(session: Any, query: str, *, allow_files: bool) -> _Plan:
             raise Invalid(f"a query may not call {node['function_name']}()", hint="a query can only read")
     top = tree["statements"][0]["node"].get("from_table") or {}
     is_description = top.get("type") == "SHOW_REF" and top.get("show_type") != "SUMMARY"
-    return _Plan(sorted(names), shows_all, is_description)
+    return _QueryPlan(sorted(names), shows_all, is_description)
 
 
 def _demand_reading(function: str, allow_files: bool) -> None:
@@ -277,7 +277,7 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             todo += node
 
 
-def _bind(session: Any, asked: _Asked, store: Store, runtime: Runtime, tables: list[Table]) -> None:
+def _bind(session: Any, asked: _QueryRequest, store: Store, runtime: Runtime, tables: list[Table]) -> None:
     """Check the query against empty tables. An index that the query writes in other case is found and added.
 
     Raises: Invalid, for an unknown table with the names that there are.

@@ -14,7 +14,7 @@ from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.index.codec.lines import DELETED, END, ESCAPES, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
 from limpet.index.decide import newest, shard_ids
 from limpet.index.reader import OnDamage, Reader
-from limpet.index.storage import SHARD_BYTES_MAX, Manifest, Storage
+from limpet.index.storage import SHARD_BYTES_MAX, IndexStorage, Manifest
 from limpet.keys import INDEXES, IndexKeys, Key, join, name_of
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MeteredStore, ScopedStore, Store
@@ -127,7 +127,7 @@ class Table:
     """One index, by the name that the query calls it."""
 
     name: str
-    storage: Storage
+    storage: IndexStorage
     manifest: Manifest
 
     def gather(self, folder: Path, opened: ExitStack, on_damage: OnDamage | None = None) -> Gathered:
@@ -302,7 +302,7 @@ def table_of(store: Store, runtime: Runtime, name: str, index: str | None = None
     seen = Cell(store, keys.manifest, struct_codec(Manifest), runtime).read()
     if seen is None:
         return None
-    return Table(name, Storage(store, keys, runtime), seen.value)
+    return Table(name, IndexStorage(store, keys, runtime), seen.value)
 
 
 def names_in(store: Store) -> list[str]:
