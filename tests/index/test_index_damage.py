@@ -22,7 +22,7 @@ from limpet.index.codec.lines import Field
 from limpet.index.codec.types import with_own
 from limpet.index.compiler import read_quarantined
 from limpet.index.files import export
-from limpet.index.reader import LeftOut
+from limpet.index.reader import DamagedShard
 from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.keys import IndexKeys, Key
 from limpet.keys.index import single_stamp
@@ -602,7 +602,7 @@ def test_damaged_shards_can_be_left_out(
     assert found[OTHERS[0]] == "newer"
     with pytest.warns(DamagedShardWarning, match=rf"{AT} was left out"):
         assert dict(index.sql(query, skip_damaged=True)) == found
-    left_out: list[LeftOut] = []
+    left_out: list[DamagedShard] = []
     stream = BytesIO()
     [*export(index, stream, "jsonl", left_out.append)]
     assert stream.getvalue().count(b"\n") == len(OTHERS)

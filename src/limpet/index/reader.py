@@ -21,7 +21,7 @@ GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class DamagedShard:
     """A damaged shard that was left out, with what waits for it. `records`: how many it had; None if unknown."""
 
     key: Key
@@ -33,7 +33,7 @@ class LeftOut:
         return f"{self.key} was left out ({had}): {self.reason}"
 
 
-OnDamage = Callable[[LeftOut], None]
+OnDamage = Callable[[DamagedShard], None]
 """Is told of each damaged shard, which is then left out. Without one, a damaged shard is an error."""
 
 
@@ -41,7 +41,7 @@ class DamagedShardWarning(UserWarning):
     """A damaged shard was left out, because the caller asked for that."""
 
 
-def warn_of(left_out: LeftOut) -> None:
+def warn_of(left_out: DamagedShard) -> None:
     """Warn of a shard that was left out."""
     warnings.warn(str(left_out), DamagedShardWarning, stacklevel=3)
 
@@ -216,10 +216,10 @@ class Reader:
         self.demand_records(shard, len(lines))
         return lines
 
-    def left_out(self, shard: str, error: Corrupt) -> LeftOut:
+    def left_out(self, shard: str, error: Corrupt) -> DamagedShard:
         """What to tell of a damaged shard that is left out."""
         known = self._count(shard)
-        return LeftOut(self._storage.keys.shard(shard), str(error), known.records if known else None)
+        return DamagedShard(self._storage.keys.shard(shard), str(error), known.records if known else None)
 
     def _groups(self, work: WaitingShards) -> Iterator[list[str]]:
         """All shards, in runs that are read together; one for which something waits is alone, since it may be much."""

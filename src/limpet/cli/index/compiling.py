@@ -121,7 +121,7 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
     out.print(f"[dim]This took {many(sum(requests.values()), 'request')}{where}: {took}.[/dim]", soft_wrap=True)
 
 
-class _StopSignal:
+class _StopRequest:
     """Raised by a signal, for good."""
 
     def __init__(self, signals: Bell) -> None:
@@ -149,7 +149,7 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
     runtime = system()
     pause_s = every_s
     with bell(STOPS) as signals:
-        stop = _StopSignal(signals)
+        stop = _StopRequest(signals)
         while not stop():
             busy = False
             try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from limpet.app import Fleet
     from limpet.index import Index
     from limpet.index.codec.lines import Field, Schema
-    from limpet.index.reader import LeftOut, OnDamage
+    from limpet.index.reader import DamagedShard, OnDamage
 
 
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
@@ -77,7 +77,7 @@ def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
     """What to hand to a reader. If shards were left out, the command ends with exit code 1 when all else is done."""
     count = 0
 
-    def tell(left_out: LeftOut) -> None:
+    def tell(left_out: DamagedShard) -> None:
         nonlocal count
         count += 1
         say(f"damaged: {left_out}", err=True)

@@ -441,7 +441,7 @@ def retire(storage: IndexStorage, key: Key, version: Version) -> None:
     storage.store.delete(key)
 
 
-class MisplacedObjects:
+class MisplacedRecords:
     """Brings the records of strays home. The shard that was compared last is kept, since strays come in order."""
 
     def __init__(self, whole: WholeIndex, manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from limpet.index.codec.lines import END
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
 from limpet.index.maintain.offline import (
-    MisplacedObjects,
+    MisplacedRecords,
     WholeIndex,
     compile_all,
     demand_quiesced,
@@ -201,7 +201,7 @@ def _tidy(whole: WholeIndex, report: ReshardReport) -> None:
     if manifest.described != manifest.schema_version:
         write_descriptions(whole.storage, whole.name, manifest)
         whole.cell.update(_described)
-    strays = MisplacedObjects(whole, manifest)
+    strays = MisplacedRecords(whole, manifest)
     for key, place in [*misplaced_in(whole.storage, manifest.depth)]:
         strays.bring_home(key, place)
         report.removed += 1

@@ -14,7 +14,7 @@ from limpet.index.maintain.offline import (
     Flaw,
     FlawKind,
     Inspected,
-    MisplacedObjects,
+    MisplacedRecords,
     ObjectPlace,
     WholeIndex,
     batches,
@@ -370,7 +370,7 @@ class Repairs:
 
     Cost: a shard 1 GET + 1 PUT and a swap of the manifest, and 1 PUT for each shard that gets records back; a single
     1 GET + 1 PUT + 1 DELETE; a pack 2 GETs + 1 PUT + 1 DELETE and a swap; a misplaced object see
-    `MisplacedObjects`; a description 2 GETs + 1 PUT; counts 1 swap and 1 HEAD for each shard that is not recorded so.
+    `MisplacedRecords`; a description 2 GETs + 1 PUT; counts 1 swap and 1 HEAD for each shard that is not recorded so.
     """
 
     def __init__(self, whole: WholeIndex, manifest: Manifest, folds: Mapping[str, Fold]) -> None:
@@ -378,7 +378,7 @@ class Repairs:
         self._storage = whole.storage
         self._manifest = manifest
         self._schema = manifest.schema
-        self._misplaced = MisplacedObjects(whole, manifest)
+        self._misplaced = MisplacedRecords(whole, manifest)
         self._folds = {**folds}
         self._written = False
 
