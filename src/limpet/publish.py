@@ -41,7 +41,7 @@ from limpet.index.decide import shard_ids
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
 from limpet.index.sql.tables import table_of
-from limpet.index.storage import SHARD_BYTES_MAX, IndexStorage, Manifest
+from limpet.index.storage import IndexStorage, Manifest, batched
 from limpet.keys import Key, join
 from limpet.store.api import Absent, Blob, Stat
 from limpet.store.outcome import put_bytes
@@ -101,23 +101,12 @@ class CompiledShards:
 
         Memory is bounded by 32 MiB of shards, or the largest part.   Raises: Corrupt.   Cost: 1 GET a shard.
         """
-        schema, keys = self._manifest.schema, self._storage.keys
-        for batch in _batches(parts):
-            shards = [shard for part in batch for shard in part.shards]
-            blobs = self._storage.store.get_many([keys.shard(shard) for shard in shards], size_max=SHARD_BYTES_MAX)
+        schema = self._manifest.schema
+        for batch in batched(parts, lambda part: part.size, size=BATCH_BYTES):
+            blobs = self._storage.shards([shard for part in batch for shard in part.shards])
             for part in batch:
-                lines: list[bytes] = []
-                read: dict[str, Blob] = {}
-                for shard in part.shards:
-                    blob = blobs[keys.shard(shard)]
-                    if isinstance(blob, Missing):
-                        raise self._storage.no_shard(shard)
-                    if isinstance(blob, LimpetError):
-                        raise blob
-                    read[shard] = blob
-                    some = schema.lines(blob.data, what=keys.shard(shard))
-                    self._reader.demand_records(shard, len(some))
-                    lines += some
+                read = {shard: blobs[shard] for shard in part.shards}
+                lines = [line for shard, blob in read.items() for line in self._reader.sound(shard, blob.data)]
                 yield replace(part, version=_version(read)), [line for line in lines if not schema.is_gone(line)]
 
 
@@ -140,19 +129,6 @@ def _part(name: str, ids: Sequence[str], shards: Mapping[str, Stat]) -> ShardGro
 def _version(found: Mapping[str, Stat | Blob]) -> str:
     told = "".join(f"{shard} {each.version}\n" for shard, each in found.items())
     return sha256(told.encode()).hexdigest()[:VERSION_CHARACTERS]
-
-
-def _batches(parts: Sequence[ShardGroup]) -> Iterator[list[ShardGroup]]:
-    batch: list[ShardGroup] = []
-    size = 0
-    for part in parts:
-        if batch and size + part.size > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(part)
-        size += part.size
-    if batch:
-        yield batch
 
 
 NAMESPACE = ("indexes",)

@@ -20,7 +20,7 @@ from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
 from limpet.index.codec.lines import Field
 from limpet.index.codec.types import with_own
-from limpet.index.compiler import read_quarantined
+from limpet.index.compiler import Compiler, read_quarantined
 from limpet.index.files import export
 from limpet.index.reader import DamagedShard
 from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
@@ -161,7 +161,7 @@ def test_a_fold_that_made_a_shard_smaller_and_was_not_recorded_is_counted_once(
     """A compiler that dies before it records its fold: readers count the records of the smaller shard."""
     other = fleet.index(NAME, Rec, key="key")
     other.put_many([Rec(key, "") for key in MANY])
-    monkeypatch.setattr(Index, "_record_folds", lambda *_: None)
+    monkeypatch.setattr(Compiler, "record", lambda *_: None)
     other.compile(full=True)
     monkeypatch.undo()
     assert index.get(MANY[0]) is not None

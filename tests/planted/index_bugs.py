@@ -363,7 +363,7 @@ INDEX_BUGS = [
         "F23, B5",
         0,
         (
-            "_record_folds",
+            "Compiler._record",
             "self._cell.update(change)\nself._storage.remove([key for shard in sorted(recorded) for",
             "self._storage.remove([key for keys in report.merged.values() for key in keys])\n"
             "self._cell.update(change)\n"
@@ -374,7 +374,7 @@ INDEX_BUGS = [
         "objects go although their fold was not recorded",
         "F23, B5",
         717,
-        ("_record_folds", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
+        ("Compiler._record", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
     ),
     _bug(
         "a digest is compared with another version's",

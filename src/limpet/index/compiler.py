@@ -13,11 +13,13 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from limpet import records
+from limpet.cell import Cell
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import EventSink, compaction
 from limpet.index.decide import (
@@ -34,6 +36,7 @@ from limpet.index.decide import (
     shard_of,
     winners,
 )
+from limpet.index.describe import write_descriptions
 from limpet.index.storage import (
     SHARD_BYTES_MAX,
     WAITING_BYTES_MAX,
@@ -42,8 +45,12 @@ from limpet.index.storage import (
     IndexStorage,
     Manifest,
     WaitingShards,
+    batched,
+    changed_bytes,
     is_current,
+    lost_records,
     manifest_cell,
+    noted,
     placed,
     sum_of,
 )
@@ -56,6 +63,14 @@ from limpet.store.api import Blob, Match, Stat
 LOCK_TTL_S = 300.0
 PART_BYTES_MAX = 64 << 20
 LOOKS_MAX = 3
+PART = 8
+AT_ONCE = 8
+AT_ONCE_BYTES = 64 << 20
+"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
+
+ROUND_SHARDS = 256
+ROUND_BYTES = 1 << 30
+"""After so many shards, or bytes of them, a run records what it has folded: a run that dies repeats no more."""
 
 
 @dataclass(slots=True)
@@ -92,14 +107,92 @@ class CompileReport:
             self.merged.setdefault(shard, []).extend(other.merged[shard])
 
 
+Outcomes = Sequence[CompileReport | LimpetError]
+Stop = Callable[[], bool]
+ShardJob = Callable[[Sequence[str], bool, str], Outcomes]
+"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
+
+The last argument is different each time: some executors (Dask's) answer a call that they have seen before from memory.
+"""
+
+
 class Compiler:
     """Compiles shards of one index, as its manifest was when the run began."""
 
-    def __init__(self, storage: IndexStorage, manifest: Manifest, watch: VersionWatch) -> None:
+    def __init__(
+        self, name: str, storage: IndexStorage, cell: Cell[Manifest], manifest: Manifest, watch: VersionWatch
+    ) -> None:
+        self._name = name
         self._storage = storage
+        self._cell = cell
         self._manifest = manifest
         self._schema = manifest.schema
         self._watch = watch
+
+    def run(
+        self, shards: Sequence[str], work: WaitingShards, *, full: bool, stop: Stop | None = None
+    ) -> Iterator[CompileReport | LimpetError]:
+        """Compile those shards, some at the same time; for each its report, or the error that it met.
+
+        They are compiled in rounds, and what a round has folded is recorded. Once `stop` returns True, no shard is
+        begun. A folder that is no shard of this index is counted: a program that knows another depth writes there.
+        Cost: as `compile` for each shard, and as `record` for every round.
+        """
+        sizes = dict(zip(shard_ids(self._manifest.depth), self._manifest.sizes, strict=False))
+        every = {*shard_ids(self._manifest.depth)}
+
+        def one(shard: str) -> CompileReport | LimpetError:
+            if stop is not None and stop():
+                return CompileReport()
+            if shard not in every:
+                return CompileReport(strays=1)
+            try:
+                return self.compile(shard, work, full=full)
+            except LimpetError as error:
+                return error
+
+        largest = max(self._manifest.sizes, default=0)
+        at_once = max(1, min(AT_ONCE, self._storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
+        for some in batched(shards, lambda shard: sizes.get(shard, 0), size=ROUND_BYTES, count=ROUND_SHARDS):
+            outcomes = self._storage.runtime.fan_out(one, some, at_once=at_once)
+            done = CompileReport()
+            for outcome in outcomes:
+                if isinstance(outcome, CompileReport):
+                    done.add(outcome)
+                    outcome.folds, outcome.merged = {}, {}
+            self.record(done)
+            yield from outcomes
+
+    def record(self, report: CompileReport) -> None:
+        """Record what was folded, then delete what is in it; describe a schema that is not described yet.
+
+        If the store refuses or does not answer, what was folded still waits, and the next run records it.
+        Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler put in between; 1 DELETE an object.
+        Crash: what was folded is still there, and is folded again; that changes nothing.
+        """
+        with suppress(Conflict, OutcomeUnknown, Unavailable):
+            self._record(report)
+
+    def _record(self, report: CompileReport) -> None:
+        manifest = self._manifest
+        if manifest.described != manifest.schema_version:
+            write_descriptions(self._storage, self._name, manifest)
+        elif not report.folds:
+            return
+        recorded: frozenset[str] = frozenset()
+
+        def change(now: Manifest | None) -> Manifest | None:
+            nonlocal recorded
+            recorded = frozenset()
+            if now is None or now.generation != manifest.generation:
+                return None
+            found, recorded = noted(now, report.folds, partial(is_current, self._storage))
+            found = msgspec.structs.replace(found, described=max(now.described, manifest.schema_version))
+            # F25: even if another compiler has recorded the same, so that what is deleted next is recorded durably
+            return found if found != now or recorded else None
+
+        self._cell.update(change)
+        self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
 
     def compile(self, shard: str, work: WaitingShards, *, full: bool = False) -> CompileReport:
         """Do with one shard what is due: fold it, pack its singles, or leave it.
@@ -117,7 +210,8 @@ class Compiler:
         packs, larger = _readable(self._storage.packs(shard) if shard in work.packs else [])
         match next_step(self._waiting(singles, packs), self._base_size(shard), full=full):
             case Step.FOLD:
-                report = self._fold(shard, _parts((*singles, *packs)), full=full)
+                parts = batched((*singles, *packs), lambda stat: stat.size, size=PART_BYTES_MAX)
+                report = self._fold(shard, [[stat.key for stat in part] for part in parts], full=full)
             case Step.PACK:
                 report = self._pack(shard, [stat.key for stat in singles])
             case Step.REST:
@@ -170,17 +264,11 @@ class Compiler:
         base = self._schema.lines(blob.data, what=what)
         known = self._manifest.count(shard)
         if known is not None and len(base) < known.records:
-            raise Corrupt(
-                f"{what} has {len(base)} records, and had {known.records} before: some are lost",
-                hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was compiled into it",
-            )
+            raise lost_records(what, len(base), known.records, note="; nothing was compiled into it")
         base_sum = sum_of(blob.data)
         is_recorded = known is None or known.sum in ("", base_sum) or base_sum == ours
         if not is_recorded and is_unexplained(self._storage, self._manifest, shard, blob, base):
-            raise Corrupt(
-                f"{what} has other bytes than those that were compiled: it was changed since",
-                hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was compiled into it",
-            )
+            raise changed_bytes(what, note="; nothing was compiled into it")
         shape = self._schema.shape
         for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so its ends tell for all of it
             if shard_of(digest(key), self._manifest.depth) != shard:
@@ -276,96 +364,13 @@ def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
     return [stat for stat in waiting if stat.size <= WAITING_BYTES_MAX], large
 
 
-def _parts(waiting: Sequence[Stat]) -> list[list[Key]]:
-    """What waits, in parts that fit into memory: any part may be folded by itself."""
-    parts: list[list[Key]] = [[]]
-    size = 0
-    for stat in waiting:
-        if parts[-1] and size + stat.size > PART_BYTES_MAX:
-            parts.append([])
-            size = 0
-        parts[-1].append(stat.key)
-        size += stat.size
-    return parts
-
-
 def _release(lease: Lease) -> None:
     with suppress(LimpetError):  # it runs out by itself; the shard does not depend on it
         lease.release()
 
 
-PART = 8
-AT_ONCE = 8
-AT_ONCE_BYTES = 64 << 20
-"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
-
-ROUND_SHARDS = 256
-ROUND_BYTES = 1 << 30
-"""After so many shards, or bytes of them, a run records what it has folded: a run that dies repeats no more."""
-
-Outcomes = Sequence[CompileReport | LimpetError]
-Stop = Callable[[], bool]
-ShardJob = Callable[[Sequence[str], bool, str], Outcomes]
-"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
-
-The last argument is different each time: some executors (Dask's) answer a call that they have seen before from memory.
-"""
-
-
-def never() -> bool:
-    """Do not stop."""
-    return False
-
-
-def rounds(shards: Sequence[str], manifest: Manifest) -> Iterator[list[str]]:
-    """The shards in runs that are recorded together."""
-    sizes = dict(zip(shard_ids(manifest.depth), manifest.sizes, strict=False))
-    some: list[str] = []
-    size = 0
-    for shard in shards:
-        more = sizes.get(shard, 0)
-        if some and (len(some) == ROUND_SHARDS or size + more > ROUND_BYTES):
-            yield some
-            some, size = [], 0
-        some.append(shard)
-        size += more
-    if some:
-        yield some
-
-
-def compile_here(
-    storage: IndexStorage,
-    manifest: Manifest,
-    watch: VersionWatch,
-    shards: Sequence[str],
-    work: WaitingShards,
-    full: bool,
-    stop: Stop,
-) -> Outcomes:
-    """Compile those shards in this process, some side by side: what became of each.
-
-    A folder that is no shard of this index is counted: a program that knows it by another depth writes there.
-    """
-    compiler = Compiler(storage, manifest, watch)
-    every = {*shard_ids(manifest.depth)}
-
-    def one(shard: str) -> CompileReport | LimpetError:
-        if stop():
-            return CompileReport()
-        if shard not in every:
-            return CompileReport(strays=1)
-        try:
-            return compiler.compile(shard, work, full=full)
-        except LimpetError as error:
-            return error
-
-    largest = max(manifest.sizes, default=0)
-    at_once = max(1, min(AT_ONCE, storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
-    return storage.runtime.fan_out(one, shards, at_once=at_once)
-
-
 def compile_there(
-    job: ShardJob, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop
+    job: ShardJob, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop | None
 ) -> Iterator[CompileReport | LimpetError]:
     """Have those shards compiled by an executor's workers: what became of each, or of each part that a worker lost."""
     parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
@@ -375,7 +380,7 @@ def compile_there(
     except RuntimeError as error:  # a pool that is broken or shut down
         yield Unavailable(f"the executor takes no work: {error}")
     for future in futures:
-        if stop() and future.cancel():
+        if stop is not None and stop() and future.cancel():
             continue
         try:
             yield from future.result()

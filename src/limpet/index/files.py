@@ -247,10 +247,10 @@ class Import:
             yield taken
         self._save(done=True)
 
-    def _tick(self, emit_run: Callable[[], None] | None, records: int) -> None:
+    def _tick(self, tick: Callable[[], None] | None, records: int) -> None:
         self.under_way = records
-        if emit_run is not None:
-            emit_run()
+        if tick is not None:
+            tick()
 
     def _found(self, restart: bool) -> ImportRecord | None:
         """The state to go on from.   Raises: Corrupt."""

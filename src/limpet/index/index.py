@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.events import EventSink
-from limpet.index.codec.lines import Schema, Typed
+from limpet.index.codec.lines import Fields, Schema, Typed
 from limpet.index.codec.types import extended, nullable, with_own
 from limpet.index.compiler import (
+    Compiler,
     CompileReport,
     Outcomes,
     ShardJob,
-    compile_here,
     compile_there,
     emit_run,
-    never,
-    rounds,
 )
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
@@ -36,7 +32,7 @@ from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
 from limpet.index.sql.query import Parameters, sql
 from limpet.index.sql.rows import Rows
-from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, is_current, noted
+from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh
 from limpet.index.writer import RecordWriter, Stamps
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
@@ -248,24 +244,21 @@ class Index(Generic[R]):
         shard is begun.
         Raises: Corrupt for a shard that must not be built upon, Unavailable for a worker that died: after all the
         others were compiled.
-        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, and as `_record_folds` for
+        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, and as `Compiler.record` for
         every 256 shards (with an executor, every 8).
         """
         began_s = self._runtime.elapsed_s()
-        opened = self._open(again=True)
+        compiler = self._compiler(self._open(again=True).manifest)
         work = self._storage.work()
         shards = sorted(work.shards)
         self._runtime.rng.shuffle(shards)
         parts: Iterable[CompileReport | LimpetError]
         if executor is None:
-            parts = self._compiled(opened.manifest, shards, work, full, stop or never)
+            parts = compiler.run(shards, work, full=full, stop=stop)
         else:
-            parts = compile_there(
-                self._job or self._part, executor, shards, full, self._runtime.new_id(), stop or never
-            )
+            parts = compile_there(self._job or self._part, executor, shards, full, self._runtime.new_id(), stop)
         if not shards:
-            with suppress(Conflict, OutcomeUnknown, Unavailable):
-                self._record_folds(opened.manifest, CompileReport())
+            compiler.record(CompileReport())
         report = CompileReport()
         failed: LimpetError | None = None
         for part in parts:
@@ -285,56 +278,20 @@ class Index(Generic[R]):
         return report
 
     def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> Outcomes:
-        """Compile those shards: a part of a run that is spread out."""
-        manifest, everywhere = self._open(again=True).manifest, frozenset(shards)
-        return [*self._compiled(manifest, shards, WaitingShards(everywhere, everywhere), full, never)]
+        """Compile those shards: a part of a run that is spread over an executor."""
+        everywhere = frozenset(shards)
+        compiler = self._compiler(self._open(again=True).manifest)
+        return [*compiler.run(shards, WaitingShards(everywhere, everywhere), full=full)]
 
-    def _compiled(
-        self, manifest: Manifest, shards: Sequence[str], work: WaitingShards, full: bool, stop: Callable[[], bool]
-    ) -> Iterator[CompileReport | LimpetError]:
-        """What became of each shard, in rounds; after each, what was folded is recorded."""
-        for some in rounds(shards, manifest):
-            outcomes = compile_here(self._storage, manifest, self._watch, some, work, full, stop)
-            done = CompileReport()
-            for outcome in outcomes:
-                if isinstance(outcome, CompileReport):
-                    done.add(outcome)
-                    outcome.folds, outcome.merged = {}, {}
-            with suppress(Conflict, OutcomeUnknown, Unavailable):  # what was folded waits, and the next run records it
-                self._record_folds(manifest, done)
-            yield from outcomes
+    def _compiler(self, manifest: Manifest) -> Compiler:
+        return Compiler(self.name, self._storage, self._cell, manifest, self._watch)
 
     def _part(self, shards: Sequence[str], full: bool, run_id: str) -> Outcomes:
-        """A part of a run, in a thread of this process."""
+        """A `ShardJob` for threads of this process."""
         return self.compile_shards(shards, full=full)
 
     def __reduce__(self) -> NoReturn:
         raise Invalid("a handle of an index cannot go to another process", hint="open the fleet there, by its URL")
-
-    def _record_folds(self, manifest: Manifest, report: CompileReport) -> None:
-        """Record what was folded, then delete what is in it; describe a schema that is not described yet.
-
-        Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler put in between; 1 DELETE an object.
-        Crash: what was folded is still there, and is folded again; that changes nothing.
-        """
-        if manifest.described != manifest.schema_version:
-            write_descriptions(self._storage, self.name, manifest)
-        elif not report.folds:
-            return
-        recorded: frozenset[str] = frozenset()
-
-        def change(now: Manifest | None) -> Manifest | None:
-            nonlocal recorded
-            recorded = frozenset()
-            if now is None or now.generation != manifest.generation:
-                return None
-            found, recorded = noted(now, report.folds, partial(is_current, self._storage))
-            found = msgspec.structs.replace(found, described=max(now.described, manifest.schema_version))
-            # F25: even if another compiler has recorded the same, so that what is deleted next is recorded durably
-            return found if found != now or recorded else None
-
-        self._cell.update(change)
-        self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
 
     def _record(self, opened: _OpenedIndex[R], key: str, line: bytes | None) -> R | None:
         if line is None:
@@ -373,6 +330,8 @@ class Layout:
         self._name = name
         self._typed = typed
         self._depth = depth
+        self._fits: tuple[Fields, str] | None = None
+        """The columns and the key of a manifest that the type was last found to fit."""
 
     def load(self) -> Manifest:
         """The manifest as it is now: created if there is none, extended if the type has new columns.
@@ -394,10 +353,11 @@ class Layout:
 
         Cost: 0, or 1 GET + 1 PUT and the descriptions.
         """
-        if self._typed.fields is None:
+        if self._typed.fields is None or self._fits == (manifest.fields, manifest.key):
             return manifest
         fields, key = self._typed.fields, self._typed.key or manifest.key
         if extended(manifest.schema, fields, key) is None:
+            self._fits = (manifest.fields, manifest.key)
             return manifest
         try:
             return self._changed(lambda schema: extended(schema, fields, key))

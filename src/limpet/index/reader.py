@@ -7,10 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.index.codec.lines import END, Schema, lines_of
 from limpet.index.decide import LINE_GUESS, NoLine, Search, digest, keys_of, merge, newest, shard_ids, shard_of
-from limpet.index.storage import NONE_WAIT, Count, IndexStorage, Manifest, WaitingShards, checked, manifest_cell
+from limpet.index.storage import (
+    NONE_WAIT,
+    Count,
+    IndexStorage,
+    Manifest,
+    WaitingShards,
+    batched,
+    checked,
+    lost_records,
+    manifest_cell,
+)
 from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Blob, Stat, Version
 
@@ -86,17 +96,8 @@ class Reader:
             by_shard.setdefault(shard_of(digest(key.encode()), self._manifest.depth), []).append(key)
         work = self._storage.work() if by_shard else NONE_WAIT
 
-        def some(item: tuple[str, list[str]]) -> dict[str, bytes] | LimpetError:
-            try:
-                return self._some(*item, work)
-            except LimpetError as error:
-                return error
-
         found: dict[str, bytes] = {}
-        runtime, at_once = self._storage.runtime, self._storage.store.at_once
-        for lines in runtime.fan_out(some, by_shard.items(), at_once=at_once):
-            if isinstance(lines, LimpetError):
-                raise lines
+        for lines in self._storage.for_each(lambda item: self._some(*item, work), by_shard.items()):
             found.update(lines)
         return found
 
@@ -149,10 +150,7 @@ class Reader:
             known = self._recount(shard)
         if known is not None and number < known.records:
             what = self._storage.keys.shard(shard)
-            raise Corrupt(
-                f"{what} has {number} records, and had {known.records} before: some are lost",
-                hint="restore it from a backup, or `limpet index verify --accept-loss` to go on with what is left",
-            )
+            raise lost_records(what, number, known.records, note=" to go on with what is left")
 
     def demand_whole(self, shard: str, size: int) -> None:
         """Go on only if a shard of which that size was seen has as many records as it must.
@@ -203,8 +201,8 @@ class Reader:
     def _scan(self, shards: Sequence[str], work: WaitingShards) -> Iterator[list[bytes]]:
         shape = self._schema.shape
         waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
-        for shard, data in self._storage.shards(shards).items():
-            lines = self.sound(shard, data)
+        for shard, blob in self._storage.shards(shards).items():
+            lines = self.sound(shard, blob.data)
             if waiting.get(shard):
                 what = self._storage.keys.shard(shard)
                 lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
@@ -222,23 +220,12 @@ class Reader:
         return DamagedShard(self._storage.keys.shard(shard), str(error), known.records if known else None)
 
     def _groups(self, work: WaitingShards) -> Iterator[list[str]]:
-        """All shards, in runs that are read together; one for which something waits is alone, since it may be much."""
-        group: list[str] = []
-        size = 0
-        for shard in shard_ids(self._manifest.depth):
-            count = self._manifest.count(shard)
-            more = count.size if count else 0
-            alone = shard in work.shards
-            if group and (alone or len(group) == GROUP_SHARDS or size + more > GROUP_BYTES):
-                yield group
-                group, size = [], 0
-            group.append(shard)
-            size += more
-            if alone:
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
+        """All shards, in runs that are read together; a shard with waiting objects is alone, since they may be many."""
+
+        def size_of(shard: str) -> int:
+            return GROUP_BYTES + 1 if shard in work.shards else self._manifest.size(shard)
+
+        return batched(shard_ids(self._manifest.depth), size_of, size=GROUP_BYTES, count=GROUP_SHARDS)
 
     def waiting(self, shard: str, work: WaitingShards) -> list[bytes]:
         """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `IndexStorage.waiting`."""

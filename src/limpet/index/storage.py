@@ -8,11 +8,11 @@ something that is read later. No name is ever used twice, so no delete, however 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -70,6 +70,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if at >= len(self.records) or at >= len(self.sizes):
             return None
         return Count(self.records[at], self.sizes[at], self.sums[at] if at < len(self.sums) else UNKNOWN_SUM)
+
+    def size(self, shard: str) -> int:
+        """How many bytes the manifest records of a shard; 0 if it records nothing."""
+        count = self.count(shard)
+        return count.size if count else 0
 
 
 class Count(msgspec.Struct, frozen=True):
@@ -153,6 +158,9 @@ def manifest_cell(storage: IndexStorage) -> Cell[Manifest]:
     return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime)
 
 
+A = TypeVar("A")
+B = TypeVar("B")
+
 SHARD_BYTES_MAX = 2 << 30
 WAITING_BYTES_MAX = 256 << 20
 """No Limpet writes a larger single or pack."""
@@ -160,6 +168,39 @@ WAITING_BYTES_MAX = 256 << 20
 DESCRIPTION_BYTES_MAX = 16 << 20
 SENDS_MAX = 3
 BACKOFF_S = 0.1
+
+
+def batched(
+    items: Iterable[A], size_of: Callable[[A], int], *, size: int, count: int | None = None
+) -> Iterator[list[A]]:
+    """The items in runs of at most `count` items and `size` bytes together; an item that is larger is a run alone."""
+    batch: list[A] = []
+    total = 0
+    for item in items:
+        more = size_of(item)
+        if batch and (len(batch) == count or total + more > size):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += more
+    if batch:
+        yield batch
+
+
+def lost_records(what: str, number: int, recorded: int, *, note: str) -> Corrupt:
+    """The error for a shard with fewer records than the manifest records (F23)."""
+    return Corrupt(
+        f"{what} has {number} records, and had {recorded} before: some are lost",
+        hint=f"restore it from a backup, or `limpet index verify --accept-loss`{note}",
+    )
+
+
+def changed_bytes(what: str, *, note: str) -> Corrupt:
+    """The error for a shard whose bytes no compiler wrote (F23)."""
+    return Corrupt(
+        f"{what} has other bytes than those that were compiled: it was changed since",
+        hint=f"restore it from a backup, or `limpet index verify --accept-loss`{note}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +284,9 @@ class IndexStorage:
         except Missing:
             raise self.no_shard(shard) from None
 
-    def shards(self, shards: Sequence[str]) -> dict[str, bytes]:
+    def shards(self, shards: Sequence[str]) -> dict[str, Blob]:
         """Those shards as they are now.   Raises: as `shard`.   Cost: 1 GET each, a bounded number at once."""
-        found: dict[str, bytes] = {}
+        found: dict[str, Blob] = {}
         outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards], size_max=SHARD_BYTES_MAX)
         for shard in shards:
             outcome = outcomes[self.keys.shard(shard)]
@@ -253,8 +294,28 @@ class IndexStorage:
                 raise self.no_shard(shard)
             if isinstance(outcome, LimpetError):
                 raise outcome
-            found[shard] = outcome.data
+            found[shard] = outcome
         return found
+
+    def for_each(self, act: Callable[[A], B], items: Iterable[A]) -> list[B]:
+        """What `act` returns for each item, a bounded number at once.   Raises: the first LimpetError, after all."""
+
+        def one(item: A) -> B | LimpetError:
+            try:
+                return act(item)
+            except LimpetError as error:
+                return error
+
+        done: list[B] = []
+        failed: LimpetError | None = None
+        for outcome in self.runtime.fan_out(one, items, at_once=self.store.at_once):
+            if isinstance(outcome, LimpetError):
+                failed = failed or outcome
+            else:
+                done.append(outcome)
+        if failed is not None:
+            raise failed
+        return done
 
     def exists(self, key: Key) -> bool:
         """Whether there is such an object.   Cost: 1 HEAD."""

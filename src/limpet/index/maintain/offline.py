@@ -24,8 +24,11 @@ from limpet.index.storage import (
     Fold,
     IndexStorage,
     Manifest,
+    batched,
+    changed_bytes,
     checked,
     is_current,
+    lost_records,
     noted,
     sum_of,
     with_counts,
@@ -145,15 +148,9 @@ def sound(manifest: Manifest, shard: str, data: bytes, *, what: str, at_rest: bo
     merge(lines, {}, schema.shape, what=what)
     known = manifest.count(shard)
     if known is not None and len(lines) < known.records:
-        raise Corrupt(
-            f"{what} has {len(lines)} records, and had {known.records} before: some are lost",
-            hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was changed in it",
-        )
+        raise lost_records(what, len(lines), known.records, note="; nothing was changed in it")
     if at_rest and known is not None and known.sum not in ("", sum_of(data)):
-        raise Corrupt(
-            f"{what} has other bytes than those that were compiled: it was changed since",
-            hint="restore it from a backup, or `limpet index verify --accept-loss`; nothing was changed in it",
-        )
+        raise changed_bytes(what, note="; nothing was changed in it")
     return lines
 
 
@@ -225,16 +222,7 @@ def changed_meanwhile(whole: WholeIndex) -> Conflict:
 
 def batches(stats: Iterable[Stat], *, objects: int = BATCH_OBJECTS, size: int = BATCH_BYTES) -> Iterator[list[Stat]]:
     """The objects in runs that fit into memory together: at most so many, and so many bytes unless one is larger."""
-    batch: list[Stat] = []
-    total = 0
-    for stat in stats:
-        if batch and (len(batch) == objects or total + stat.size > size):
-            yield batch
-            batch, total = [], 0
-        batch.append(stat)
-        total += stat.size
-    if batch:
-        yield batch
+    return batched(stats, lambda stat: stat.size, size=size, count=objects)
 
 
 Role = Literal["adopted", "described", "lock", "pack", "plain", "quarantined", "shard", "single", "unknown"]

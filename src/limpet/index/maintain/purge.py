@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from limpet.errors import Conflict, Invalid, LimpetError, Missing
+from limpet.errors import Conflict, Invalid, Missing
 from limpet.index.codec.lines import END, stamp_text
 from limpet.index.decide import shard_ids
 from limpet.index.maintain.offline import (
@@ -24,7 +24,7 @@ from limpet.index.maintain.offline import (
     sole,
     sound,
 )
-from limpet.index.storage import SHARD_BYTES_MAX, Count, Fold, Manifest, sum_of
+from limpet.index.storage import Count, Fold, Manifest, sum_of
 from limpet.keys import Key
 from limpet.store.api import Blob, Match, Stat, Version
 from limpet.store.outcome import put_bytes
@@ -110,16 +110,8 @@ class _Purge:
         return place_of(self._storage.keys, key).shard
 
     def _read(self, batch: list[Stat]) -> list[tuple[Stat, Blob]]:
-        blobs = self._storage.store.get_many([stat.key for stat in batch], size_max=SHARD_BYTES_MAX)
-        read: list[tuple[Stat, Blob]] = []
-        for stat in batch:
-            blob = blobs[stat.key]
-            if isinstance(blob, Missing):
-                raise self._storage.no_shard(self._id(stat.key))
-            if isinstance(blob, LimpetError):
-                raise blob
-            read.append((stat, blob))
-        return read
+        blobs = self._storage.shards([self._id(stat.key) for stat in batch])
+        return [*zip(batch, blobs.values(), strict=True)]
 
     def _look(self, key: Key, blob: Blob) -> Count | None:
         """How much of a shard stays; None if all of it does."""

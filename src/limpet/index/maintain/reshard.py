@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from limpet.errors import Conflict, Invalid, LimpetError, Missing
+from limpet.errors import Conflict, Invalid
 from limpet.index.codec.lines import END
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
@@ -25,14 +24,11 @@ from limpet.index.maintain.offline import (
     sole,
     sound,
 )
-from limpet.index.storage import SHARD_BYTES_MAX, Count, Manifest, sum_of, with_counts
+from limpet.index.storage import Count, Manifest, sum_of, with_counts
 from limpet.keys import Key
 from limpet.lease import Lease
 from limpet.store.api import Absent, Match, Version
 from limpet.store.outcome import put_bytes
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @dataclass(slots=True)
@@ -99,15 +95,11 @@ class _Move:
 
     def _lines(self, shards: Sequence[str]) -> list[bytes]:
         """The lines of neighbouring shards, in order."""
-        keys = {self._storage.keys.shard(shard): shard for shard in shards}
         lines: list[bytes] = []
-        for key, found in self._storage.store.get_many(keys, size_max=SHARD_BYTES_MAX).items():
-            if isinstance(found, Missing):
-                raise self._storage.no_shard(keys[key])
-            if isinstance(found, LimpetError):
-                raise found
-            lines += sound(self._old, keys[key], found.data, what=key, at_rest=True)
-            self._read[key] = found.version
+        for shard, blob in self._storage.shards(shards).items():
+            key = self._storage.keys.shard(shard)
+            lines += sound(self._old, shard, blob.data, what=key, at_rest=True)
+            self._read[key] = blob.version
         return lines
 
     def _split(self, lines: Sequence[bytes], shards: Sequence[str]) -> dict[str, bytes]:
@@ -122,17 +114,12 @@ class _Move:
         return joined
 
     def _write(self, parts: Mapping[str, bytes], there: Mapping[Key, Version]) -> None:
-        def one(shard: str) -> tuple[Key, Version] | LimpetError:
+        def write(shard: str) -> tuple[Key, Version]:
             key = self._storage.keys.shard(shard)
             when = Match(there[key]) if key in there else Absent()
-            try:
-                version = put_bytes(self._storage.store, self._storage.runtime, key, parts[shard], when, deletable=True)
-            except LimpetError as error:
-                return error
-            return key, version
+            return key, put_bytes(self._storage.store, self._storage.runtime, key, parts[shard], when, deletable=True)
 
-        for outcome in self._each(one, parts):
-            self._written[outcome[0]] = outcome[1]
+        self._written.update(self._storage.for_each(write, parts))
         self._report.shards += len(parts)
         self._report.written_bytes += sum(map(len, parts.values()))
 
@@ -158,27 +145,8 @@ class _Move:
         self._whole.cell.swap(self._seen, with_counts(empty, self._counts))
 
     def _retire(self) -> None:
-        def one(key: Key) -> Key | LimpetError:
-            try:
-                retire(self._storage, key, self._read[key])
-            except LimpetError as error:
-                return error
-            return key
-
-        self._report.removed += len(self._each(one, self._read))
-
-    def _each(self, one: Callable[[A], B | LimpetError], items: Iterable[A]) -> list[B]:
-        """`one` for each, a bounded number at once.   Raises: the first error, when all have been tried."""
-        done: list[B] = []
-        failed: LimpetError | None = None
-        for outcome in self._storage.runtime.fan_out(one, items, at_once=self._storage.store.at_once):
-            if isinstance(outcome, LimpetError):
-                failed = failed or outcome
-            else:
-                done.append(outcome)
-        if failed is not None:
-            raise failed
-        return done
+        done = self._storage.for_each(lambda key: retire(self._storage, key, self._read[key]), self._read)
+        self._report.removed += len(done)
 
 
 def _groups(old: int, new: int) -> Iterator[tuple[list[str], list[str]]]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing
+from limpet.errors import Corrupt, Invalid, Missing
 from limpet.index.codec.lines import DELETED, END, ESCAPES, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
 from limpet.index.decide import newest, shard_ids
 from limpet.index.reader import OnDamage, Reader
-from limpet.index.storage import SHARD_BYTES_MAX, IndexStorage, Manifest
+from limpet.index.storage import IndexStorage, Manifest, batched
 from limpet.keys import INDEXES, IndexKeys, Key, join, name_of
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore, MeteredStore, ScopedStore, Store
@@ -175,20 +175,12 @@ class Table:
         shards = [shard for shard in shard_ids(self.manifest.depth) if shard in work.shards]
         shape = self.manifest.schema.shape
 
-        def one(shard: str) -> dict[bytes, bytes] | LimpetError:
-            try:
-                return newest(reader.waiting(shard, work), shape)
-            except LimpetError as error:
-                return error
-
         count = 0
         with path.open("wb") as file:
             file.write(_BOM)
             for at in range(0, len(shards), SHARDS_AT_ONCE):
                 some = shards[at : at + SHARDS_AT_ONCE]
-                for found in self.storage.runtime.fan_out(one, some, at_once=self.storage.store.at_once):
-                    if isinstance(found, LimpetError):
-                        raise found
+                for found in self.storage.for_each(lambda shard: newest(reader.waiting(shard, work), shape), some):
                     file.writelines(line + END for line in found.values())
                     count += len(found)
         return count
@@ -209,8 +201,9 @@ class Table:
                     paths.append(found)
                 else:
                     file.write(found)
-            for some in self._batches(elsewhere):
-                file.writelines(self._fetch(some, reader))
+            for some in batched(elsewhere, self.manifest.size, size=BATCH_BYTES, count=SHARDS_AT_ONCE):
+                blobs = self.storage.shards(some)
+                file.writelines(self._whole(shard, blob.data, reader) for shard, blob in blobs.items())
             return [str(copies), *paths] if file.tell() > len(_BOM) else paths
 
     def _look(self, shard: str, reader: Reader, opened: ExitStack) -> bytes | str | None:
@@ -239,31 +232,6 @@ class Table:
             raise self.storage.no_shard(shard) from None
         except OSError as error:
             raise failure(f"could not read {key}", error) from error
-
-    def _batches(self, shards: Sequence[str]) -> Iterator[list[str]]:
-        """Few enough at a time to be held in memory, as far as the manifest knows their sizes."""
-        batch: list[str] = []
-        size = 0
-        for shard in shards:
-            count = self.manifest.count(shard)
-            more = count.size if count else 0
-            if batch and (len(batch) == SHARDS_AT_ONCE or size + more > BATCH_BYTES):
-                yield batch
-                batch, size = [], 0
-            batch.append(shard)
-            size += more
-        if batch:
-            yield batch
-
-    def _fetch(self, shards: Sequence[str], reader: Reader) -> Iterator[bytes]:
-        """The bytes of shards, through the store."""
-        keys = {self.storage.keys.shard(shard): shard for shard in shards}
-        for key, blob in self.storage.store.get_many(keys, size_max=SHARD_BYTES_MAX).items():
-            if isinstance(blob, Missing):
-                raise self.storage.no_shard(keys[key])
-            if isinstance(blob, LimpetError):
-                raise blob
-            yield self._whole(keys[key], blob.data, reader)
 
     def _whole(self, shard: str, data: bytes, reader: Reader) -> bytes:
         """`data`, if it is all of the shard.   Raises: Corrupt."""
