@@ -26,6 +26,9 @@ from limpet.index.codec.lines import (
 )
 
 SAMPLE_ROWS = 1000
+BOM = b"\xef\xbb\xbf"
+Record = tuple[int, bytes]
+"""The number of a record in its file, and its bytes."""
 Decode = Callable[[Any], dict[str, Any]]
 """From a record as it is in the file to its values by column.   Raises: Invalid."""
 
@@ -74,26 +77,57 @@ class Sample:
     key: str | None = None
 
 
-class Format(Protocol):
-    """One way to write records into a file."""
+class Records(Protocol):
+    """What is left of a file. `mark` is where the record that was returned last ends."""
 
-    noun: str
+    @property
+    def mark(self) -> Mark:
+        """Behind the last record returned."""
+
+    def records(self) -> Iterator[Record]:
+        """The records from here on.   Raises: Invalid."""
+
+
+class Format(Protocol):
+    """One way to write records into a file. The methods with a body suit a file of lines without a header."""
+
+    noun: str = "line"
     """What a record is called in messages: a line, a record, a row."""
 
-    seeks: bool
+    seeks: bool = False
     """Whether a file is needed: a stream that cannot go back will not do."""
 
     def head(self, stream: IO[bytes]) -> FileHead:
         """Read what comes before the records, from the start of the file.   Raises: Invalid."""
+        return FileHead(None)
 
     def total(self, stream: IO[bytes], size: int) -> int:
         """The position at the end of a file of `size` bytes."""
+        return size
 
     def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         """The records after a mark. The stream stands behind the head.   Raises: Invalid."""
+        if after != head.start:  # else it stands there already, so a stream that cannot go back will do
+            stream.seek(after.position)
+        source = self.source(stream, after)
+        rows: list[Record] = []
+        size = 0
+        for row in source.records():
+            rows.append(row)
+            size += len(row[1])
+            if len(rows) >= limits.records or size >= limits.size:
+                yield Chunk(head.names, rows, source.mark)
+                rows, size = [], 0
+        if rows:
+            yield Chunk(head.names, rows, source.mark)
+
+    def source(self, stream: IO[bytes], after: Mark) -> Records:
+        """The records of a stream that stands at a mark."""
+        return LineReader(stream, after)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, Any]]:
         """Each record of a chunk with its number in the file."""
+        return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """How records become values.   Raises: Invalid for fields that the index does not have."""
@@ -103,6 +137,9 @@ class Format(Protocol):
 
     def aside(self, names: tuple[str, ...] | None, row: Any) -> bytes:
         """A record as it is kept when it cannot be imported. Without a `row`: what such a file begins with."""
+        if row is None:
+            return b""
+        return bytes(row) if row.endswith(b"\n") else row + b"\n"
 
     def write(self, stream: IO[bytes], schema: Schema) -> AbstractContextManager[Write]:
         """Write a file; it is complete when the block ends."""
@@ -139,22 +176,6 @@ def in_field(name: str, error: Invalid) -> Invalid:
     if name == UPDATED_AT and hint == Invalid.default_hint:
         hint = "updated_at is when the record was last changed; leave the field out to take the time of the import"
     return Invalid(f"field {name!r}: {error}", hint=hint)
-
-
-BOM = b"\xef\xbb\xbf"
-Record = tuple[int, bytes]
-"""The number of a record in its file, and its bytes."""
-
-
-class Records(Protocol):
-    """What is left of a file. `mark` is where the record that was given last ends."""
-
-    @property
-    def mark(self) -> Mark:
-        """Behind the last record given."""
-
-    def records(self) -> Iterator[Record]:
-        """The records from here on.   Raises: Invalid."""
 
 
 class LineReader:
@@ -194,13 +215,6 @@ class LineReader:
                 yield self.number, line
 
 
-def placed(stream: IO[bytes], head: FileHead, after: Mark) -> IO[bytes]:
-    """The stream at a mark. It stands behind the head already, so one that cannot go back will do there."""
-    if after != head.start:
-        stream.seek(after.position)
-    return stream
-
-
 def too_long(where: str) -> Invalid:
     """The error for a record that no index takes."""
     return Invalid(
@@ -220,20 +234,6 @@ def text_of(raw: bytes) -> str:
         raise Invalid(
             f"byte {raw[error.start]:#04x} is not UTF-8", hint=f"convert the file: iconv -f {known} -t UTF-8 FILE"
         ) from None
-
-
-def gathered(names: tuple[str, ...] | None, source: Records, limits: ChunkLimits) -> Iterator[Chunk]:
-    """Chunks of records, each closed when it has enough of them."""
-    rows: list[Record] = []
-    size = 0
-    for row in source.records():
-        rows.append(row)
-        size += len(row[1])
-        if len(rows) >= limits.records or size >= limits.size:
-            yield Chunk(names, rows, source.mark)
-            rows, size = [], 0
-    if rows:
-        yield Chunk(names, rows, source.mark)
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")

@@ -19,10 +19,9 @@ from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
 from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
-    Chunk,
-    ChunkLimits,
     Decode,
     FileHead,
+    Format,
     LineReader,
     Mark,
     Record,
@@ -30,10 +29,8 @@ from limpet.index.formats.api import (
     Write,
     fields_of_text,
     from_text,
-    gathered,
     in_field,
     matched,
-    placed,
     text_of,
     to_text,
     wrong_width,
@@ -118,14 +115,11 @@ class _Rows(LineReader):
         return line
 
 
-class Csv:
+class Csv(Format):
     """Comma-separated values."""
 
-    noun = "line"
-    seeks = False
-
     def head(self, stream: IO[bytes]) -> FileHead:
-        """See `Format.head`: the first line that is not blank."""
+        """The first line that is not blank."""
         lines = _Rows(stream, Mark())
         found = next(lines.records(), None)
         if found is None:
@@ -137,14 +131,8 @@ class Csv:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
         return FileHead(tuple(unguarded(name) for name in names), lines.mark)
 
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
-        return gathered(head.names, _Rows(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
+    def source(self, stream: IO[bytes], after: Mark) -> _Rows:
+        return _Rows(stream, after)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """An empty field of a string that must be there is an empty string."""
@@ -184,10 +172,9 @@ class Csv:
         return Sample(fields_of_text(head.names, rows))
 
     def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the line as it was, below the same header."""
         if row is None:
             return (joined([guarded(name) for name in names or ()]) + "\n").encode()
-        return row if row.endswith(b"\n") else row + b"\n"
+        return super().aside(names, row)
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

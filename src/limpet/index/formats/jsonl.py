@@ -13,19 +13,15 @@ from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
 from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
-    Chunk,
-    ChunkLimits,
     Decode,
-    FileHead,
+    Format,
     LineReader,
     Mark,
     Sample,
     Write,
     fields_of_json,
     from_json,
-    gathered,
     in_field,
-    placed,
     text_of,
 )
 
@@ -57,24 +53,8 @@ def json_decoder(schema: Schema) -> Decode:
     return decode
 
 
-class Jsonl:
+class Jsonl(Format):
     """JSON lines."""
-
-    noun = "line"
-    seeks = False
-
-    def head(self, stream: IO[bytes]) -> FileHead:
-        """See `Format.head`: there is none."""
-        return FileHead(None)
-
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
-        return gathered(None, LineReader(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         decode = json_decoder(schema)
@@ -87,12 +67,6 @@ class Jsonl:
         if not rows:
             raise Invalid("the file is empty, so its fields cannot be told")
         return Sample(fields_of_json(rows))
-
-    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the line as it was."""
-        if row is None:
-            return b""
-        return row if row.endswith(b"\n") else row + b"\n"
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

@@ -20,6 +20,7 @@ from limpet.index.formats.api import (
     ChunkLimits,
     Decode,
     FileHead,
+    Format,
     Mark,
     Sample,
     Write,
@@ -88,7 +89,7 @@ def _strings(file: Any) -> list[str]:
     return [each.name for each in file.schema_arrow if pa.types.is_string(each.type) or pa.types.is_binary(each.type)]
 
 
-class Parquet:
+class Parquet(Format):
     """Apache Parquet."""
 
     noun = "row"
@@ -98,7 +99,6 @@ class Parquet:
         return FileHead(tuple(_file(stream).schema_arrow.names))
 
     def total(self, stream: IO[bytes], size: int) -> int:
-        """See `Format.total`: rows."""
         return int(_file(stream).metadata.num_rows)
 
     def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
@@ -152,13 +152,13 @@ class Parquet:
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`: the file says what its columns are."""
+        """The file says what its columns are."""
         schema = _file(stream).schema_arrow
         key = (schema.metadata or {}).get(KEY_NOTE)
         return Sample(tuple(_field(each) for each in schema), key.decode() if key else None)
 
     def aside(self, names: tuple[str, ...] | None, row: dict[str, Any] | None) -> bytes:
-        """See `Format.aside`: the row as a line of JSON."""
+        """The row as a line of JSON."""
         return b"" if row is None else msgspec.json.encode(row, enc_hook=str) + b"\n"
 
     @contextmanager

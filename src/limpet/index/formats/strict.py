@@ -19,20 +19,17 @@ from limpet.errors import Invalid
 from limpet.index.codec.lines import LINE_BYTES_MAX, Schema, shown
 from limpet.index.formats.api import (
     SAMPLE_ROWS,
-    Chunk,
-    ChunkLimits,
     Decode,
     FileHead,
+    Format,
     Mark,
     Record,
     Sample,
     Write,
     fields_of_text,
     from_text,
-    gathered,
     in_field,
     matched,
-    placed,
     text_of,
     to_text,
     too_long,
@@ -147,14 +144,14 @@ def _bare(raw: bytes) -> str:
     return text[:-1]
 
 
-class StrictUsv:
+class StrictUsv(Format):
     """Unicode separated values."""
 
     noun = "record"
     seeks = True
 
     def head(self, stream: IO[bytes]) -> FileHead:
-        """See `Format.head`: the first record. What was read beyond it is read again, so the stream must go back."""
+        """The first record. What was read beyond it is read again, so the stream must go back."""
         source = _Records(stream, Mark())
         found = next(source.records(), None)
         if found is None:
@@ -165,14 +162,8 @@ class StrictUsv:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
         return FileHead(names, source.mark)
 
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
-        return gathered(head.names, _Records(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
+    def source(self, stream: IO[bytes], after: Mark) -> _Records:
+        return _Records(stream, after)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         assert names is not None
@@ -199,10 +190,7 @@ class StrictUsv:
         return Sample(fields_of_text(head.names, rows))
 
     def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the record as it was, after the same header."""
-        if row is None:
-            return _written(names or ()).encode()
-        return row
+        return _written(names or ()).encode() if row is None else row
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

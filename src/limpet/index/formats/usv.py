@@ -12,39 +12,17 @@ from typing import IO, Any
 from limpet.errors import Corrupt, Invalid
 from limpet.index.codec.lines import DELETED, END, NULL, SEPARATOR, Schema, shown
 from limpet.index.formats.api import (
-    Chunk,
-    ChunkLimits,
     Decode,
-    FileHead,
-    LineReader,
-    Mark,
+    Format,
     Sample,
     Write,
-    gathered,
-    placed,
     text_of,
     wrong_width,
 )
 
 
-class Usv:
+class Usv(Format):
     """Lines of an index."""
-
-    noun = "line"
-    seeks = False
-
-    def head(self, stream: IO[bytes]) -> FileHead:
-        """See `Format.head`: there is none."""
-        return FileHead(None)
-
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
-        return gathered(None, LineReader(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """A tombstone has `_deleted`."""
@@ -75,14 +53,7 @@ class Usv:
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`: lines do not tell their columns."""
         raise Invalid("USV has no header, so its fields cannot be told", hint="`limpet index create` the index first")
-
-    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the line as it was."""
-        if row is None:
-            return b""
-        return row if row.endswith(END) else row + END
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
