@@ -127,12 +127,12 @@ def _part(name: str, ids: Sequence[str], shards: Mapping[str, Stat]) -> ShardGro
 
 
 def _version(found: Mapping[str, Stat | Blob]) -> str:
-    told = "".join(f"{shard} {each.version}\n" for shard, each in found.items())
-    return sha256(told.encode()).hexdigest()[:VERSION_CHARACTERS]
+    versions = "".join(f"{shard} {each.version}\n" for shard, each in found.items())
+    return sha256(versions.encode()).hexdigest()[:VERSION_CHARACTERS]
 
 
 NAMESPACE = ("indexes",)
-"""Where tables of indexes are, unless somebody says otherwise."""
+"""The default namespace of tables that are made from indexes."""
 
 TRIES_MAX = 10
 AT_ONCE_BYTES = 32 << 20
@@ -215,7 +215,7 @@ class _PublishPlan:
 
 
 class IndexPublisher:
-    """Publishes one index as one table. `catalog` is only read; `lead` gives somebody who may change it, when needed.
+    """Publishes one index as one table. `catalog` is only read; `lead` returns a writer that may change it.
 
     `part_bytes`: up to so many bytes together, sixteen neighbouring shards are one file.
     """
@@ -378,7 +378,7 @@ class IndexPublisher:
         return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
 
     def _staged(self, writer: TableWriter, plan: _PublishPlan) -> Contents | None:
-        """A table that no catalog has yet: the commit that fills it creates it too. None if somebody else has."""
+        """A staged table: the commit that fills it creates it. None if another process has created it."""
         for depth in range(1, len(self._namespace) + 1):
             try:
                 self._catalog.namespace(self._namespace[:depth])
@@ -386,7 +386,7 @@ class IndexPublisher:
                 try:
                     writer.create_namespace(self._namespace[:depth])
                 except Conflict:
-                    continue  # somebody was quicker
+                    continue  # another process created it first
         columns = columns_of(plan.manifest.schema)
         request = stage_request(self._name, self._source, columns)
         try:
@@ -401,7 +401,7 @@ class IndexPublisher:
         return contents_of(staged.metadata, self._source, columns, self._fetch, is_staged=True)
 
     def _write_parts(self, plan: _PublishPlan, contents: Contents, written: list[Key]) -> list[File]:
-        """Write a file for each part that is due and has a live record. `written` tells of them, even if it fails."""
+        """Write a file for each part that is due and has a live record. `written` gets their keys, even if it fails."""
         added: list[File] = []
         waiting: dict[str, bytes] = {}
         for part, lines in CompiledShards(self._storage, plan.manifest).read(plan.due):
@@ -416,7 +416,7 @@ class IndexPublisher:
         return added
 
     def _write(self, files: Mapping[str, bytes], written: list[Key]) -> None:
-        """Write files under names of their own.   Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT each."""
+        """Write files under unique names.   Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT each."""
 
         def write(url: str) -> Key | LimpetError:
             key = self._key(url)
@@ -433,11 +433,11 @@ class IndexPublisher:
                 raise outcome
 
     def _remove(self, written: Sequence[Key]) -> None:
-        """Delete files that no commit names. What cannot be deleted now is left: nobody reads it."""
+        """Delete files that no commit names. What cannot be deleted now is left: no reader opens it."""
         self._storage.store.delete_many(written)
 
     def _told(self, metadata_location: str, files: Files, contents: Contents, stamp: Stamp | None) -> Published:
-        """What there is to tell after a commit; without a `stamp` there was none."""
+        """The report after a commit; without a `stamp` there was none."""
         after = (*files.keep, *files.add)
         is_new = stamp is not None and bool(files.add or files.drop)
         return Published(

@@ -40,7 +40,7 @@ class CompileJob(_IndexJob):
     """Compiles some shards."""
 
     def __call__(self, shards: Sequence[str], full: bool, run_id: str) -> Sequence[CompileReport | LimpetError]:
-        """Compile them: what became of each. `run_id` only makes each call another one (see `limpet.index.run.Job`).
+        """Compile them; the outcome of each. `run_id` only makes each call unique (see `ShardJob`).
 
         Raises: whatever opening the index meets.
         """

@@ -235,7 +235,7 @@ class Compiler:
         except (Corrupt, OutcomeUnknown):  # the swap decides, lock or no lock
             return self._merge_all(shard, parts)
         if isinstance(lease, Held):
-            # the swap decides: nobody need wait for the lock of a compiler that died, or that is merely slower
+            # the swap decides: no need to wait for the lock of a compiler that died, or that is merely slower
             run_out = lease.until is not None and lease.until <= self._storage.store.now()
             return self._merge_all(shard, parts) if full or run_out else CompileReport(held=1)
         try:
@@ -270,7 +270,7 @@ class Compiler:
         if not is_recorded and is_unexplained(self._storage, self._manifest, shard, blob, base):
             raise changed_bytes(what, note="; nothing was compiled into it")
         shape = self._schema.shape
-        for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so its ends tell for all of it
+        for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so checking its ends is enough
             if shard_of(digest(key), self._manifest.depth) != shard:
                 raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
         merged = merge(base, incoming, shape, what=what)
@@ -338,7 +338,7 @@ def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: 
     """Whether a shard with other bytes than recorded was changed by something else than a compiler (F23).
 
     A compiler that put it, and has not recorded that or died before, left the objects that it folded. So if none of
-    them waits while record and shard stay as they are, nobody folded it.
+    them waits while record and shard stay the same, no compiler folded it.
     Cost: 2 GETs + 1 HEAD + 2 LISTs + 1 GET for each object that waits, at most three times.
     """
     cell, schema = manifest_cell(storage), manifest.schema
@@ -349,7 +349,7 @@ def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: 
         if known is None or known.sum in ("", sum_of(blob.data)) or not is_current(storage, shard, blob.version):
             return False
         for key, data in storage.waiting(shard).items():
-            with suppress(Corrupt):  # it is no record, so nobody folded it
+            with suppress(Corrupt):  # it is no record, so no compiler folded it
                 if explains(base, schema.lines(data, what=key), schema.shape, is_pack=storage.is_pack(key)):
                     return False
         after = cell.read()
@@ -365,14 +365,14 @@ def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
 
 
 def _release(lease: Lease) -> None:
-    with suppress(LimpetError):  # it runs out by itself; the shard does not depend on it
+    with suppress(LimpetError):  # the lease expires; the shard does not depend on it
         lease.release()
 
 
 def compile_there(
     job: ShardJob, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop | None
 ) -> Iterator[CompileReport | LimpetError]:
-    """Have those shards compiled by an executor's workers: what became of each, or of each part that a worker lost."""
+    """Have those shards compiled by an executor's workers; the outcome of each, or of each part that a worker lost."""
     parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
     futures: list[Future[Outcomes]] = []
     try:

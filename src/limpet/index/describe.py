@@ -179,8 +179,8 @@ class Shard:
 class IndexStats:
     """An index in numbers.
 
-    `records` and `bytes` are those of the compiled shards. Records count tombstones, as of the last compile run that
-    told; None for an index of depth 4, which has too many shards to count. `compiled_at` is when a shard was last
+    `records` and `bytes` are those of the compiled shards. Records count tombstones, as of the last recorded
+    compile; None for an index of depth 4, which has too many shards to count. `compiled_at` is when a shard was last
     written, by the store's clock.
     """
 

@@ -76,7 +76,7 @@ ChunkJob = Callable[[Chunk, ChunkOrder], Taken]
 
 def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int], None] | None = None) -> Taken:
     """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written, and of
-    those that bring none the last. `tick` is told now and then how many were looked at.
+    those that bring none the last. `tick` is called now and then with the number of records read.
 
     Raises: Invalid for the first bad record, unless they are left out; nothing of the chunk is written then.
     Cost: at most 1 PUT for each shard touched.   Crash: some of them; taking the chunk again completes it.
@@ -165,7 +165,7 @@ class ImportRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity(stream: IO[bytes], format: str) -> str:
-    """What tells a file from every other: its size, when it was changed, its first and last 64 KiB, and its format."""
+    """A digest that identifies a file: of its size, when it was changed, its first and last 64 KiB, and its format."""
     about = os.fstat(stream.fileno())
     mixed = hashlib.sha256(f"{format} {about.st_size} {about.st_mtime_ns} ".encode())
     for at in (0, max(0, about.st_size - ENDS_BYTES)):
@@ -262,7 +262,7 @@ class Import:
                 self._demand_sense(seen.value, self._cell.key)
         except Corrupt as error:
             if not restart:
-                raise Corrupt(str(error), hint="--restart begins the import anew") from None
+                raise Corrupt(str(error), hint="--restart begins the import again") from None
             self._storage.remove([self._cell.key])
             return None
         return None if seen is None or restart or seen.value.done else seen.value
@@ -335,7 +335,7 @@ class _BadRecordFile:
             raise Invalid(f"{path} has something in it already", hint="name a new file for --skip-bad, or remove it")
 
     def begin(self) -> None:
-        """Start the file, or cut it back to what it held when the import was last told to be so far."""
+        """Start the file, or cut it back to the size that the import's state records."""
         try:
             with open(self._path, "ab") as file:
                 file.truncate(self._size)

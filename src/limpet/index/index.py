@@ -41,7 +41,7 @@ from limpet.store.api import Absent, Put, Store
 
 R = TypeVar("R")
 REFRESH_S = 600.0
-"""After so long a handle reads the manifest again: its columns may have grown, its shards be laid out anew."""
+"""After so long a handle reads the manifest again: its columns may have grown, or it was resharded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Index(Generic[R]):
 
     def verify(self, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
         """Read everything again; with `repair`, put right what can be derived; with `accept_loss`, go on with what is
-        left of damaged shards.   See `limpet.index.verify.verify`.
+        left of damaged shards.   See `maintain.verify.verify`.
         """
         return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
@@ -206,13 +206,13 @@ class Index(Generic[R]):
         return report
 
     def reshard(self, depth: int, *, quiesced: bool = False) -> ReshardReport:
-        """Give it shards of another depth, while nobody uses it.   See `limpet.index.reshard.reshard`."""
+        """Give it shards of another depth, while no other process uses it.   See `maintain.reshard.reshard`."""
         report = reshard(self._whole(), depth, quiesced=quiesced)
         self._opened = None
         return report
 
     def purge(self, *, quiesced: bool = False, older_than_s: float | None = None) -> PurgeReport:
-        """Drop tombstones, while nobody uses it.   See `limpet.index.purge.purge`."""
+        """Drop tombstones, while no other process uses it.   See `maintain.purge.purge`."""
         report = purge(self._whole(), quiesced=quiesced, older_than_s=older_than_s)
         self._opened = None
         return report
@@ -362,7 +362,7 @@ class Layout:
         try:
             return self._changed(lambda schema: extended(schema, fields, key))
         except Denied:
-            return manifest  # whoever may only read needs no new columns; a put of one is refused
+            return manifest  # a process that may only read needs no new columns; a put of one is refused
 
     def allow_null(self, name: str) -> Manifest:
         """Let a column be null from now on.   Raises: Missing; Invalid.   Cost: 1 GET + 1 PUT and the descriptions."""
@@ -419,7 +419,7 @@ class Layout:
     def put_shards(self, manifest: Manifest) -> bool:
         """Put empty shards where there are none; whether some were there already.
 
-        A conflict does not tell that a shard is there: a store may refuse two puts at once (F15). So it is asked.
+        A conflict does not prove that a shard is there: a store may refuse two puts at once (F15). So it is read.
         Raises: Unavailable if a shard can neither be put nor found.   Cost: 1 PUT each; 1 HEAD for each conflict.
         """
         shards: Sequence[Key] = [self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]

@@ -44,7 +44,7 @@ class DamagedShard:
 
 
 OnDamage = Callable[[DamagedShard], None]
-"""Is told of each damaged shard, which is then left out. Without one, a damaged shard is an error."""
+"""Called for each damaged shard, which is then left out. Without one, a damaged shard is an error."""
 
 
 class DamagedShardWarning(UserWarning):
@@ -215,7 +215,7 @@ class Reader:
         return lines
 
     def left_out(self, shard: str, error: Corrupt) -> DamagedShard:
-        """What to tell of a damaged shard that is left out."""
+        """The description of a damaged shard that is left out."""
         known = self._count(shard)
         return DamagedShard(self._storage.keys.shard(shard), str(error), known.records if known else None)
 

@@ -45,7 +45,7 @@ EMPTY_SUM = "-"
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fields of `manifest.json` beside the cell's header.
 
-    `generation` rises when shards are laid out anew; `described` is the schema version that datapackage.json shows.
+    `generation` rises with each reshard or purge; `described` is the schema version that datapackage.json shows.
     `records`, `sizes` (bytes) and `sums` (see `sum_of`) are by shard, as of the last fold that was recorded.
     """
 
@@ -78,7 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many records and bytes a shard has, and the digest of its bytes; "" if nobody recorded one."""
+    """How many records and bytes a shard has, and the digest of its bytes; "" if none is recorded."""
 
     records: _Number
     size: _Number
@@ -129,7 +129,7 @@ def noted(
 
     A fold is newer if it replaced exactly the bytes that are recorded. Otherwise (another compiler has not recorded its
     own fold yet, or never will) it is recorded only if the shard is still of the fold's version: `is_current`, which
-    must look after the manifest was read. What is not recorded is left to whoever folded after it.
+    must look after the manifest was read. What is not recorded is left to the compiler that folded after it.
     """
     if manifest.depth > COUNTED_DEPTH_MAX:
         return manifest, frozenset(folds)
@@ -340,7 +340,7 @@ class IndexStorage:
         )
 
     def add(self, key: Key, data: bytes) -> None:
-        """Write an object of a name that nobody else uses; the same bytes again if no clear answer came.
+        """Write an object with a unique name; send the same bytes again if the outcome is unknown.
 
         Raises: OutcomeUnknown after three sends.   Cost: 1 PUT.   Crash: there or not, whole.
         """

@@ -1,4 +1,4 @@
-"""Writing records: each put is an object of its own, each `put_many` at most one object a shard."""
+"""Writing records: each `put` is one object, each `put_many` at most one object a shard; and the stamps of both."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Stamps:
                         floor.ahead.popitem(last=False)
 
     def _now(self) -> datetime:
-        """The store's time by a reading of our own: what is read in between may be stamped in the future."""
+        """The store's time by a separate reading: other requests may see stamps from the future."""
         reading = self._reading
         if reading is None or self._runtime.elapsed_s() - reading[1] >= READ_EVERY_S:
             now = self._store.now(max_age_s=READ_NOW_S)

@@ -299,7 +299,7 @@ def writer(kind: Kind) -> Write:
     """How a value that is not None becomes the bytes of a field.
 
     Other types that msgspec can turn into one of the kind (enums, UUIDs, decimals, nested structs) are turned.
-    The function raises: Invalid, saying what was expected and what came.
+    The function raises: Invalid, saying what was expected and what was given.
     """
     return _WRITERS[kind]
 
@@ -378,7 +378,7 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
 
 
 def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
-    """A judge of the bytes of a field.   The function raises: Invalid, saying what was expected and what came."""
+    """A function that checks the bytes of a field.   It raises: Invalid, saying what was expected and what was given."""
     checks = [*_checks(limits, kind)]
     read = reader(kind)
 
@@ -462,7 +462,7 @@ class _Template:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would otherwise be found out anew for each record.
+    """How records of a schema are written and read, worked out once for all of them.
 
     A row has the values that a user gives: of all columns but `updated_at` and `_deleted`. Most rows are strings and
     integers in which nothing must be escaped: they fill a template, made once for their types. Any other row is written
@@ -493,7 +493,7 @@ class Plan:
         return [values.get(field.name) for field in self.given]
 
     def line(self, row: Sequence[Any], stamp: str) -> bytes:
-        """A live record as a line.   Raises: Invalid, naming the field, what was expected and what came."""
+        """A live record as a line.   Raises: Invalid, naming the field, what was expected and what was given."""
         types = tuple(map(type, row))
         try:
             template = self.templates[types]
@@ -764,7 +764,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def line(self, values: Mapping[str, Any], stamp: str, *, where: str) -> bytes:
         """A live record as a line; `where` names it in errors. `updated_at` in `values` is ignored: `stamp` counts.
 
-        Raises: Invalid, naming the record, the field, what was expected and what came.
+        Raises: Invalid, naming the record, the field, what was expected and what was given.
         """
         plan = self._plan
         try:
@@ -776,7 +776,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         if len(line) > LINE_BYTES_MAX:
             raise Invalid(
                 f"{where}: it has {len(line)} bytes, more than the {LINE_BYTES_MAX} that a record may have",
-                hint="keep what is large in an object of its own, and its name in the record",
+                hint="store large values as separate objects, and their names in the record",
             )
         return line
 

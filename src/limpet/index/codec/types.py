@@ -94,12 +94,12 @@ def _field(field: inspect.Field) -> tuple[Field, bool]:
         what = " or ".join(sorted(kinds)) or "nothing"
         raise Invalid(f"the field {name!r} may be {what}; a column has one type")
     kind = kinds.pop()
-    told = [column for column in found if column.kind is not None]
-    optional = len(told) < len(found) or kind == "any"
+    valued = [column for column in found if column.kind is not None]
+    optional = len(valued) < len(found) or kind == "any"
     limits: Constraints | None = None
-    if len(told) == 1:
-        limits = constraints_of(told[0].limits, kind, field=name)
-    return Field(name, kind, required=not optional, constraints=limits), len(told) == 1 and told[0].whole
+    if len(valued) == 1:
+        limits = constraints_of(valued[0].limits, kind, field=name)
+    return Field(name, kind, required=not optional, constraints=limits), len(valued) == 1 and valued[0].whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ def _le(one: Any, other: Any) -> bool:
 
 
 def loosened(stored: Constraints | None, declared: Constraints | None, *, field: str) -> Constraints | None:
-    """The constraints of a column that a program declares anew: it may allow more than before.
+    """The constraints of a column that a program declares again: it may allow more than before.
 
     What is not declared stays. A program that allows less is an older one: it goes on, and nothing changes.
     Raises: Invalid for a constraint that the column does not have: records without it may be there.

@@ -38,6 +38,6 @@ def name_of(file: str, named: str | None) -> str:
         return named
     found = _ENDINGS.get(PurePath(file).suffix.lower())
     if found is None:
-        what = "standard input and output have no format" if file == STDIO else f"the name {file} tells no format"
+        what = "standard input and output have no format" if file == STDIO else f"the name {file} implies no format"
         raise Invalid(what, hint=f"say --format {'|'.join(FORMATS)}")
     return found

@@ -71,7 +71,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The columns that a file seems to have, and its key if it tells."""
+    """The columns that a file seems to have, and its key if the file names it."""
 
     fields: tuple[Field, ...]
     key: str | None = None

@@ -65,7 +65,7 @@ class Jsonl(Format):
         for number, raw in islice(LineReader(stream, Mark()).records(), SAMPLE_ROWS):
             rows.append(parsed(text_of(raw.removeprefix(BOM)), what=f"line {number}"))
         if not rows:
-            raise Invalid("the file is empty, so its fields cannot be told")
+            raise Invalid("the file is empty, so its fields are not known")
         return Sample(fields_of_json(rows))
 
     @contextmanager

@@ -273,7 +273,7 @@ def _field(each: Any) -> Field:
 
 
 def _kind(name: str, kind: Any) -> Kind:
-    """The column for an Arrow type; what has no kind of its own becomes a string, as msgspec writes it."""
+    """The column for an Arrow type; what has no kind becomes a string, as msgspec writes it."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _kind(name, kind.value_type)

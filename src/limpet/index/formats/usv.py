@@ -53,7 +53,7 @@ class Usv(Format):
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        raise Invalid("USV has no header, so its fields cannot be told", hint="`limpet index create` the index first")
+        raise Invalid("USV has no header, so its fields are not known", hint="`limpet index create` the index first")
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

@@ -252,7 +252,7 @@ class _ExistingFiles:
         self.report.bad.append(BadFile(name.encode(errors="replace").decode(), reason))
 
     def _demand_foreign(self) -> None:
-        """Shards of our own have escapes and tombstones, which a plain file has not.   Raises: Invalid."""
+        """Limpet's own shards have escapes and tombstones, which plain files do not have.   Raises: Invalid."""
         self._is_foreign = True
         found = self.source.read([MANIFEST])[MANIFEST]
         if isinstance(found, Missing):

@@ -1,4 +1,4 @@
-"""What operations on a whole index share: the index at hand, proof that nobody else is at work, and bounded reading."""
+"""What operations on a whole index share: its lock, checks that it is at rest, bounded reading, misplaced objects."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def sole(whole: WholeIndex) -> Iterator[Lease]:
 def refuse_running(whole: WholeIndex) -> None:
     """Go on only if no compiler holds the lock of a shard.
 
-    A lock that has run out on the store's clock is nobody's: its compiler died, or was stopped by the operator.
+    A lock that has expired by the store's clock is free: its compiler died, or was stopped by the operator.
     Raises: Held, naming who it is.
     Cost: 1 PUT + 1 HEAD + 1 LIST per 1,000 shards + 1 GET for each lock used in the last 5 minutes.
     """
@@ -140,7 +140,7 @@ def refuse_waiting(whole: WholeIndex) -> None:
 
 
 def sound(manifest: Manifest, shard: str, data: bytes, *, what: str, at_rest: bool = False) -> list[bytes]:
-    """The lines of a shard that may be built upon. `at_rest`: all is folded and nobody compiles, so the recorded bytes
+    """The lines of a shard that may be built upon. `at_rest`: all is folded and no compiler runs, so the recorded bytes
     are those of the shard.   Raises: Corrupt for one that may not (F23).
     """
     schema = manifest.schema
@@ -155,7 +155,7 @@ def sound(manifest: Manifest, shard: str, data: bytes, *, what: str, at_rest: bo
 
 
 def record(whole: WholeIndex, generation: int, folds: Mapping[str, Fold]) -> None:
-    """Record shards that were put or read, unless somebody else has put them since.
+    """Record shards that were put or read, unless another process has put them since.
 
     Cost: 1 GET + at most 1 PUT, 1 HEAD for each shard that is not recorded so.
     """
@@ -194,7 +194,7 @@ def lower(whole: WholeIndex, manifest: Manifest, counts: Mapping[str, Count], *,
 
     A compiler refuses a shard that has fewer records than the manifest says, or other bytes. `for_good`: one that has
     folded before, and is slow to say so, cannot record its fold.
-    Raises: Conflict if the index was laid out anew.   Cost: 1 GET + at most 1 PUT.
+    Raises: Conflict if the index was resharded.   Cost: 1 GET + at most 1 PUT.
     """
 
     def change(now: Manifest | None) -> Manifest | None:
@@ -216,7 +216,7 @@ def _fewer(known: Count | None, count: Count) -> Count | None:
 
 
 def changed_meanwhile(whole: WholeIndex) -> Conflict:
-    """The error for an index whose shards were laid out anew meanwhile."""
+    """The error for an index that was resharded or purged meanwhile."""
     return Conflict(f"the index {whole.name!r} was resharded or purged meanwhile", hint="try again")
 
 
@@ -333,7 +333,7 @@ def inspect(data: bytes, schema: Schema, depth: int, shard: str) -> Inspected:
 
 
 def good_lines(data: bytes, schema: Schema, depth: int, shard: str) -> list[bytes]:
-    """The lines of a damaged shard that are records of its own, whatever the others are."""
+    """The lines of a damaged shard that are good records of that shard."""
     good: list[bytes] = []
     for line in data.split(END)[:-1]:
         try:
@@ -422,8 +422,8 @@ def misplaced_in(storage: IndexStorage, depth: int) -> Iterator[tuple[Key, Objec
 def retire(storage: IndexStorage, key: Key, version: Version) -> None:
     """Remove a shard of another depth whose records are durable elsewhere, if it is still of that version.
 
-    Raises: OutcomeUnknown if somebody wrote it since: it stays.   Cost: 1 PUT + 1 DELETE.
-    Crash: a shard that says it has moved; it is removed by whoever comes next.
+    Raises: OutcomeUnknown if another process wrote it since: it stays.   Cost: 1 PUT + 1 DELETE.
+    Crash: a shard that says it has moved; the next run removes it.
     """
     put_bytes(storage.store, storage.runtime, key, MOVED, Match(version), deletable=True)
     storage.store.delete(key)

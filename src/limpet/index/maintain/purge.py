@@ -32,7 +32,7 @@ from limpet.store.outcome import put_bytes
 
 @dataclass(slots=True)
 class PurgeReport:
-    """What a purge did: tombstones dropped, and kept since they are too young; shards and bytes written anew."""
+    """What a purge did: tombstones dropped, and kept since they are too young; shards and bytes rewritten."""
 
     dropped: int = 0
     kept: int = 0
@@ -46,7 +46,7 @@ def purge(whole: WholeIndex, *, quiesced: bool = False, older_than_s: float | No
     Nobody may write, compile or read the index meanwhile, and whatever could still write an older record of a deleted
     key must be gone for good: with its tombstone goes the only thing that keeps such a record hidden.
     Raises: Invalid without `quiesced`; Held if a compiler, repair, reshard or other purge is at work; Conflict if
-    something waits or somebody wrote all the same; Corrupt for a shard that must not be built upon.
+    something waits or another process wrote nevertheless; Corrupt for a shard that must not be built upon.
     Cost: a full compile, 1 GET a shard, 2 swaps of the manifest, 1 GET + 1 PUT + 1 HEAD more for each shard with
     something to drop. Memory is bounded by 32 MiB of shards or the largest one, whichever is more.
     Crash: some shards have been purged and others not; the manifest promises no more than there is. Run it again.
@@ -79,7 +79,7 @@ class _Purge:
             self._before = stamp_text(now - timedelta(seconds=older_than_s))
 
     def run(self) -> PurgeReport:
-        """Look at every shard; lower the counts of those that will shrink; then write these anew."""
+        """Look at every shard; lower the counts of those that will shrink; then rewrite these."""
         found: dict[Stat, Count] = {}
         for batch in batches(self._shards()):
             for stat, blob in self._read(batch):
@@ -130,7 +130,7 @@ class _Purge:
     def _rewrite(self, key: Key, version: Version, blob: Blob) -> Fold:
         if blob.version != version:
             raise Conflict(
-                f"{key} was written while the index was purged", hint="stop whoever does that, and purge again"
+                f"{key} was written while the index was purged", hint="stop the process that does that, and purge again"
             )
         lines = sound(self._manifest, self._id(key), blob.data, what=key)
         kept = self._kept(lines)

@@ -1,4 +1,4 @@
-"""Laying an index out anew, with more shards or fewer. Offline."""
+"""Resharding: more shards, or fewer. Offline."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def reshard(whole: WholeIndex, depth: int, *, quiesced: bool = False) -> Reshard
     Shards of the new depth are written beside the old ones, the swap of the manifest makes them count, and then the
     old ones go. With the depth that it has, it only finishes or undoes what an earlier run left.
     Raises: Invalid without `quiesced`; Held if a compiler, repair, purge or other reshard is at work; Conflict if
-    somebody wrote all the same; Corrupt for a shard that must not be built upon. Then the index is as it was, or is
-    resharded and waits to be tidied: run it again.
+    another process wrote nevertheless; Corrupt for a shard that must not be built upon. Then the index is unchanged,
+    or is resharded and waits to be tidied: run it again.
     Cost: a full compile, 1 GET and 1 PUT + 1 DELETE for each old shard, 1 PUT for each new one, 2 swaps, 6 LISTs or
     more. Memory is bounded by the largest shard, old or new.
     Crash: before the swap of the manifest the old shards count, after it the new ones; running it again completes it.
@@ -129,7 +129,8 @@ class _Move:
         for key, version in (*self._read.items(), *self._written.items()):
             if there.get(key) != version:
                 raise Conflict(
-                    f"{key} was changed while the index was resharded", hint="stop whoever does that, and run it again"
+                    f"{key} was changed while the index was resharded",
+                    hint="stop the process that does that, and run it again",
                 )
 
     def _commit(self) -> None:

@@ -113,15 +113,15 @@ class _Verifier:
                 except (Conflict, Corrupt, OutcomeUnknown) as error:
                     findings[at] = replace(finding, what=f"{finding.what}; the loss could not be accepted: {error}")
                     done[finding.key] = None
-            told = done[finding.key]
-            if told is not None:
-                findings[at] = replace(finding, what=f"{finding.what}; accepted: {told}", repaired=True)
+            summary = done[finding.key]
+            if summary is not None:
+                findings[at] = replace(finding, what=f"{finding.what}; accepted: {summary}", repaired=True)
 
     def _add(self, kind: FlawKind, key: Key, what: str) -> None:
         self._report.findings.append(Finding(kind, key, what))
 
     def _by_name(self, key: Key) -> bool:
-        """Note what its name tells; whether there is no need to read it here."""
+        """Note what is wrong with the name of an object; whether it need not be read."""
         place = place_of(self._keys, key)
         if place.role in ("adopted", "described", "lock"):
             return True
@@ -242,14 +242,14 @@ class _Verifier:
             now = self._again()
             behind = self._behind(now)
             if behind:
-                told, there = now.count(behind[0]), self._folds[behind[0]].count
+                recorded, there = now.count(behind[0]), self._folds[behind[0]].count
                 more = f"; and {len(behind) - 1} shards more" if len(behind) > 1 else ""
-                assert told is not None
+                assert recorded is not None
                 self._add(
                     "behind",
                     key,
-                    f"says {told.records} records and {told.size} bytes of shard {behind[0]}, which has "
-                    f"{there.records} and {there.size}{'' if told.sum else ' (no digest is recorded)'}{more}",
+                    f"says {recorded.records} records and {recorded.size} bytes of shard {behind[0]}, which has "
+                    f"{there.records} and {there.size}{'' if recorded.sum else ' (no digest is recorded)'}{more}",
                 )
 
     def _behind(self, manifest: Manifest) -> list[str]:
@@ -278,7 +278,7 @@ def _wrong_counts(manifest: Manifest) -> str | None:
 NOTES: frozenset[FlawKind] = frozenset({"behind", "quarantined"})
 """Worth knowing, and nothing is wrong: counts may lag behind after a crash, and quarantine is where bad objects go."""
 
-RESTORE = "restore the object from a backup; records that are lost cannot be made anew"
+RESTORE = "restore the object from a backup; lost records cannot be derived from anything else"
 _ACCEPT = "restore the object from a backup; `limpet index verify --accept-loss` goes on with what is left"
 _REPAIR = "`limpet index verify --repair` puts it right"
 _COMPILE = "the next compile moves it to quarantine; restore it from a backup, or put its records again"
@@ -421,8 +421,8 @@ class Repairs:
         kept = newest(good_lines(data, self._schema, self._manifest.depth, shard), self._schema.shape)
         left = packed(kept, self._schema.shape)
         lost = max(known.records - len(kept), 0) if known else None
-        told = f"{len(kept)} records are kept, {'an unknown number' if lost is None else lost} are lost"
-        keep(self._storage, shard, key, data if left != data else b"", f"{reason}; the loss was accepted: {told}")
+        summary = f"{len(kept)} records are kept, {'an unknown number' if lost is None else lost} are lost"
+        keep(self._storage, shard, key, data if left != data else b"", f"{reason}; the loss was accepted: {summary}")
         if left != data or blob is None:
             self._swap(shard, left, blob.version if blob else None, len(kept))
         else:
@@ -430,7 +430,7 @@ class Repairs:
             lower(self._whole, self._manifest, {shard: count})
             self._folds[shard] = Fold(count, blob.version)
         self._count()
-        return told
+        return summary
 
     def _is_misplaced(self, place: ObjectPlace) -> bool:
         return bool(place.shard) and len(place.shard) != self._manifest.depth
@@ -478,15 +478,15 @@ class Repairs:
         base = sound(self._manifest, shard, blob.data, what=at)
         shape = self._schema.shape
         merged = merge(base, newest(lines, shape), shape, what=at)
-        # F25: even if nothing changes, so that the pack is deleted only after a write of our own is durable
+        # F25: even if nothing changes, so that the pack is deleted only after our own write is durable
         self._swap(shard, merged.data, blob.version, merged.records)
 
     def _count(self) -> None:
-        """Record what there is, unless somebody else has put it since."""
+        """Record the shards that were read or put, unless another process has put them since."""
         record(self._whole, self._manifest.generation, self._folds)
 
     def _describe(self, key: Key) -> None:
-        """Write a description anew. It is read before the manifest, so a later schema's is never replaced."""
+        """Write a description again. It is read before the manifest, so a later schema's is never replaced."""
         try:
             when: Match | Absent = Match(self._storage.store.head(key).version)
         except Missing:

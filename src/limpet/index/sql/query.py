@@ -61,7 +61,7 @@ _PURE = frozenset(
         "icu_calendar_names",
     }
 )
-"""Table functions that compute, or tell what DuckDB has."""
+"""Table functions that compute, or list what DuckDB has."""
 
 _OF_FILES = frozenset(
     {
@@ -115,7 +115,7 @@ def sql(
     Each record is as of some moment after the query began; in a directory, an index that is named twice may be seen at
     two moments. `parameters` fill `?` or `$name`. `allow_files`: the query may read files of this machine.
     `memory`: how much DuckDB may use, such as "2GB", before it spills to a private temporary folder.
-    `on_damage`: leave damaged shards out, and what waits for them, and tell it of each. Every line is checked then,
+    `on_damage`: leave out damaged shards and what waits for them, and call it for each. Every line is checked then,
     which takes longer.
     Raises: Invalid for a query that is wrong, or is no SELECT; Corrupt; Unsupported without the extra `sql`.
     Cost: 1 GET of the manifest for each table named, then as `Table.gather`; a query that fails to bind, and DESCRIBE,
@@ -199,9 +199,9 @@ def _translated(error: Exception, duckdb: Any, files: Sequence[str]) -> Invalid 
     text = str(error)
     first = text.partition("\n")[0]
     if BAD_LINE in text:
-        return Corrupt(BAD_LINE, hint="`limpet index verify` tells which")
+        return Corrupt(BAD_LINE, hint="`limpet index verify` names it")
     if "CSV Error" in text and any(path in text for path in files):
-        return Corrupt(f"a shard is not what Limpet wrote: {first}", hint="`limpet index verify` tells which")
+        return Corrupt(f"a shard is not what Limpet wrote: {first}", hint="`limpet index verify` names it")
     if isinstance(error, duckdb.OutOfMemoryException):
         return Unavailable(first, hint="allow it more memory, ask for less, or free some space where TMPDIR is")
     if isinstance(error, duckdb.PermissionException):
@@ -212,7 +212,7 @@ def _translated(error: Exception, duckdb: Any, files: Sequence[str]) -> Invalid 
 
 @dataclass(frozen=True, slots=True)
 class _QueryPlan:
-    """What the syntax tells of a query: the tables it may name, and whether it asks of nothing but their columns."""
+    """The tables that a query may name, and whether it asks only for their columns."""
 
     names: Sequence[str]
     shows_all: bool

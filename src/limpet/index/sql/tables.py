@@ -243,7 +243,7 @@ class Table:
         if data and not data.endswith(END):
             raise Corrupt(
                 f"{self.storage.keys.shard(shard)} does not end with a line feed: it was cut off",
-                hint="restore it from a backup; `limpet index verify` tells what else is amiss",
+                hint="restore it from a backup; `limpet index verify` lists what else is wrong",
             )
         return data
 
