@@ -232,6 +232,7 @@ class IndexPublisher:
         self._index = index
         self._catalog = catalog
         self._namespace, self._name = tuple(table[0]), table[1]
+        self._shown = shown(self._namespace, self._name)
         self._lead = lead
         self._part_bytes = part_bytes
         self._storage = index.storage
@@ -269,10 +270,6 @@ class IndexPublisher:
         assert plan.contents is not None
         return self._told(plan.metadata_location, Files(plan.keep, (), ()), plan.contents, None)
 
-    @property
-    def _shown(self) -> str:
-        return shown(self._namespace, self._name)
-
     # ---- looking ----
 
     def _look(self) -> _PublishPlan:
@@ -286,7 +283,11 @@ class IndexPublisher:
         contents: Contents | None = None
         if loaded is not None:
             contents = contents_of(loaded.metadata, self._source, columns, self._fetch)
-            self._demand_ours(contents)
+            if not contents.is_of_source:
+                raise Invalid(
+                    f"the table {self._shown!r} was not made from the index {self._index.name!r}",
+                    hint="name another table: --table NAMESPACE.NAME",
+                )
         elif self._catalog.has_view(self._namespace, self._name):
             raise Invalid(f"{self._shown!r} is a view", hint="name another table: --table NAMESPACE.NAME")
         parts = {_tag(part): part for part in CompiledShards(self._storage, manifest).parts(self._part_bytes)}
@@ -302,13 +303,6 @@ class IndexPublisher:
         due = [part for tag, part in parts.items() if tag not in keep]
         location = loaded.metadata_location if loaded else None
         return _PublishPlan(manifest, location or "", contents, [*keep.values()], drop, due)
-
-    def _demand_ours(self, contents: Contents) -> None:
-        if not contents.is_of_source:
-            raise Invalid(
-                f"the table {self._shown!r} was not made from the index {self._index.name!r}",
-                hint="name another table: --table NAMESPACE.NAME",
-            )
 
     def _manifest(self) -> Manifest:
         """The manifest as it is now.   Raises: Missing.   Cost: 1 GET."""

@@ -55,7 +55,7 @@ from limpet.index.storage import (
     sum_of,
 )
 from limpet.keys import Key
-from limpet.lease import Lease, Lock, VersionWatch
+from limpet.lease import Lock, VersionWatch
 from limpet.records import Name, Text
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Match, Stat
@@ -230,8 +230,10 @@ class Compiler:
         return count.size if count else self._storage.shard_size(shard)
 
     def _fold(self, shard: str, parts: Sequence[Sequence[Key]], *, full: bool) -> CompileReport:
+        key, storage = self._storage.keys.lock(shard), self._storage
+        lock = Lock(storage.store, key, key, LOCK_TTL_S, storage.runtime, self._watch, look_first=True)
         try:
-            lease = self._lock(shard).try_acquire()
+            lease = lock.try_acquire()
         except (Corrupt, OutcomeUnknown):  # the swap decides, lock or no lock
             return self._merge_all(shard, parts)
         if isinstance(lease, Held):
@@ -241,7 +243,8 @@ class Compiler:
         try:
             return self._merge_all(shard, parts)
         finally:
-            _release(lease)
+            with suppress(LimpetError):  # the lease expires; the shard does not depend on it
+                lease.release()
 
     def _merge_all(self, shard: str, parts: Sequence[Sequence[Key]]) -> CompileReport:
         report = CompileReport()
@@ -329,10 +332,6 @@ class Compiler:
         quarantine(self._storage, shard, bad)
         return good, winners(places, lines, self._schema.shape), len(bad)
 
-    def _lock(self, shard: str) -> Lock:
-        key = self._storage.keys.lock(shard)
-        return Lock(self._storage.store, key, key, LOCK_TTL_S, self._storage.runtime, self._watch, look_first=True)
-
 
 def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
     """Whether a shard with other bytes than recorded was changed by something else than a compiler (F23).
@@ -362,11 +361,6 @@ def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
     """The objects that may be read, and the names of those that are too large for that."""
     large = [stat.key for stat in waiting if stat.size > WAITING_BYTES_MAX]
     return [stat for stat in waiting if stat.size <= WAITING_BYTES_MAX], large
-
-
-def _release(lease: Lease) -> None:
-    with suppress(LimpetError):  # the lease expires; the shard does not depend on it
-        lease.release()
 
 
 def compile_there(

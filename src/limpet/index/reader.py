@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.index.codec.lines import END, Schema, lines_of
@@ -22,7 +21,7 @@ from limpet.index.storage import (
     manifest_cell,
 )
 from limpet.keys import Key, digits, single_stamp
-from limpet.store.api import Blob, Stat, Version
+from limpet.store.api import Stat, Version
 
 TRIES_MAX = 20
 SHARE_FOR_WHOLE = 16 << 10
@@ -113,32 +112,18 @@ class Reader:
                     lines += self._newest_of(folders[folder], listed)
         if shard in work.shards:
             for stat in self._storage.packs(shard):
-                lines += self._some_in(keys, stat.size, partial(self._in_pack, stat=stat), partial(self._pack, stat))
-        lines += self._some_in(
-            keys, self._size(shard), partial(self._in_shard, shard=shard), partial(self._shard_lines, shard)
-        )
+                if stat.size <= len(keys) * SHARE_FOR_WHOLE:
+                    for at, data in self._storage.read([stat.key]).items():
+                        lines += self._schema.lines(data, what=at)
+                else:
+                    lines += [line for key in keys for line in self._in_pack(key, stat)]
+        if self._size(shard) <= len(keys) * SHARE_FOR_WHOLE:
+            lines += self.sound(shard, self._storage.shard(shard).data)
+        else:
+            lines += [line for key in keys for line in self._in_shard(key, shard)]
         winners = newest(lines, self._schema.shape)
         places = {key: digest(key.encode()) for key in keys}
         return {key: winners[place] for key, place in places.items() if place in winners}
-
-    def _some_in(
-        self,
-        keys: Sequence[str],
-        size: int,
-        one: Callable[[str], list[bytes]],
-        everything: Callable[[], list[bytes]],
-    ) -> list[bytes]:
-        if size <= len(keys) * SHARE_FOR_WHOLE:
-            return everything()
-        return [line for key in keys for line in one(key)]
-
-    def _pack(self, stat: Stat) -> list[bytes]:
-        return [
-            line for at, data in self._storage.read([stat.key]).items() for line in self._schema.lines(data, what=at)
-        ]
-
-    def _shard_lines(self, shard: str) -> list[bytes]:
-        return self.sound(shard, self._storage.shard(shard).data)
 
     def demand_records(self, shard: str, number: int) -> None:
         """Go on only if a shard that was read has as many records as it must.
@@ -321,17 +306,14 @@ class Reader:
             version = blob.version
             if shard is not None:
                 self._sizes[shard] = blob.size
-            outcome = self._learn(search, start, blob, at)
+            try:
+                outcome = search.learn(start, blob.data)
+            except Corrupt as error:
+                raise Corrupt(f"{at}: {error}") from None
             if isinstance(outcome, NoLine):
                 return []
             if outcome is not None:
                 return self._schema.lines(outcome + END, what=at)
-
-    def _learn(self, search: Search, start: int, blob: Blob, at: Key) -> bytes | NoLine | None:
-        try:
-            return search.learn(start, blob.data)
-        except Corrupt as error:
-            raise Corrupt(f"{at}: {error}") from None
 
     def _search(self, key: str, size: int, shard: str | None) -> Search:
         count = self._manifest.count(shard) if shard is not None else None

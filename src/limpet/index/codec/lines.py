@@ -378,7 +378,7 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
 
 
 def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
-    """A function that checks the bytes of a field.   It raises: Invalid, saying what was expected and what was given."""
+    """A function that checks the bytes of a field.   It raises: Invalid, saying what was expected and given."""
     checks = [*_checks(limits, kind)]
     read = reader(kind)
 

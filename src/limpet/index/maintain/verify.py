@@ -197,13 +197,14 @@ class _Verifier:
             self._add("lost", key, f"has {found.keys} records, and had {known.records} before: {missing} are lost")
         elif not found.flaws:
             count = Count(found.keys, len(blob.data), sum_of(blob.data))
-            if known is not None and known.sum not in ("", count.sum) and self._is_changed(shard, blob, found.own):
+            if (
+                known is not None
+                and known.sum not in ("", count.sum)
+                and is_unexplained(self._storage, self._manifest, shard, blob, found.own)
+            ):
                 self._add("changed", key, "has other bytes than those that were compiled: it was changed since")
             else:
                 self._folds[shard] = Fold(count, blob.version)
-
-    def _is_changed(self, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
-        return is_unexplained(self._storage, self._manifest, shard, blob, lines)
 
     def _again(self) -> Manifest:
         """The manifest as it is now, for a second look at what seems wrong.   Raises: Conflict if it was resharded."""
