@@ -7,6 +7,9 @@ with the files that the table has, and writes only what differs. The order makes
   publishers at once the later commit never brings back older shards.
 - The columns are read before and after the shards, and must be the same. So no record is cut to columns that are too
   old, and a file of an older schema can stay: its records have no other columns.
+
+Sixteen neighbouring shards are one file while they are small, so that a small index is few files; once they are large,
+each shard is a file by itself, so that a change copies little. Which it is follows from the sizes alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The stochastic compiler: many of them, anywhere, fold what waits into the shards.
+"""The stochastic compiler: any number of processes, anywhere, fold what waits into the shards.
 
 The swap of the shard decides; the lock only saves work. Whatever is deleted was read by this very compiler and is
 durable further on: in the pack that it just put, or in the shard that it just put and that the manifest records. A
-compiler that dies, stalls for a day or loses its lock changes nothing that another one did.
+compiler that dies, stalls for a day or loses its lock changes nothing that another one did. Objects that cannot be read
+go to quarantine, with the reason, and the rest is compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What other tools read: a Frictionless data package and a JSON Schema, both derived from the manifest.
+"""An index described: to other tools as a Frictionless data package and a JSON Schema, to people in numbers.
 
 Facts about the data package (v2), found out with frictionless 5.21:
 

@@ -1,4 +1,6 @@
-"""Taking a file into an index, chunk by chunk. It can be killed at any moment, and goes on where it was.
+"""Importing a file into an index, chunk by chunk, and exporting an index into a file, shard by shard.
+
+An import can be killed at any moment, and continues where it was.
 
 What a chunk writes follows from the file and from when the import began, and from nothing else: records that bring no
 `updated_at` get the time when the import began and a microsecond for each chunk before theirs. So a chunk that is taken

@@ -1,8 +1,13 @@
-"""The objects of one index, and the order in which they are read.
+"""The objects of one index, its manifest, and the order in which they are read.
 
 Data moves only forward: from singles to packs or the shard, from packs to the shard. A reader that takes them in that
 order, each step after the last has ended, misses nothing; an object that is gone when it is asked for was merged into
 something that is read later. No name is ever used twice, so no delete, however late, can hit a newer object.
+
+`manifest.json` has the columns, the number of shards, and what a compiler recorded of each shard, which readers and
+`verify` compare it with (F23): the records and bytes that it has, and a digest of the bytes. It only moves forward
+along the versions that the shard really had, and objects that were folded are deleted only once the fold is recorded.
+docs/design/0005-index.md proves that a healthy shard is never refused.
 """
 
 from __future__ import annotations

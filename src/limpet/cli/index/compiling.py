@@ -1,4 +1,4 @@
-"""`limpet index compile`: fold what waits into the shards, once or for ever."""
+"""`limpet index compile` and `publish`: fold what waits into the shards; make an index an Iceberg table."""
 
 from __future__ import annotations
 

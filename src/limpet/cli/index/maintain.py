@@ -1,4 +1,4 @@
-"""What operators do to a whole index: verify, adopt, reshard, purge."""
+"""`limpet index verify`, `adopt`, `reshard` and `purge`: operations on a whole index."""
 
 from __future__ import annotations
 

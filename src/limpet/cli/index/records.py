@@ -1,4 +1,4 @@
-"""`limpet index put`, `get` and `delete`: single records."""
+"""`limpet index put`, `get`, `delete`, `sql` and `export`: the records of an index."""
 
 from __future__ import annotations
 

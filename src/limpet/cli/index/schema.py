@@ -1,4 +1,4 @@
-"""`limpet index create`, `ls` and `schema`: indexes and their columns."""
+"""`limpet index create`, `ls`, `schema` and `stats`: indexes, their columns and their sizes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,23 @@
-"""Records as lines of text: fields between U+001F, one LF at the end, no header, UTF-8.
+"""A record as a line of text, and back: the hot path of every put, get and scan.
 
-Null is `\\N`. In every other field a backslash and the control characters (C0 and DEL) are escaped; JSON does that in
-its own way. So a field holds no byte below 0x20 and any string survives: lines sort like the tuples of their fields, a
-line is cut off only if its LF is missing, and every reader of delimited text can take it in (F23, F33).
+A line has its fields between U+001F and one LF at the end; there is no header, and all is UTF-8. Null is `\\N`. In
+every other field a backslash and the control characters (C0 and DEL) are escaped; JSON does that in its own way. So a
+field holds no byte below 0x20 and any string survives: lines sort like the tuples of their fields, a line is cut off
+only if its LF is missing, and every reader of delimited text can take it in (F23, F33).
+
+A value is spelt in one way only:
+
+    string      the text, escaped
+    integer     decimal, of 64 bits
+    number      the shortest decimal that reads back equal
+    boolean     true, false
+    date        2026-03-01
+    datetime    2026-03-01T12:00:00.000000Z, always in UTC
+    object, array, any    compact JSON, which has escapes of its own
+
+A `Schema` is the user's columns, then `updated_at` unless they have it, then `_deleted`; columns that were added later
+follow. Positions never change, so a line of any age can be read by any later schema, and by any earlier one. `Typed`
+converts between the objects of a user's type and the values of a record.
 """
 
 from __future__ import annotations

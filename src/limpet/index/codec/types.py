@@ -1,4 +1,4 @@
-"""From a user's type to columns, and between its objects and the values of a record."""
+"""The columns that a program declares by a type or a data package, their constraints, and how a schema may grow."""
 
 from __future__ import annotations
 

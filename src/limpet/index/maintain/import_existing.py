@@ -1,4 +1,4 @@
-"""Taking plain record files into an index: those of seed 001, or any folder of them.
+"""Importing existing record files into an index: plain US-delimited text that another program wrote.
 
 A folder of such files may lie just where the index should be. Its shards have the names of Limpet's own, and lines that
 differ from Limpet's: no escapes, no `_deleted`, in any order. So they are moved to `adopted/` there, and their records

@@ -231,7 +231,7 @@ _SHARD = re.compile("[0-9a-f]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """What the object is for, and of which shard; `builtins_of` is a record file as seed 001 lays them out."""
+    """What the object is for, and of which shard; `plain` is a record file that another program wrote."""
 
     role: Role
     shard: str = ""

@@ -1,4 +1,9 @@
-"""Reading a whole index again, and saying what is wrong with it."""
+"""Reading a whole index again, reporting what is wrong with it, and repairing what can be derived from what is there.
+
+A repair makes nothing up, and removes nothing before its records are durable where they belong. Every step is safe
+beside readers, writers and compilers: what waits moves only forward, and a shard is swapped on the version that was
+read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""An index as a table of DuckDB: its lines as text on disk, and a view that merges, types and unescapes them."""
+"""An index as a table of DuckDB: its lines as text on disk, and a view that merges, types and unescapes them.
+
+Lines are read as text (`options`), and a select list gives each column its type and undoes the escapes (`select`):
+
+    select {select(schema)} from read_csv('shards/*.usv', {options(schema)}) where "_deleted" = '0'
+
+A datetime becomes `TIMESTAMPTZ`. DuckDB shows it in the session's time zone (`set timezone = 'UTC'`), and its Python
+client needs the package pytz to fetch one as an object; Arrow does not.
+"""
 
 from __future__ import annotations
 
