@@ -43,8 +43,7 @@ from limpet.index.codec.lines import JSON_KINDS, Kind, Schema
 from limpet.index.decide import shard_ids
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
-from limpet.index.sql.tables import table_of
-from limpet.index.storage import IndexStorage, Manifest, batched
+from limpet.index.storage import IndexStorage, Manifest, batched, manifest_cell
 from limpet.keys import Key, join
 from limpet.store.api import Absent, Blob, Stat
 from limpet.store.outcome import put_bytes
@@ -309,12 +308,12 @@ class IndexPublisher:
 
     def _manifest(self) -> Manifest:
         """The manifest as it is now.   Raises: Missing.   Cost: 1 GET."""
-        found = table_of(self._storage.store, self._runtime, self._index.name)
-        if found is None:
+        seen = manifest_cell(self._storage).read()
+        if seen is None:
             raise Missing(
                 f"there is no index {self._index.name!r}", hint="`limpet index ls` shows those that there are"
             )
-        return found.manifest
+        return seen.value
 
     def _fetch(self, url: str) -> bytes:
         try:

@@ -337,7 +337,7 @@ INDEX_BUGS = [
         463,
         (
             "Reader.waiting",
-            "for line in checked(self._schema, self._manifest.depth, shard, data, what=at)",
+            "for line in placed(self._schema, self._manifest.depth, shard, data, what=at)[1]",
             "for line in data.splitlines()",
         ),
     ),

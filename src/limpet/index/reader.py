@@ -16,9 +16,9 @@ from limpet.index.storage import (
     Manifest,
     WaitingShards,
     batched,
-    checked,
     lost_records,
     manifest_cell,
+    placed,
 )
 from limpet.keys import Key, digits, single_stamp
 from limpet.store.api import Stat, Version
@@ -217,7 +217,7 @@ class Reader:
         return [
             line
             for at, data in self._storage.waiting(shard, work).items()
-            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)
+            for line in placed(self._schema, self._manifest.depth, shard, data, what=at)[1]
         ]
 
     def _newest_of(self, key: str, listed: Sequence[Stat]) -> list[bytes]:

@@ -375,13 +375,11 @@ class IndexStorage:
         self.store.delete_many(keys)
 
 
-def checked(schema: Schema, depth: int, shard: str, data: bytes, *, what: str) -> list[bytes]:
-    """The lines of an object that waits for a shard.   Raises: Corrupt for a bad line, or one of another shard."""
-    return placed(schema, depth, shard, data, what=what)[1]
-
-
 def placed(schema: Schema, depth: int, shard: str, data: bytes, *, what: str) -> tuple[list[bytes], list[bytes]]:
-    """What `checked` answers, and before it the digests of the keys.   Raises: as `checked`."""
+    """The digests of the keys and the lines of an object that waits for a shard.
+
+    Raises: Corrupt for a bad line, or one of another shard.
+    """
     lines = schema.lines(data, what=what)
     places = places_of(lines, schema.shape)
     if places and not shard == shard_of(min(places), depth) == shard_of(max(places), depth):

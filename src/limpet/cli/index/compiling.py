@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index.options import EngineOption, IndexArgument, demand_index, index_names, size_text
+from limpet.cli.index.options import EngineOption, IndexArgument, demand_index, requests_text, size_text, table
 from limpet.cli.queue_options import many
 from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, existing, lines, print_json
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
@@ -76,7 +76,7 @@ def _once(fleet: Fleet, names: list[str] | None, place: Engine, *, full: bool, j
     reports: dict[str, CompileReport] = {}
     failed: LimpetError | None = None
     with fleet.meter.measure() as cost:
-        for name in names or index_names(fleet):
+        for name in names or fleet.indexes():
             try:
                 reports[name] = fleet.index(name).compile(place.executor, full=full)
             except Corrupt as error:
@@ -97,28 +97,22 @@ def _facts(report: CompileReport) -> dict[str, Any]:
 
 
 def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, spread: bool) -> None:
-    from rich.table import Table
-
     out = console()
     if not reports:
         out.print("there is no index to compile; `limpet index create` makes one")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("index")
-    for title in (*COUNTS, "written", "quarantined"):
-        table.add_column(title, justify="right")
+    rows = table("index", *COUNTS, "written", "quarantined")
     for name, report in reports.items():
         counts = [f"{getattr(report, each):,}" for each in COUNTS]
         bad = f"[red]{report.quarantined:,}[/red]" if report.quarantined else "0"
-        table.add_row(clean(name), *counts, size_text(report.written_bytes), bad)
-    out.print(table)
+        rows.add_row(clean(name), *counts, size_text(report.written_bytes), bad)
+    out.print(rows)
     for name, report in reports.items():
         if report.strays:
             said = f"{name}: {many(report.strays, 'folder')} of another depth"
             out.print(f"[yellow]{clean(said)}[/yellow]; `limpet index verify` tells more", soft_wrap=True)
-    took = ", ".join(f"{count:,} {verb.upper()}" for verb, count in requests.items())
     where = " here; what the workers asked is not in it" if spread else ""
-    out.print(f"[dim]This took {many(sum(requests.values()), 'request')}{where}: {took}.[/dim]", soft_wrap=True)
+    out.print(requests_text(requests, where), soft_wrap=True)
 
 
 class _StopRequest:
@@ -153,7 +147,7 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
         while not stop():
             busy = False
             try:
-                for name in names or index_names(fleet):
+                for name in names or fleet.indexes():
                     began_s = runtime.elapsed_s()
                     try:
                         report = fleet.index(name).compile(place.executor, full=full, stop=stop)

@@ -12,9 +12,17 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index.options import FORMAT_HELP, EngineOption, IndexArgument, demand_index, package_of, size_text
+from limpet.cli.index.options import (
+    FORMAT_HELP,
+    EngineOption,
+    IndexArgument,
+    demand_index,
+    package_of,
+    progress_bar,
+    size_text,
+)
 from limpet.cli.queue_options import many
-from limpet.cli.shared import JsonOption, UrlOption, ago, console, existing, lines, opened, print_json, say
+from limpet.cli.shared import JsonOption, UrlOption, ago, existing, lines, opened, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -243,15 +251,10 @@ def _so_far(work: Import, file: str) -> str:
 @contextmanager
 def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None]]:
     """A bar on stderr over the file; one that only moves where the end is not known. Only on a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     from limpet.runtime import system
 
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began_s, before, start = system().elapsed_s(), work.state.records, work.state.position
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("importing", total=total - start if total else None)
+    with progress_bar("importing", total=total - start if total else None) as update:
 
         def show() -> None:
             records = work.state.records + work.under_way
@@ -259,6 +262,6 @@ def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None
             said = f"{many(records, 'record')}, {rate:,.0f}/s"
             if total:
                 said += f", {size_text(size * work.state.position / total)} of {size_text(size)}"
-            bar.update(task, completed=work.state.position - start, description=said)
+            update(completed=work.state.position - start, description=said)
 
         yield show

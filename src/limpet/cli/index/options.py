@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.shared import EXIT_FAILED, say
+from limpet.cli.queue_options import many
+from limpet.cli.shared import EXIT_FAILED, console, say
 from limpet.errors import Corrupt, Invalid, Missing
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from limpet.app import Fleet
     from limpet.index import Index
     from limpet.index.codec.lines import Field, Schema
@@ -39,13 +45,6 @@ EngineOption = Annotated[
 FORMAT_HELP = "csv, jsonl, parquet, usv (limpet's own lines) or strict-usv (the Internet-Draft)."
 
 
-def index_names(fleet: Fleet) -> list[str]:
-    """The indexes of a fleet.   Cost: 1 LIST."""
-    from limpet.keys import INDEXES, name_of
-
-    return sorted(name_of(part) for part in fleet.store.list_dirs(INDEXES))
-
-
 def demand_index(fleet: Fleet, name: str) -> Index[dict[str, Any]]:
     """The index, if there is one of that name.   Raises: Missing, naming one that is near.   Cost: 1 GET."""
     from difflib import get_close_matches
@@ -54,7 +53,7 @@ def demand_index(fleet: Fleet, name: str) -> Index[dict[str, Any]]:
     try:
         index.manifest  # noqa: B018 - the first look reads it
     except Missing:
-        names = index_names(fleet)
+        names = fleet.indexes()
         if name in names and any(stat.size for stat in fleet.store.list(index.storage.keys.root)):
             raise Corrupt(
                 f"the index {name!r} at {fleet.url} has no manifest, and other objects of it are there",
@@ -136,3 +135,40 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def table(*titles: str, right: bool = True) -> Table:
+    """An empty table without lines between cells; `right`: the columns after the first hold numbers."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    for at, title in enumerate(titles):
+        made.add_column(title, justify="right" if right and at else "left")
+    return made
+
+
+def requests_text(requests: dict[str, int], where: str = "") -> str:
+    """What a command cost, in requests by verb, as a dim line."""
+    took = ", ".join(f"{count:,} {verb.upper()}" for verb, count in requests.items())
+    return f"[dim]This took {many(sum(requests.values()), 'request')}{where}: {took}.[/dim]"
+
+
+@contextmanager
+def progress_bar(description: str, *, total: int | None, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, only on a terminal. It yields a function that takes what `Progress.update` takes."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
+        yield partial(bar.update, bar.add_task(description, total=total))
+
+
+@contextmanager
+def until_reader_leaves() -> Iterator[None]:
+    """Exit with code 1 when the reader of stdout has closed it. The interpreter must not try to flush the rest."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +17,10 @@ from limpet.cli.index.options import (
     SkipDamagedOption,
     demand_index,
     key_of,
+    progress_bar,
     size_text,
     skipping,
+    until_reader_leaves,
 )
 from limpet.cli.queue_options import many
 from limpet.cli.shared import (
@@ -211,22 +212,17 @@ def sql(
     if len(chosen) > 1:
         raise Invalid(f"{chosen[0]} and {chosen[1]} are two forms of one answer", hint="ask for one of them")
     fleet = opened(url, read_only=True)
-    try:
-        with skipping(skip_damaged) as on_damage:
-            rows = ask(fleet.store, system(), query, allow_files=allow_files, memory=memory, on_damage=on_damage)
-            if json:
-                _print_rows_json(rows)
-            elif csv == STDOUT:
-                sys.stdout.writelines(_csv(rows))
-                sys.stdout.flush()
-            elif csv or parquet:
-                _write_rows(rows, csv, parquet)
-            else:
-                _print_rows(rows)
-    except BrokenPipeError:
-        # the reader has gone, with what it wanted; the interpreter must not try to flush the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(EXIT_FAILED) from None
+    with until_reader_leaves(), skipping(skip_damaged) as on_damage:
+        rows = ask(fleet.store, system(), query, allow_files=allow_files, memory=memory, on_damage=on_damage)
+        if json:
+            _print_rows_json(rows)
+        elif csv == STDOUT:
+            sys.stdout.writelines(_csv(rows))
+            sys.stdout.flush()
+        elif csv or parquet:
+            _write_rows(rows, csv, parquet)
+        else:
+            _print_rows(rows)
 
 
 def _write_rows(rows: Rows, csv: str | None, parquet: str | None) -> None:
@@ -345,12 +341,8 @@ def export(
         raise Invalid("stdout cannot hold the records and --json", hint="write the records into a file")
     handle = demand_index(opened(url, read_only=True), index)
     with skipping(skip_damaged) as on_damage:
-        try:
+        with until_reader_leaves():
             records = _write(file, lambda stream: exporting(handle, stream, named, on_damage))
-        except BrokenPipeError:
-            # the reader has gone, with what it wanted; the interpreter must not try to flush the rest
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_FAILED) from None
         if json:
             print_json({"index": index, "file": file, "format": named, "records": records})
         elif file != STDOUT:
@@ -365,26 +357,12 @@ def _write(file: str, export: Callable[[IO[bytes]], Iterator[Exported]]) -> int:
 
     done: Exported | None = None
     if file == STDOUT:
-        with _progress(quiet=sys.stdout.isatty()) as show:
+        with progress_bar("exporting", total=None, quiet=sys.stdout.isatty()) as update:
             for done in export(sys.stdout.buffer):
-                show(done)
+                update(completed=done.shards, total=done.of_shards, description=many(done.records, "record"))
             sys.stdout.buffer.flush()
     else:
-        with whole_file(Path(file), system()) as stream, _progress() as show:
+        with whole_file(Path(file), system()) as stream, progress_bar("exporting", total=None) as update:
             for done in export(stream):
-                show(done)
+                update(completed=done.shards, total=done.of_shards, description=many(done.records, "record"))
     return done.records if done else 0
-
-
-@contextmanager
-def _progress(*, quiet: bool = False) -> Iterator[Callable[[Exported], None]]:
-    """A bar on stderr over the shards. Only on a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bar:
-        task = bar.add_task("exporting", total=None)
-        yield lambda done: bar.update(
-            task, completed=done.shards, total=done.of_shards, description=many(done.records, "record")
-        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index.options import IndexArgument, demand_index, field_of, index_names, package_of, size_text
+from limpet.cli.index.options import IndexArgument, demand_index, field_of, package_of, requests_text, size_text, table
 from limpet.cli.queue_options import many, now_of, when
 from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, existing, lines, opened, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
@@ -119,7 +119,7 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     """
     fleet = opened(url, read_only=True)
     rows: list[dict[str, Any]] = []
-    for name in index_names(fleet):
+    for name in fleet.indexes():
         try:
             manifest = fleet.index(name).manifest
         except Missing:
@@ -146,8 +146,6 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 
 def _print_indexes(url: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
-
-    from limpet.cli.shared import clean
 
     out = console()
     if not rows:
@@ -213,22 +211,16 @@ def schema(
 
 
 def _print_columns(index: str, manifest: Manifest) -> None:
-    from rich.table import Table
-
-    from limpet.cli.shared import clean
-
     out = console()
     out.print(
         f"[bold]{clean(index)}[/bold]  schema version {manifest.schema_version}, {16**manifest.depth:,} shards",
         soft_wrap=True,
     )
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for title in ("column", "type", ""):
-        table.add_column(title)
+    rows = table("column", "type", "", right=False)
     for field in manifest.schema.columns:
         notes = "key" if field.name == manifest.key else "" if field.required else "may be null"
-        table.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
-    out.print(table)
+        rows.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
+    out.print(rows)
 
 
 def _facts(index: str, manifest: Manifest) -> dict[str, Any]:
@@ -288,8 +280,7 @@ def _print_stats(found: IndexStats, age_s: float | None, requests: dict[str, int
     for name, said in rows.items():
         style = "red" if name == "quarantine" and found.quarantined else None
         out.print(f"  {name:<11} {clean(said)}", soft_wrap=True, style=style)
-    took = ", ".join(f"{count:,} {verb.upper()}" for verb, count in requests.items())
-    out.print(f"[dim]This took {many(sum(requests.values()), 'request')}: {took}.[/dim]", soft_wrap=True)
+    out.print(requests_text(requests), soft_wrap=True)
 
 
 def _largest(found: IndexStats) -> str:

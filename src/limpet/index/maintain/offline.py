@@ -26,10 +26,10 @@ from limpet.index.storage import (
     Manifest,
     batched,
     changed_bytes,
-    checked,
     is_current,
     lost_records,
     noted,
+    placed,
     sum_of,
     with_counts,
 )
@@ -144,7 +144,7 @@ def sound(manifest: Manifest, shard: str, data: bytes, *, what: str, at_rest: bo
     are those of the shard.   Raises: Corrupt for one that may not (F23).
     """
     schema = manifest.schema
-    lines = checked(schema, manifest.depth, shard, data, what=what)
+    lines = placed(schema, manifest.depth, shard, data, what=what)[1]
     merge(lines, {}, schema.shape, what=what)
     known = manifest.count(shard)
     if known is not None and len(lines) < known.records:
