@@ -18,12 +18,7 @@ from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index import decide as seek
 from limpet.index.codec.lines import Field, Shape
 from limpet.index.codec.types import with_own
-from limpet.index import decide as seek
-from limpet.index.codec.lines import Field, Shape
-from limpet.index.codec.types import with_own
 from limpet.index.decide import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, NoLine, Search, digest, fractions
-from limpet.index.reader import Reader
-from limpet.index.storage import IndexStorage, fresh
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, fresh
 from limpet.keys import IndexKeys, Key

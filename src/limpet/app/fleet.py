@@ -409,7 +409,7 @@ class Fleet:
 
         `table` is (namespace, name), by default (("indexes",), name). This process leads the catalog for a moment if
         something has changed; where a service leads, `through` asks that one.
-        Raises, Cost, Crash: as `limpet.app.publish.IndexPublisher.publish`; Unsupported without the extra `catalog`.
+        Raises, Cost, Crash: as `limpet.publish.IndexPublisher.publish`; Unsupported without the extra `catalog`.
         """
         try:
             from limpet.publish import NAMESPACE, IndexPublisher, LedCatalogWriter

@@ -229,7 +229,7 @@ class Index(Generic[R]):
         return WholeIndex(self.name, self._storage, self._cell, self._watch, lambda: self.compile(full=True))
 
     def stats(self) -> IndexStats:
-        """The index in numbers.   Cost: 1 GET and as `limpet.index.stats.stats`, at least 4 LISTs."""
+        """The index in numbers.   Cost: 1 GET and as `limpet.index.describe.stats`, at least 4 LISTs."""
         return stats(self._storage, self.name, self._open(again=True).manifest)
 
     def compile(

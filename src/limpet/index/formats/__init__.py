@@ -7,14 +7,27 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from limpet.errors import Invalid
-from limpet.index.formats.api import Chunk, ChunkLimits, Decode, FileHead, Format, Mark, Sample
+from limpet.index.formats.api import Chunk, ChunkLimits, Decode, FileHead, Format, Mark, Records, Sample
 from limpet.index.formats.csv import Csv
 from limpet.index.formats.jsonl import Jsonl
 from limpet.index.formats.parquet import Parquet
 from limpet.index.formats.strict import StrictUsv
 from limpet.index.formats.usv import Usv
 
-__all__ = ["FORMATS", "STDIO", "Chunk", "ChunkLimits", "Decode", "FileHead", "Format", "Mark", "Sample", "name_of"]
+__all__ = [
+    "FORMATS",
+    "STDIO",
+    "Chunk",
+    "ChunkLimits",
+    "Decode",
+    "FileHead",
+    "Format",
+    "Mark",
+    "Records",
+    "Sample",
+    "name_of",
+]
+
 STDIO = "-"
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
