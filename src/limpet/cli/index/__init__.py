@@ -7,6 +7,8 @@ import typer
 from limpet.cli.index import compiling, importing, maintain, records, schema
 from limpet.cli.shared import lines
 
+__all__ = ["app"]
+
 app = typer.Typer(
     name="index",
     no_args_is_help=True,
