@@ -86,9 +86,14 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
     allowed = {"random", "multiprocessing"} if _is_or_below(source.module, "limpet.sim") else set()
     if source.module == "limpet.worker.runner":
         allowed = {"asyncio"}
-    if source.module in ("limpet.index.index", "limpet.index.run", "limpet.index.importing", "limpet.cli.index_engine"):
+    if source.module in (
+        "limpet.index.index",
+        "limpet.index.compiler",
+        "limpet.index.files",
+        "limpet.cli.index.engine",
+    ):
         allowed = {"concurrent.futures"}
-    if source.module == "limpet.cli.index_engine":
+    if source.module == "limpet.cli.index.engine":
         allowed |= {"multiprocessing"}
     if source.module in ("limpet.service.http", "limpet.service.limits"):
         allowed = {"asyncio"}

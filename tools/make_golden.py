@@ -21,8 +21,8 @@ from limpet import keys
 from limpet.app.formats import FleetRecord, fresh
 from limpet.cell import PLAIN, Cell, struct_codec
 from limpet.index import Index
-from limpet.index.stamps import stamps_of
-from limpet.index.typed import typed
+from limpet.index.codec.types import typed
+from limpet.index.writer import stamps_of
 from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim

@@ -64,8 +64,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "src/limpet/store/outcome.py": ("tests/store/test_outcome.py",),
     "src/limpet/queue/decide.py": ("tests/queue/test_decide.py", "tests/queue/test_attempts.py"),
     "src/limpet/queue/sync/decide.py": ("tests/queue/sync/test_sync_decide.py",),
-    "src/limpet/index/decide.py": ("tests/index/test_index_decide.py",),
-    "src/limpet/index/seek.py": ("tests/index/test_index_seek.py",),
+    "src/limpet/index/decide.py": ("tests/index/test_index_decide.py", "tests/index/test_index_seek.py"),
     "src/limpet/catalog/decide.py": ("tests/catalog/test_catalog_decide.py",),
     "src/limpet/catalog/state.py": ("tests/catalog/test_catalog_decide.py", "tests/catalog/test_catalog_names.py"),
 }

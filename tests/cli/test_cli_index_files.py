@@ -71,7 +71,7 @@ def test_a_key_that_looks_like_a_date_is_text(here: Here) -> None:
     [
         (("nowhere.csv",), 1, "cannot read nowhere.csv: No such file"),
         (("nowhere.csv", "--skip-bad", "sites.csv"), 1, "cannot read nowhere.csv: No such file"),
-        (("sites.txt",), 2, "the name sites.txt tells no format"),
+        (("sites.txt",), 2, "the name sites.txt implies no format"),
         (("-",), 2, "standard input and output have no format"),
         (("sites.csv", "--format", "xml"), 2, "there is no format 'xml'"),
         (("-", "--format", "parquet"), 2, "parquet is not read from a pipe"),
@@ -252,7 +252,7 @@ def test_a_reader_that_goes_away_is_no_traceback(here: Here) -> None:
     ("arguments", "code", "said"),
     [
         (("no/such/folder.csv",), 1, "cannot write "),
-        (("out.txt",), 2, "the name out.txt tells no format"),
+        (("out.txt",), 2, "the name out.txt implies no format"),
         (("-",), 2, "standard input and output have no format"),
         (("-", "--format", "csv", "--json"), 2, "stdout cannot hold the records and --json"),
     ],

@@ -23,7 +23,7 @@ from clients.conftest import Served
 from clients.ducks import attached, connect
 from limpet.app import Fleet
 from limpet.cli import main
-from limpet.cli.index_publish import ServiceWriter
+from limpet.cli.index.compiling import ServiceWriter
 from support.publish import PACKAGE, Rec, by_sql, plain_rows, some
 
 

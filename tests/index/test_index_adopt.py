@@ -17,10 +17,9 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
-from limpet.index.adopt import AdoptReport, adopt
 from limpet.index.decide import shard_id
-from limpet.index.sources import FolderSource, Source, StoreSource
-from limpet.index.verify import verify
+from limpet.index.maintain.import_existing import AdoptReport, FileSource, FolderSource, StoreSource, import_existing
+from limpet.index.maintain.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime
@@ -74,9 +73,9 @@ def memory() -> tuple[Fleet, Index[Domain]]:
     return fleet, index
 
 
-def take(index: Index[Any], source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
+def take(index: Index[Any], source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
     """Adopt into it."""
-    return adopt(whole_of(index), index._stamps, source, quiesced=quiesced)
+    return import_existing(whole_of(index), index._stamps, source, quiesced=quiesced)
 
 
 def test_the_seed_s_own_layout(fleet: Fleet, index: Index[Domain]) -> None:
@@ -129,7 +128,10 @@ GOOD: dict[str, tuple[bytes, Domain]] = {
     "as it is": (seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
     "no line feed": (seeded("a.com")[:-1], Domain("a.com", "a.com Inc", 1, AT)),
     "RS at the end": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end=RS), Domain("a.com", "A", 1, AT)),
-    "RS and LF": (plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"), Domain("a.com", "A\nB", 1, AT)),
+    "RS and LF": (
+        plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"),
+        Domain("a.com", "A\nB", 1, AT),
+    ),
     "CR and LF": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end="\r\n"), Domain("a.com", "A", 1, AT)),
     "a mark of the byte order": (b"\xef\xbb\xbf" + seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
     "empty fields": (plain("a.com", "", "", "2026-01-02T03:04:05Z"), Domain("a.com", None, None, AT)),
@@ -300,7 +302,7 @@ def test_large_takes_are_put_in_parts(
 ) -> None:
     """Memory stays bounded; each part is durable before its files go."""
     _, index = memory
-    monkeypatch.setattr("limpet.index.adopt.PACKS_BYTES", 2000)
+    monkeypatch.setattr("limpet.index.maintain.import_existing.PACKS_BYTES", 2000)
     for n in range(600):
         (tmp_path / f"s{n}.com.usv").write_bytes(seeded(f"s{n}.com", n))
     report = take(index, FolderSource(tmp_path), quiesced=True)
@@ -326,13 +328,13 @@ def test_cost(memory: tuple[Fleet, Index[Domain]]) -> None:
 class Refusing:
     """A source whose files cannot be deleted."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FileSource) -> None:
         self._source = source
         self.files = source.files
         self.read = source.read
 
     def delete(self, names: Any) -> dict[str, LimpetError | None]:
-        """See `Source.delete`."""
+        """See `FileSource.delete`."""
         return {name: Denied("no") for name in names}
 
 
@@ -382,8 +384,8 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
     runtime.wall_offset_s = timedelta(days=200).total_seconds()
     store = Meddled(bucket, runtime)
     store.before = lambda verb, key: before(verb)
-    from limpet.index.stamps import stamps_of
-    from limpet.index.typed import typed
+    from limpet.index.codec.types import typed
+    from limpet.index.writer import stamps_of
     from limpet.lease import VersionWatch
 
     index: Index[Any] = Index(

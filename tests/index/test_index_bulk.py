@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet.errors import Corrupt, Invalid
-from limpet.index import Index, bulk
-from limpet.index.bulk import Batch, Bulk
-from limpet.index.fields import UPDATED_AT, Field
-from limpet.index.schema import LINE_BYTES_MAX, Schema, extended, with_own
-from limpet.index.stamps import AHEAD_MAX, Floor, Stamps, Times
-from limpet.index.typed import Typed, typed
-from limpet.index.values import KINDS, stamp_text
+from limpet.index import Index, writer
+from limpet.index.codec.lines import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
+from limpet.index.codec.types import extended, typed, with_own
+from limpet.index.writer import AHEAD_MAX, Bulk, EncodedRecords, Floor, Stamps, Times
 from limpet.store import MemoryStore
 from support.clock import EPOCH, ManualRuntime, steady
 from support.costs import requests
@@ -174,7 +171,7 @@ def _bulk(kind: Kind, seen: Mapping[str, datetime]) -> tuple[Bulk[Any], Times]:
     return Bulk(kind.schema, kind.typed, giver, SCOPE), Times(giver)
 
 
-def _one_by_one(kind: Kind, records: Sequence[Any], seen: Mapping[str, datetime]) -> Batch | None:
+def _one_by_one(kind: Kind, records: Sequence[Any], seen: Mapping[str, datetime]) -> EncodedRecords | None:
     maker, times = _bulk(kind, seen)
     try:
         return maker.one_by_one(records, 1, times)
@@ -261,7 +258,7 @@ def index() -> Index[Any]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Chunks so small that a few records are several."""
-    monkeypatch.setattr(bulk, "CHUNK", 4)
+    monkeypatch.setattr(writer, "CHUNK", 4)
     return 4
 
 
@@ -335,6 +332,6 @@ def test_a_large_call_is_still_one_put_for_each_shard() -> None:
     fleet = limpet.open("memory://")
     index = fleet.index(NAME, Rec, key="key")
     index.put(Rec("a"))
-    number = bulk.CHUNK * 2 + 1
+    number = writer.CHUNK * 2 + 1
     assert requests(fleet, lambda: index.put_many(Rec(f"k{n}", "x") for n in range(number))) == {"put": 256}
     assert sum(1 for _ in index.scan()) == number + 1

@@ -10,10 +10,8 @@ import pytest
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.constraints import Constraints, constraints_of, loosened
-from limpet.index.fields import Field
-from limpet.index.schema import Schema, extended, with_own
-from limpet.index.values import Kind
+from limpet.index.codec.lines import Constraints, Field, Kind, Schema
+from limpet.index.codec.types import constraints_of, extended, loosened, with_own
 
 STAMP = "2026-03-01T00:00:00.000000Z"
 

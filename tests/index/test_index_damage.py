@@ -18,15 +18,15 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
-from limpet.index.compiled import Compiled
-from limpet.index.exporting import export
-from limpet.index.fields import Field
-from limpet.index.manifest import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
-from limpet.index.quarantine import read_quarantined
-from limpet.index.reader import LeftOut
-from limpet.index.schema import with_own
+from limpet.index.codec.lines import Field
+from limpet.index.codec.types import with_own
+from limpet.index.compiler import Compiler, read_quarantined
+from limpet.index.files import export
+from limpet.index.reader import DamagedShard
+from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.keys import IndexKeys, Key
 from limpet.keys.layout import single_stamp
+from limpet.publish import CompiledShards
 from limpet.store import MemoryStore
 from limpet.store.api import Version
 from support.clock import Time
@@ -107,7 +107,7 @@ def test_whoever_reads_a_short_shard_is_told_so(
         "sql": lambda: index.sql(f"select count(*) from {NAME}"),
         "export": lambda: [*export(index, BytesIO(), "csv")],
         "publish": lambda: [
-            *Compiled(index.storage, index.manifest).read(Compiled(index.storage, index.manifest).parts())
+            *CompiledShards(index.storage, index.manifest).read(CompiledShards(index.storage, index.manifest).parts())
         ],
     }
     for what, read in reads.items():
@@ -161,7 +161,7 @@ def test_a_fold_that_made_a_shard_smaller_and_was_not_recorded_is_counted_once(
     """A compiler that dies before it records its fold: readers count the records of the smaller shard."""
     other = fleet.index(NAME, Rec, key="key")
     other.put_many([Rec(key, "") for key in MANY])
-    monkeypatch.setattr(Index, "_record_folds", lambda *_: None)
+    monkeypatch.setattr(Compiler, "record", lambda *_: None)
     other.compile(full=True)
     monkeypatch.undo()
     assert index.get(MANY[0]) is not None
@@ -302,7 +302,7 @@ def test_what_was_folded_goes_only_once_that_is_recorded(fleet: Fleet, index: In
 
 
 def test_rounds_bound_what_a_run_that_dies_repeats(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.index.run.ROUND_SHARDS", 3)
+    monkeypatch.setattr("limpet.index.compiler.ROUND_SHARDS", 3)
     index = fleet.index(NAME, Rec, key="key")
     index.put_many([Rec(f"k{n}") for n in range(40)])
     shards = len({shard_id(f"k{n}") for n in range(40)})
@@ -367,7 +367,7 @@ def test_a_number_that_is_not_finite_is_no_record(fleet: Fleet, text: str) -> No
 def test_an_object_that_is_too_large_is_left_and_all_others_are_compiled(
     fleet: Fleet, index: Index[Rec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("storage", "compiler", "verify"):
+    for module in ("storage", "compiler", "maintain.verify"):
         monkeypatch.setattr(f"limpet.index.{module}.WAITING_BYTES_MAX", 10_000)
     large = KEYS.pack(SHARD, "large")
     fleet.store.put(large, b"x" * 20_000)
@@ -602,7 +602,7 @@ def test_damaged_shards_can_be_left_out(
     assert found[OTHERS[0]] == "newer"
     with pytest.warns(DamagedShardWarning, match=rf"{AT} was left out"):
         assert dict(index.sql(query, skip_damaged=True)) == found
-    left_out: list[LeftOut] = []
+    left_out: list[DamagedShard] = []
     stream = BytesIO()
     [*export(index, stream, "jsonl", left_out.append)]
     assert stream.getvalue().count(b"\n") == len(OTHERS)

@@ -12,10 +12,10 @@ import pytest
 
 import limpet
 from limpet.app.indexes import ImportJob
-from limpet.cli.index_engine import engine
+from limpet.cli.index.engine import engine
 from limpet.errors import Invalid, Unavailable
-from limpet.index.formats import Limits
-from limpet.index.importing import Import
+from limpet.index.files import Import
+from limpet.index.formats import ChunkLimits
 
 distributed: Any = import_module("distributed")
 
@@ -39,7 +39,7 @@ def test_import_and_compile(cluster: str, tmp_path: Path) -> None:
     file.write_text("domain,n\n" + "".join(f"d{n},{n}\n" for n in range(2000)))
     with engine(f"dask={cluster}", url) as place, file.open("rb") as stream:
         assert place.workers == 2
-        work = Import(index, stream, file="sites.csv", format="csv", limits=Limits(records=500))
+        work = Import(index, stream, file="sites.csv", format="csv", limits=ChunkLimits(records=500))
         job = ImportJob(limpet.open, url, "sites")
         assert [taken.records for taken in work.run(job, place.executor, 2)] == [500] * 4
         assert index.stats().packs.objects > 0
@@ -70,7 +70,7 @@ def test_an_error_of_a_worker_is_ours(cluster: str, tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.cli.index_engine.CONNECT_S", 0.2)
+    monkeypatch.setattr("limpet.cli.index.engine.CONNECT_S", 0.2)
     with (
         pytest.raises(Unavailable, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1"),
         engine("dask=tcp://127.0.0.1:1", str(tmp_path)),

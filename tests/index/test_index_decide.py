@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from limpet.errors import Corrupt
 from limpet.index import shard_id
+from limpet.index.codec.lines import Shape
 from limpet.index.decide import (
     DEPTHS,
     FOLD_AGE,
@@ -21,7 +22,6 @@ from limpet.index.decide import (
     PACK_BYTES,
     PACK_SINGLES,
     Merged,
-    Shape,
     Step,
     Waiting,
     digest,

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from limpet.index import duck
-from limpet.index.fields import Field
-from limpet.index.schema import Schema, extended, with_own
-from limpet.index.values import KINDS
+from limpet.index.codec.lines import KINDS, Field, Schema
+from limpet.index.codec.types import extended, with_own
+from limpet.index.sql import tables as duck
 from support.values import VALUES, hard_texts
 
 duckdb = pytest.importorskip("duckdb")

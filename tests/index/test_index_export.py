@@ -17,14 +17,12 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied
 from limpet.index import Index
-from limpet.index.exporting import export, whole_file
-from limpet.index.fields import Field
-from limpet.index.formats import FORMATS, Limits
+from limpet.index.codec.lines import KINDS, Field, Schema
+from limpet.index.codec.types import with_own
+from limpet.index.files import Import, export, whole_file
+from limpet.index.formats import FORMATS, ChunkLimits
 from limpet.index.formats.csv import cells, guarded, joined, unguarded
 from limpet.index.formats.strict import unit, units
-from limpet.index.importing import Import
-from limpet.index.schema import Schema, with_own
-from limpet.index.values import KINDS
 from limpet.runtime import system
 from support.clock import steady
 
@@ -62,7 +60,7 @@ records = st.lists(
 )
 
 
-def _read(data: bytes, format: str, schema: Schema, limits: Limits) -> list[dict[str, Any]]:
+def _read(data: bytes, format: str, schema: Schema, limits: ChunkLimits) -> list[dict[str, Any]]:
     form, stream = FORMATS[format], io.BytesIO(data)
     head = form.head(stream)
     decode = form.decoder(head.names, schema)
@@ -79,7 +77,7 @@ def test_everything_comes_back(format: str, some: list[dict[str, Any]], batch: i
     with FORMATS[format].write(stream, SCHEMA) as write:
         write(lines[:1])
         write(lines[1:])
-    found = _read(stream.getvalue(), format, SCHEMA, Limits(records=batch))
+    found = _read(stream.getvalue(), format, SCHEMA, ChunkLimits(records=batch))
     # 0.0 and -0.0, or 1 and 1.0, are equal and not the same; their lines tell
     assert [SCHEMA.line(record, STAMP, where="it") for record in found] == lines
     assert [record["updated_at"] for record in found] == [datetime(2026, 1, 2, tzinfo=UTC)] * len(lines)
@@ -95,7 +93,7 @@ def test_columns_of_any_name_come_back(format: str) -> None:
     stream = io.BytesIO()
     with FORMATS[format].write(stream, schema) as write:
         write([schema.line(values, STAMP, where="it")])
-    [found] = _read(stream.getvalue(), format, schema, Limits())
+    [found] = _read(stream.getvalue(), format, schema, ChunkLimits())
     assert {name: found[name] for name in ODD_NAMES} == values
     stream.seek(0)
     assert [field.name for field in FORMATS[format].sample(stream).fields] == [*ODD_NAMES, "updated_at"]

@@ -21,9 +21,9 @@ from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
-from limpet.index.fields import Field
-from limpet.index.formats import FORMATS, Limits, Mark, name_of
-from limpet.index.importing import Import, identity
+from limpet.index.codec.lines import Field
+from limpet.index.files import Import, identity
+from limpet.index.formats import FORMATS, ChunkLimits, Mark, name_of
 from limpet.keys import INDEXES
 
 pyarrow: Any = import_module("pyarrow")
@@ -384,7 +384,7 @@ def test_columns_of_parquet() -> None:
 
 
 def test_our_own_parquet_tells_everything(index: Index[Any]) -> None:
-    from limpet.index.exporting import export
+    from limpet.index.files import export
 
     stream = io.BytesIO()
     for _ in export(index, stream, "parquet"):
@@ -412,7 +412,7 @@ def test_formats_by_name() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 100])
 def test_of_two_with_one_key_the_later_wins(index: Index[Any], batch: int) -> None:
-    limits = Limits(records=batch)
+    limits = ChunkLimits(records=batch)
     _import(index, "domain,visits\n" + "".join(f"a,{n}\n" for n in range(5)), limits=limits)
     stamps = [5, 9, 2, 9, 1]
     rows = "".join(f"b,{n},2026-01-0{stamp}T00:00:00Z\n" for n, stamp in enumerate(stamps))
@@ -422,7 +422,7 @@ def test_of_two_with_one_key_the_later_wins(index: Index[Any], batch: int) -> No
 
 def test_what_was_put_while_it_ran_stays(index: Index[Any]) -> None:
     stream = io.BytesIO(b"domain,title\na,file\nb,file\n")
-    work = Import(index, stream, file="x", format="csv", limits=Limits(records=1))
+    work = Import(index, stream, file="x", format="csv", limits=ChunkLimits(records=1))
     run = work.run()
     next(run)
     index.put({"domain": "a", "title": "put"})
@@ -455,7 +455,7 @@ def file(tmp_path: Path) -> Path:
 
 def _open(index: Index[Any], stream: IO[bytes], **options: Any) -> Import:
     name = identity(stream, "csv")
-    return Import(index, stream, file="sites.csv", format="csv", id=name, limits=Limits(records=10), **options)
+    return Import(index, stream, file="sites.csv", format="csv", id=name, limits=ChunkLimits(records=10), **options)
 
 
 def _all(index: Index[Any], path: Path, **options: Any) -> Import:
@@ -591,7 +591,7 @@ def test_parquet_goes_on_inside_a_row_group(index: Index[Any], tmp_path: Path) -
     path = tmp_path / "x.parquet"
     table = pyarrow.table({"domain": [f"d{n}" for n in range(100)], "visits": [*range(100)]})
     parquet.write_table(table, path, row_group_size=30)
-    limits = Limits(records=20)
+    limits = ChunkLimits(records=20)
     with path.open("rb") as stream:
         run = Import(index, stream, file="x", format="parquet", id="p", limits=limits).run()
         assert [next(run).records for _ in range(3)] == [20, 10, 20]
@@ -637,7 +637,7 @@ def test_a_small_parquet_file_does_not_exhaust_memory(index: Index[Any], tmp_pat
             with pytest.raises(Invalid, match=re.escape(said)):
                 [*Import(index, stream, file="x", format="parquet").run()]
         else:
-            chunks = FORMATS["parquet"].chunks(stream, FORMATS["parquet"].head(stream), Mark(), Limits())
+            chunks = FORMATS["parquet"].chunks(stream, FORMATS["parquet"].head(stream), Mark(), ChunkLimits())
             assert [next(chunks).rows.num_rows for _ in range(3)] == [15, 15, 15], "at most 64 MiB each"
     assert pyarrow.total_allocated_bytes() - before < 200 << 20
 
@@ -646,20 +646,20 @@ def test_chunks_are_bounded_by_bytes_too() -> None:
     stream = io.BytesIO(b"domain\n" + b"".join(b"x" * 100 + b"\n" for _ in range(50)))
     form = FORMATS["csv"]
     head = form.head(stream)
-    sizes = [len(chunk.rows) for chunk in form.chunks(stream, head, head.start, Limits(size=1000))]
+    sizes = [len(chunk.rows) for chunk in form.chunks(stream, head, head.start, ChunkLimits(size=1000))]
     assert sizes == [10] * 5
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "usv", "strict-usv"])
 def test_a_line_without_end_is_not_read_whole(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("lines", "strict"):
+    for module in ("api", "strict"):
         monkeypatch.setattr(f"limpet.index.formats.{module}.LINE_BYTES_MAX", 1 << 16)
     monkeypatch.setattr("limpet.index.formats.strict.BLOCK", 1 << 12)
     stream = io.BytesIO(b"domain\x1f\x1e\n" + b"x" * (1 << 20))
     head = FORMATS[format].head(stream)
     stream.seek(head.start.position)
     with pytest.raises(Invalid, match=r"(line|record) 2 has more than"):
-        [*FORMATS[format].chunks(stream, head, head.start, Limits())]
+        [*FORMATS[format].chunks(stream, head, head.start, ChunkLimits())]
     assert stream.tell() < 1 << 18
 
 
@@ -700,7 +700,7 @@ def test_a_bad_record_at_a_worker(url: str, file: Path) -> None:
 
 
 def test_stamps_follow_the_chunks(index: Index[Any]) -> None:
-    done = _import(index, "domain\na\nb\nc\n", limits=Limits(records=2))
+    done = _import(index, "domain\na\nb\nc\n", limits=ChunkLimits(records=2))
     began = datetime.fromisoformat(done.state.began_at)
     first, second = began + timedelta(microseconds=1), began + timedelta(microseconds=2)
     assert _values(index, "updated_at") == {"a": (first,), "b": (first,), "c": (second,)}

@@ -21,15 +21,14 @@ from rich.console import Console
 
 import limpet
 from limpet.app import Fleet
-from limpet.app.publish import NAMESPACE, Led, Published, Publisher, TableWriter
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
 from limpet.demo.report import publish as publish_demo
 from limpet.demo.screen import DemoScreen, DemoState
 from limpet.demo.tasks import INDEX, KEY, DemoResult
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
-from limpet.index.compiled import parts_of
 from limpet.keys import IndexKeys, Key
+from limpet.publish import NAMESPACE, IndexPublisher, LedCatalogWriter, Published, TableWriter, parts_of
 from limpet.store.api import Stat, Version
 from support.index import keys_in
 from support.publish import NAME, PACKAGE, Rec, Watched, by_sql, fleet_on, plain_rows, some
@@ -60,9 +59,9 @@ def publish(
 
     @contextmanager
     def lead() -> Iterator[TableWriter]:
-        yield Led(writer) if isinstance(writer, Catalog) else writer
+        yield LedCatalogWriter(writer) if isinstance(writer, Catalog) else writer
 
-    publisher = Publisher(fleet.index(NAME), fleet.catalog(), TABLE, lead, part_bytes=part_bytes)
+    publisher = IndexPublisher(fleet.index(NAME), fleet.catalog(), TABLE, lead, part_bytes=part_bytes)
     return publisher.publish(compile=compile)
 
 
@@ -335,7 +334,7 @@ class Hooked:
     """A writer with something in its way."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self._inner = Led(catalog)
+        self._inner = LedCatalogWriter(catalog)
         self.before: list[Any] = []
         self.after: list[Any] = []
 
@@ -414,7 +413,7 @@ def test_a_commit_that_is_sent_twice_is_not_undone(fleet: Fleet, leading: Catalo
         publish(fleet, leading)
         index.put(Rec("a.com", 2))
 
-    class Twice(Led):
+    class Twice(LedCatalogWriter):
         def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
             super().commit_table(namespace, name, request)
             return super().commit_table(namespace, name, request)
@@ -487,7 +486,7 @@ def test_a_table_of_somebody_else_is_not_touched(fleet: Fleet, leading: Catalog)
     fleet.index("other", Rec, key="domain").put(Rec("b.com", 1))
     done = publish(fleet, leading)
     with pytest.raises(Invalid, match="was not made from the index 'other'") as refused:
-        fleet.publish_index("other", TABLE, through=Led(leading))
+        fleet.publish_index("other", TABLE, through=LedCatalogWriter(leading))
     assert "--table" in refused.value.hint
     assert fleet.catalog().load_table(*TABLE).metadata_location == done.metadata_location
     schema = {"type": "struct", "fields": [{"id": 1, "name": "x", "required": False, "type": "long"}]}
@@ -502,12 +501,12 @@ def test_a_table_of_somebody_else_is_not_touched(fleet: Fleet, leading: Catalog)
     view = {"name": "v", "schema": {**schema, "schema-id": 0}, "view-version": version, "properties": {}}
     leading.create_view(NAMESPACE, view)
     with pytest.raises(Invalid, match="is a view"):
-        fleet.publish_index("other", (NAMESPACE, "v"), through=Led(leading))
+        fleet.publish_index("other", (NAMESPACE, "v"), through=LedCatalogWriter(leading))
 
 
 def test_an_index_that_is_not_there(fleet: Fleet, leading: Catalog) -> None:
     with pytest.raises(Missing, match="there is no index 'nowhere'"):
-        fleet.publish_index("nowhere", through=Led(leading))
+        fleet.publish_index("nowhere", through=LedCatalogWriter(leading))
     assert leading.namespaces().names == []
 
 

@@ -12,9 +12,9 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id
-from limpet.index.manifest import Manifest
-from limpet.index.purge import purge
-from limpet.index.verify import verify
+from limpet.index.maintain.purge import purge
+from limpet.index.maintain.verify import verify
+from limpet.index.storage import Manifest
 from limpet.lease import Lock
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime, Time
@@ -112,7 +112,7 @@ def test_somebody_at_work(bucket: MemoryStore, time: Time, shard: str) -> None:
     process = filled(bucket, time)
     other = Process.start(bucket, time, "other")
     key = KEYS.lock(shard)
-    Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.sightings, look_first=True).acquire()
+    Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.watch, look_first=True).acquire()
     before = contents(bucket)
     with pytest.raises(Held, match="host:other"):
         purge(process.whole, quiesced=True)

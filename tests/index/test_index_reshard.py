@@ -11,12 +11,10 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id, shard_ids
-from limpet.index.inspection import inspect
-from limpet.index.manifest import Manifest
-from limpet.index.offline import Whole
-from limpet.index.reshard import reshard
-from limpet.index.strays import MOVED
-from limpet.index.verify import verify
+from limpet.index.maintain.offline import MOVED, WholeIndex, inspect
+from limpet.index.maintain.reshard import reshard
+from limpet.index.maintain.verify import verify
+from limpet.index.storage import Manifest
 from limpet.lease import Lock
 from limpet.store import MemoryStore
 from support.clock import ManualRuntime, Time
@@ -74,7 +72,7 @@ def demand(bucket: MemoryStore, time: Time, model: dict[str, str | None], depth:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth 1, which no user can have: with 16 shards instead of 4,096 every moment can be tried."""
-    for module in ("layout", "reshard", "verify"):
+    for module in ("index", "maintain.reshard", "maintain.verify"):
         monkeypatch.setattr(f"limpet.index.{module}.DEPTHS", (1, 2, 3, 4))
 
 
@@ -125,7 +123,7 @@ def test_somebody_at_work(bucket: MemoryStore, time: Time, lock: str) -> None:
     filled(bucket, time)
     other = Process.start(bucket, time, "other")
     key = KEYS.lock("5e" if lock == "compiler" else "all")
-    held = Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.sightings, look_first=True).acquire()
+    held = Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.watch, look_first=True).acquire()
     before = contents(bucket)
     with pytest.raises(Held) as error:
         reshard(Process.start(bucket, time, "p").whole, 3, quiesced=True)
@@ -141,7 +139,7 @@ def test_a_dead_compiler_does_not_stop_it(bucket: MemoryStore, time: Time) -> No
     model = filled(bucket, time)
     other = Process.start(bucket, time, "other")
     key = KEYS.lock("5e")
-    Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.sightings, look_first=True).acquire()
+    Lock(other.store, key, key, LOCK_TTL_S, other.runtime, other.whole.watch, look_first=True).acquire()
     time.sleep(LOCK_TTL_S + 60)
     reshard(Process.start(bucket, time, "p").whole, 3, quiesced=True)
     demand(bucket, time, model, 3)
@@ -199,7 +197,7 @@ def test_a_crash_at_any_write_is_completed_by_the_next_run(before: int, after: i
         model = filled(bucket, time, depth=before)
         depths: list[int] = []
 
-        def act(whole: Whole, bucket: MemoryStore = bucket, depths: list[int] = depths) -> None:
+        def act(whole: WholeIndex, bucket: MemoryStore = bucket, depths: list[int] = depths) -> None:
             depths.append(manifest_of(bucket).depth)
             reshard(whole, after, quiesced=True)
 

@@ -8,8 +8,8 @@ import pytest
 
 from limpet.errors import Denied
 from limpet.index import Index, decide
-from limpet.index.stamps import stamps_of
-from limpet.index.typed import typed
+from limpet.index.codec.types import typed
+from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys
 from limpet.lease import VersionWatch
 from limpet.store import MemoryStore, ScopedStore

@@ -11,12 +11,20 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.constraints import Constraints
+from limpet.index.codec.lines import (
+    KEY_BYTES_MAX,
+    KINDS,
+    LINE_BYTES_MAX,
+    SEPARATOR,
+    UPDATED_AT,
+    Constraints,
+    Field,
+    Kind,
+    Schema,
+)
+from limpet.index.codec.types import extended, nullable, with_own
 from limpet.index.decide import key_of
-from limpet.index.fields import UPDATED_AT, Field
-from limpet.index.schema import KEY_BYTES_MAX, LINE_BYTES_MAX, Schema, extended, nullable, stamp_in, with_own
-from limpet.index.text import SEPARATOR
-from limpet.index.values import KINDS, Kind
+from limpet.index.writer import stamp_in
 from support.clock import steady
 from support.values import VALUES, hard_texts
 

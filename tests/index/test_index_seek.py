@@ -15,14 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
-from limpet.index import seek
-from limpet.index.decide import Shape, digest, fractions
-from limpet.index.fields import Field
-from limpet.index.manifest import fresh
+from limpet.index import decide as seek
+from limpet.index.codec.lines import Field, Shape
+from limpet.index.codec.types import with_own
+from limpet.index.decide import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, NoLine, Search, digest, fractions
 from limpet.index.reader import Reader
-from limpet.index.schema import with_own
-from limpet.index.seek import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, Absent, Search
-from limpet.index.storage import Storage
+from limpet.index.storage import IndexStorage, fresh
 from limpet.keys import IndexKeys, Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Blob, MemoryStore
@@ -107,7 +105,7 @@ def look(
         reads, total = reads + 1, total + len(data)
         outcome = search.learn(start, data)
         if outcome is not None:
-            return Found(None if isinstance(outcome, Absent) else outcome, reads, total)
+            return Found(None if isinstance(outcome, NoLine) else outcome, reads, total)
         assert reads < 100, "it does not come to an end"
 
 
@@ -168,7 +166,7 @@ def test_the_first_and_the_last_record_and_what_lies_beyond(number: int, kind: s
 
 
 def test_in_an_empty_object_there_is_nothing() -> None:
-    assert isinstance(Search(b"a", SHAPE, 2, 0).learn(0, b""), Absent)
+    assert isinstance(Search(b"a", SHAPE, 2, 0).learn(0, b""), NoLine)
 
 
 # ---- the windows that are planned ----
@@ -434,7 +432,7 @@ class Bucket:
         self.keys = IndexKeys.of("x")
         manifest = fresh(with_own([Field("key", "string"), Field("text", "string")], "key"), 2)
         self.schema = manifest.schema
-        self.reader = Reader(Storage(self.store, self.keys, self.runtime), manifest)
+        self.reader = Reader(IndexStorage(self.store, self.keys, self.runtime), manifest)
         self.names = keys_in("3a", number)
         self.write(size)
 
@@ -590,6 +588,6 @@ def test_which_single_of_a_record_is_read(
     for name, single in zip(names, singles, strict=True):
         store.put(name, line(*single) + b"\n")
     store.before_read = lambda: store.delete_many([names[n] for n in removed])
-    reader = Reader(Storage(store, keys, ManualRuntime()), manifest)
+    reader = Reader(IndexStorage(store, keys, ManualRuntime()), manifest)
     found = reader.find_many([key]).get(key) if many else reader.find(key)
     assert found == (None if wanted is None else line(*wanted))

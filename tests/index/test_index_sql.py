@@ -23,10 +23,10 @@ from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
 from limpet.index.decide import rank
-from limpet.index.rows import Rows
-from limpet.index.sql import _PURE, Parameters
-from limpet.index.sql import sql as ask
-from limpet.index.tables import SMALL_BYTES, table_of
+from limpet.index.sql.query import _PURE, Parameters
+from limpet.index.sql.query import sql as ask
+from limpet.index.sql.rows import Rows
+from limpet.index.sql.tables import SMALL_BYTES, table_of
 from limpet.keys import IndexKeys, Key
 from limpet.runtime import system
 from limpet.store import Blob, ScopedStore, Store
@@ -823,6 +823,6 @@ def test_shards_beyond_the_limit_of_open_files_are_copied(tmp_path: Path, monkey
     index.compile(full=True)
     before = len(os.listdir("/proc/self/fd"))
     for open_max in (0, 3):
-        monkeypatch.setattr("limpet.index.tables.OPEN_MAX", open_max)
+        monkeypatch.setattr("limpet.index.sql.tables.OPEN_MAX", open_max)
         assert texts(fleet) == dict.fromkeys("abcdefgh", LARGE)
     assert len(os.listdir("/proc/self/fd")) == before, "no file stays open"

@@ -15,10 +15,8 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
 from limpet.index import Index
 from limpet.index.decide import shard_id
-from limpet.index.findings import HINTS, NOTES, VerifyReport
-from limpet.index.inspection import Kind
-from limpet.index.repair import FIXABLE
-from limpet.index.verify import verify
+from limpet.index.maintain.offline import FlawKind
+from limpet.index.maintain.verify import FIXABLE, HINTS, NOTES, VerifyReport, verify
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock
 from limpet.store import MemoryStore, Store
@@ -69,7 +67,7 @@ def model() -> dict[str, str | None]:
     return found | {"single": "1"}
 
 
-def kinds(report: VerifyReport) -> list[Kind]:
+def kinds(report: VerifyReport) -> list[FlawKind]:
     """What was found, of whatever object."""
     return sorted({finding.kind for finding in report.findings})
 
@@ -158,7 +156,7 @@ class Damage:
     """What is done, which kinds verify names, at which object, and what the repair adds to the records."""
 
     do: Callable[[Process], object]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FlawKind, ...]
     adds: tuple[str, ...] = ()
 
 
@@ -315,7 +313,7 @@ def test_a_stray_shard_brings_what_is_newer_and_only_that(process: Process) -> N
 
 
 def test_every_kind_has_a_hint() -> None:
-    assert HINTS.keys() == {*get_args(Kind)}
+    assert HINTS.keys() == {*get_args(FlawKind)}
     assert HINTS.keys() > FIXABLE
 
 
@@ -379,7 +377,7 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr("limpet.store.api.Store.get_many", get_many)
-    monkeypatch.setattr("limpet.index.offline.batches.__kwdefaults__", {"objects": 100, "size": 200})
+    monkeypatch.setattr("limpet.index.maintain.offline.batches.__kwdefaults__", {"objects": 100, "size": 200})
     report = verify(process.whole)
     assert report.findings == []
     assert 90 < max(sizes) <= 100
@@ -479,7 +477,7 @@ def test_one_repair_at_a_time(process: Process) -> None:
     stray_single(process)
     other = process.another("other")
     key = KEYS.lock("all")
-    lock = Lock(other.store, key, key, 60.0, other.runtime, other.whole.sightings)
+    lock = Lock(other.store, key, key, 60.0, other.runtime, other.whole.watch)
     with lock.hold(wait_s=0):
         before = contents(process.store)
         with pytest.raises(Held) as held:

@@ -52,17 +52,17 @@ INDEX_BUGS = [
         (
             "work",
             "singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
-            "return Work(singles, frozenset(self.store.list_dirs(self.keys.packs)))",
+            "return WaitingShards(singles, frozenset(self.store.list_dirs(self.keys.packs)))",
             "packs = frozenset(self.store.list_dirs(self.keys.packs))\n"
             "singles = frozenset(self.store.list_dirs(self.keys.inbox))\n"
-            "return Work(singles, packs)",
+            "return WaitingShards(singles, packs)",
         ),
     ),
     _bug(
         "a scan looks for packs only where there were some",
         "index 9, singles that became a pack since",
         330,
-        ("Storage.waiting", "or shard in work.shards:", "or shard in work.packs:"),
+        ("IndexStorage.waiting", "or shard in work.shards:", "or shard in work.packs:"),
     ),
     _bug(
         "get_many looks for packs only where there were some",
@@ -178,7 +178,7 @@ INDEX_BUGS = [
         "an object that is gone is an error",
         "index, a 404 is skipped",
         6,
-        ("Storage.read", "if isinstance(outcome, Missing):\n    continue", ""),
+        ("IndexStorage.read", "if isinstance(outcome, Missing):\n    continue", ""),
     ),
     _bug(
         "an object that is gone means that there is no record",
@@ -233,7 +233,7 @@ INDEX_BUGS = [
         "F23",
         5,
         (
-            "Storage.shard",
+            "IndexStorage.shard",
             "except Missing:",
             'except Missing:\n    return Blob(b"", self.store.put(self.keys.shard(shard), b""), self.store.now(), 0)',
         ),
@@ -274,7 +274,7 @@ INDEX_BUGS = [
         "F4",
         13,
         (
-            "quarantine.quarantine",
+            "compiler.quarantine",
             "for key, (data, reason) in bad.items():",
             "for key, (data, reason) in bad.items():\n    storage.remove([key])",
         ),
@@ -329,7 +329,7 @@ INDEX_BUGS = [
         "an older description overwrites a newer one",
         "found by the simulation",
         18,
-        ("described._write", "or _version_of(blob.data) > version):", "):"),
+        ("describe._write", "or _version_of(blob.data) > version):", "):"),
     ),
     _bug(
         "what waits is shown unchecked",
@@ -337,7 +337,7 @@ INDEX_BUGS = [
         463,
         (
             "Reader.waiting",
-            "for line in checked(self._schema, self._manifest.depth, shard, data, what=at)",
+            "for line in placed(self._schema, self._manifest.depth, shard, data, what=at)[1]",
             "for line in data.splitlines()",
         ),
     ),
@@ -363,7 +363,7 @@ INDEX_BUGS = [
         "F23, B5",
         0,
         (
-            "_record_folds",
+            "Compiler._record",
             "self._cell.update(change)\nself._storage.remove([key for shard in sorted(recorded) for",
             "self._storage.remove([key for keys in report.merged.values() for key in keys])\n"
             "self._cell.update(change)\n"
@@ -374,7 +374,7 @@ INDEX_BUGS = [
         "objects go although their fold was not recorded",
         "F23, B5",
         717,
-        ("_record_folds", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
+        ("Compiler._record", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
     ),
     _bug(
         "a digest is compared with another version's",

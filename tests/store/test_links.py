@@ -12,10 +12,10 @@ import pytest
 import limpet
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Denied
-from limpet.index.exporting import export
-from limpet.index.sources import FolderSource
-from limpet.index.sql import sql
-from limpet.index.tables import SMALL_BYTES
+from limpet.index.files import export
+from limpet.index.maintain.import_existing import FolderSource
+from limpet.index.sql.query import sql
+from limpet.index.sql.tables import SMALL_BYTES
 from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import DirectoryStore
@@ -59,7 +59,7 @@ def test_a_link_that_appears_while_duckdb_is_about_to_read(
     sites: limpet.Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DuckDB gets open files, so a link that comes after the check is of no use."""
-    from limpet.index import sql as module
+    from limpet.index.sql import query as module
 
     session, opened = module._session, 0
     shards = tmp_path / "fleet" / "indexes/sites/shards"

@@ -10,10 +10,10 @@ from itertools import count, islice
 from typing import Any
 
 from limpet.index import Index
+from limpet.index.codec.types import typed
 from limpet.index.decide import digest, newest, packed, shard_of
-from limpet.index.offline import Whole
-from limpet.index.stamps import stamps_of
-from limpet.index.typed import typed
+from limpet.index.maintain.offline import WholeIndex
+from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.store import MemoryStore, Store
@@ -116,7 +116,7 @@ class Process:
     store: Meddled
     runtime: ManualRuntime
     index: Index[Any]
-    whole: Whole
+    whole: WholeIndex
 
     @classmethod
     def start(
@@ -154,7 +154,7 @@ class Process:
         self.store.before = before
 
 
-def until_done(bucket: MemoryStore, time: Time, act: Callable[[Whole], object], number: int) -> bool:
+def until_done(bucket: MemoryStore, time: Time, act: Callable[[WholeIndex], object], number: int) -> bool:
     """Let a process die at its n-th write of `act`, and another one do it again; whether the first one died.
 
     The second one comes when the locks of the first have run out.
@@ -170,7 +170,7 @@ def until_done(bucket: MemoryStore, time: Time, act: Callable[[Whole], object], 
     return False
 
 
-def whole_of(index: Index[Any]) -> Whole:
+def whole_of(index: Index[Any]) -> WholeIndex:
     """What `Index` hands to operations on all of it."""
     return index._whole()
 

@@ -9,9 +9,7 @@ __all__ = ["KNOWN"]
 KNOWN: dict[str, frozenset[str]] = {
     "class_names_are_unique": frozenset(
         {
-            "Absent",
             "Applied",
-            "Batch",
             "Commit",
             "Event",
             "Files",
@@ -78,7 +76,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "TallyKeeper",
             "Tidy",
             "Up",
-            "Whole",
             "Wire",
             "_Aside",
             "_Asked",

@@ -7,7 +7,7 @@ from limpet.app.formats import FleetRecord
 from limpet.app.tasks import TaskFunction, TaskPush, TaskRun
 
 if TYPE_CHECKING:
-    from limpet.app.publish import Published
+    from limpet.publish import Published
 
 __all__ = ["Fleet", "FleetRecord", "Published", "TaskFunction", "TaskPush", "TaskRun", "open"]
 
@@ -15,7 +15,7 @@ __all__ = ["Fleet", "FleetRecord", "Published", "TaskFunction", "TaskPush", "Tas
 def __getattr__(name: str) -> Any:
     """`Published`, imported when it is asked for: it needs the packages of the extra `catalog`."""
     if name == "Published":
-        from limpet.app.publish import Published
+        from limpet.publish import Published
 
         return Published
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

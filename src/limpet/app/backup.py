@@ -27,7 +27,7 @@ from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check, record_cel
 from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
-from limpet.index.manifest import Manifest
+from limpet.index.storage import Manifest
 from limpet.keys import Key
 from limpet.queue.entry import entry_of
 from limpet.records import Count, Digest, Instant, Name

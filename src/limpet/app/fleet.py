@@ -29,10 +29,10 @@ from limpet.store.metered import LazyStore
 from limpet.store.probe import Findings
 
 if TYPE_CHECKING:
-    from limpet.app.publish import Published, TableWriter
     from limpet.catalog.catalog import Catalog
     from limpet.index import Index
-    from limpet.index.stamps import Stamps
+    from limpet.index.writer import Stamps
+    from limpet.publish import Published, TableWriter
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -295,7 +295,7 @@ class Fleet:
 
     @cached_property
     def _stamps(self) -> Stamps:
-        from limpet.index.stamps import stamps_of
+        from limpet.index.writer import stamps_of
 
         return stamps_of(self.store, self.runtime, absolute(self.url))
 
@@ -383,10 +383,10 @@ class Fleet:
 
         `table` is (namespace, name), by default (("indexes",), name). This process leads the catalog for a moment if
         something has changed; where a service leads, `through` asks that one.
-        Raises, Cost, Crash: as `limpet.app.publish.Publisher.publish`; Unsupported without the extra `catalog`.
+        Raises, Cost, Crash: as `limpet.publish.IndexPublisher.publish`; Unsupported without the extra `catalog`.
         """
         try:
-            from limpet.app.publish import NAMESPACE, Led, Publisher
+            from limpet.publish import NAMESPACE, IndexPublisher, LedCatalogWriter
         except ImportError:
             raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
 
@@ -396,9 +396,10 @@ class Fleet:
                 yield through
             else:
                 with self.lead_catalog(wait_s=wait_s) as catalog:
-                    yield Led(catalog)
+                    yield LedCatalogWriter(catalog)
 
-        return Publisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead).publish(compile=compile)
+        publisher = IndexPublisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead)
+        return publisher.publish(compile=compile)
 
     def enable(self, *features: str) -> bool:
         """Switch optional features on, for good: processes that open the fleet from now on heed them.

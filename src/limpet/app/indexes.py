@@ -10,19 +10,19 @@ from limpet.app.urls import absolute
 from limpet.errors import LimpetError
 from limpet.events import EventSink
 from limpet.index import CompileReport, Index
-from limpet.index.stamps import Stamps
-from limpet.index.typed import typed
+from limpet.index.codec.types import typed
+from limpet.index.writer import Stamps
 from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
 from limpet.store import Store
 
 if TYPE_CHECKING:
+    from limpet.index.files import ChunkOrder, Taken
     from limpet.index.formats import Chunk
-    from limpet.index.importing import Order, Taken
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _IndexJob:
     """Work on an index in whatever process it is called: a thread, a child, a machine of a Dask or Ray cluster.
 
     That process opens the fleet by its URL, with the credentials of its own environment.
@@ -36,23 +36,23 @@ class _Job:
         return cast(Index[Any], self.open(self.url).index(self.index))
 
 
-class CompileJob(_Job):
+class CompileJob(_IndexJob):
     """Compiles some shards."""
 
     def __call__(self, shards: Sequence[str], full: bool, run_id: str) -> Sequence[CompileReport | LimpetError]:
-        """Compile them: what became of each. `run_id` only makes each call another one (see `limpet.index.run.Job`).
+        """Compile them; the outcome of each. `run_id` only makes each call unique (see `ShardJob`).
 
         Raises: whatever opening the index meets.
         """
         return self._opened().compile_shards(shards, full=full)
 
 
-class ImportJob(_Job):
+class ImportJob(_IndexJob):
     """Takes a chunk of a file into an index."""
 
-    def __call__(self, chunk: Chunk, order: Order) -> Taken:
+    def __call__(self, chunk: Chunk, order: ChunkOrder) -> Taken:
         """Take it.   Raises: as `take`."""
-        from limpet.index.importing import take
+        from limpet.index.files import take
 
         return take(self._opened(), chunk, order)
 
@@ -63,7 +63,7 @@ def open_index(
     name: str,
     runtime: Runtime,
     stamps: Stamps,
-    sightings: VersionWatch,
+    watch: VersionWatch,
     opener: Callable[[str], Any],
     *,
     kind: Any,
@@ -78,7 +78,7 @@ def open_index(
         runtime,
         typed(kind, key),
         stamps,
-        sightings,
+        watch,
         depth=depth,
         job=None if url.startswith("memory:") else CompileJob(opener, absolute(url), name),
         events=events,

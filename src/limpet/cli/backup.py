@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index_options import size_text
+from limpet.cli.index.options import size_text
 from limpet.cli.queue_options import many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, clean, console, lines, print_json
 from limpet.errors import Invalid, Unsupported

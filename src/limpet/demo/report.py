@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from limpet.app import Fleet
-    from limpet.app.publish import Published
+    from limpet.publish import Published
     from limpet.queue.entry import Receipt, Storage
 
 LOOK = (

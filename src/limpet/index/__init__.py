@@ -1,17 +1,16 @@
 """The index: records by key, sharded by hash, compiled by anybody."""
 
-from limpet.index.adopt import AdoptReport
 from limpet.index.compiler import CompileReport
 from limpet.index.decide import shard_id
-from limpet.index.findings import VerifyReport
+from limpet.index.describe import IndexStats
 from limpet.index.index import Index
-from limpet.index.manifest import Count, Manifest
-from limpet.index.purge import PurgeReport
+from limpet.index.maintain.import_existing import AdoptReport
+from limpet.index.maintain.purge import PurgeReport
+from limpet.index.maintain.reshard import ReshardReport
+from limpet.index.maintain.verify import VerifyReport
 from limpet.index.reader import DamagedShardWarning
-from limpet.index.reshard import ReshardReport
-from limpet.index.rows import Rows
-from limpet.index.stats import IndexStats
-from limpet.index.storage import Storage, Work
+from limpet.index.sql.rows import Rows
+from limpet.index.storage import Count, IndexStorage, Manifest, WaitingShards
 
 __all__ = [
     "AdoptReport",
@@ -20,12 +19,12 @@ __all__ = [
     "DamagedShardWarning",
     "Index",
     "IndexStats",
+    "IndexStorage",
     "Manifest",
     "PurgeReport",
     "ReshardReport",
     "Rows",
-    "Storage",
     "VerifyReport",
-    "Work",
+    "WaitingShards",
     "shard_id",
 ]

@@ -1,4 +1,4 @@
-"""What other tools read: a Frictionless data package and a JSON Schema, both derived from the manifest.
+"""An index described: to other tools as a Frictionless data package and a JSON Schema, to people in numbers.
 
 Facts about the data package (v2), found out with frictionless 5.21:
 
@@ -13,17 +13,19 @@ Facts about the data package (v2), found out with frictionless 5.21:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from limpet import records
-from limpet.index.constraints import Constraints
+from limpet.errors import Conflict, Missing, OutcomeUnknown
+from limpet.index.codec.lines import DELETED, NULL, OUR_CONSTRAINTS, SEPARATOR, Constraints, Field, Kind, escape
 from limpet.index.decide import shard_ids
-from limpet.index.fields import DELETED, OUR_CONSTRAINTS, Field
-from limpet.index.manifest import Manifest
-from limpet.index.text import NULL, SEPARATOR, escape
-from limpet.index.values import Kind
+from limpet.index.storage import DESCRIPTION_BYTES_MAX, IndexStorage, Manifest
+from limpet.keys import Key
+from limpet.store.api import Absent, Match
 
 
 def package(name: str, manifest: Manifest) -> bytes:
@@ -115,3 +117,133 @@ def _property(field: Field, *, key: str) -> dict[str, Any]:
     if "enum" in described:
         described["enum"] = [*described["enum"], None]
     return {**described, "type": [described["type"], "null"]}
+
+
+TRIES_MAX = 5
+
+
+def write_descriptions(storage: IndexStorage, name: str, manifest: Manifest) -> None:
+    """Describe the index as its manifest says, unless a later schema is described already.
+
+    Raises: Conflict or OutcomeUnknown if others write it all the time: a later run tries again.
+    Cost: 2 GETs + at most 2 PUTs.   Crash: either file is old or new, whole.
+    """
+    version = manifest.schema_version
+    _write(storage, storage.keys.package, package(name, manifest), version)
+    _write(storage, storage.keys.json_schema, json_schema(name, manifest), version)
+
+
+def _write(storage: IndexStorage, key: Key, data: bytes, version: int) -> None:
+    for tried in range(1, TRIES_MAX + 1):
+        try:
+            blob = storage.store.get(key, size_max=DESCRIPTION_BYTES_MAX)
+        except Missing:
+            blob = None
+        if blob is not None and (blob.data == data or _version_of(blob.data) > version):
+            return
+        try:
+            storage.store.put(key, data, when=Match(blob.version) if blob else Absent())
+        except (Conflict, OutcomeUnknown):
+            if tried == TRIES_MAX:
+                raise
+        else:
+            return
+
+
+def _version_of(data: bytes) -> int:
+    """The schema version of a description; none if it cannot be read, for it is derived and may be replaced."""
+    try:
+        return int(msgspec.json.decode(data)["version"])
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Objects that wait to be compiled. `oldest_at` is the store's time of the oldest."""
+
+    objects: int
+    bytes: int
+    oldest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard, by its id."""
+
+    id: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """An index in numbers.
+
+    `records` and `bytes` are those of the compiled shards. Records count tombstones, as of the last recorded
+    compile; None for an index of depth 4, which has too many shards to count. `compiled_at` is when a shard was last
+    written, by the store's clock.
+    """
+
+    name: str
+    key: str
+    columns: int
+    schema_version: int
+    depth: int
+    shards: int
+    records: int | None
+    bytes: int
+    largest: Shard | None
+    singles: Waits
+    packs: Waits
+    quarantined: int
+    compiled_at: datetime | None
+
+    @property
+    def oldest_at(self) -> datetime | None:
+        """When the oldest of what waits was put."""
+        return min((at for at in (self.singles.oldest_at, self.packs.oldest_at) if at), default=None)
+
+
+def stats(storage: IndexStorage, name: str, manifest: Manifest) -> IndexStats:
+    """Count an index. Reads only.
+
+    Cost: 1 LIST per 1,000 objects in each of `shards/`, `inbox/`, `packs/` and `quarantine/`, at least 1 for each.
+    """
+    keys, store = storage.keys, storage.store
+    ids = {keys.shard(shard): shard for shard in shard_ids(manifest.depth)}
+    largest: Shard | None = None
+    size = 0
+    compiled_at: datetime | None = None
+    for each in store.list(keys.shards):
+        shard = ids.get(each.key)
+        if shard is None or not each.size:
+            continue
+        size += each.size
+        compiled_at = max(compiled_at or each.modified, each.modified)
+        if largest is None or each.size > largest.bytes:
+            largest = Shard(shard, each.size)
+    return IndexStats(
+        name=name,
+        key=manifest.key,
+        columns=len(manifest.schema.columns),
+        schema_version=manifest.schema_version,
+        depth=manifest.depth,
+        shards=16**manifest.depth,
+        records=sum(manifest.records) if manifest.records else None,
+        bytes=size,
+        largest=largest,
+        singles=_waits(storage, keys.inbox),
+        packs=_waits(storage, keys.packs),
+        quarantined=sum(1 for _ in store.list(keys.quarantine)),
+        compiled_at=compiled_at,
+    )
+
+
+def _waits(storage: IndexStorage, folder: str) -> Waits:
+    objects = size = 0
+    oldest: datetime | None = None
+    for each in storage.store.list(folder):
+        objects += 1
+        size += each.size
+        oldest = min(oldest or each.modified, each.modified)
+    return Waits(objects, size, oldest)

@@ -4,54 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.events import EventSink
-from limpet.index.adopt import AdoptReport, adopt, adopt_in_place
-from limpet.index.compiler import CompileReport
-from limpet.index.described import write_descriptions
-from limpet.index.findings import VerifyReport
-from limpet.index.layout import Layout
-from limpet.index.manifest import Manifest, is_current, noted
-from limpet.index.offline import Whole
-from limpet.index.purge import PurgeReport, purge
+from limpet.index.codec.lines import Fields, Schema, Typed
+from limpet.index.codec.types import extended, nullable, with_own
+from limpet.index.compiler import (
+    Compiler,
+    CompileReport,
+    Outcomes,
+    ShardJob,
+    compile_there,
+    emit_run,
+)
+from limpet.index.decide import DEPTHS, shard_ids
+from limpet.index.describe import IndexStats, stats, write_descriptions
+from limpet.index.maintain.import_existing import AdoptReport, FileSource, import_existing, import_in_place
+from limpet.index.maintain.offline import WholeIndex
+from limpet.index.maintain.purge import PurgeReport, purge
+from limpet.index.maintain.reshard import ReshardReport, reshard
+from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
-from limpet.index.reshard import ReshardReport, reshard
-from limpet.index.rows import Rows
-from limpet.index.run import Job, Outcomes, compile_here, compile_there, never, rounds, tell
-from limpet.index.sources import Source
-from limpet.index.sql import Parameters, sql
-from limpet.index.stamps import Stamps
-from limpet.index.stats import IndexStats, stats
-from limpet.index.storage import Storage, Work
-from limpet.index.typed import Typed
-from limpet.index.verify import verify
-from limpet.index.writer import Writer
-from limpet.keys import IndexKeys
+from limpet.index.sql.query import Parameters, sql
+from limpet.index.sql.rows import Rows
+from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh
+from limpet.index.writer import RecordWriter, Stamps
+from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
-from limpet.store.api import Store
+from limpet.store.api import Absent, Put, Store
 
 R = TypeVar("R")
-
 REFRESH_S = 600.0
-"""After so long a handle reads the manifest again: its columns may have grown, its shards be laid out anew."""
+"""After so long a handle reads the manifest again: its columns may have grown, or it was resharded."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened(Generic[R]):
+class _OpenedIndex(Generic[R]):
     """What follows from one look at the manifest."""
 
     manifest: Manifest
     reader: Reader
-    writer: Writer[R]
+    writer: RecordWriter[R]
     at_s: float
 
 
@@ -70,10 +69,10 @@ class Index(Generic[R]):
         runtime: Runtime,
         typed: Typed[R],
         stamps: Stamps,
-        sightings: VersionWatch,
+        watch: VersionWatch,
         *,
         depth: int | None = None,
-        job: Job | None = None,
+        job: ShardJob | None = None,
         events: EventSink | None = None,
     ) -> None:
         self.name = name
@@ -81,12 +80,12 @@ class Index(Generic[R]):
         self._runtime = runtime
         self._typed = typed
         self._stamps = stamps
-        self._sightings = sightings
+        self._watch = watch
         self._job = job
-        self._storage = Storage(store, IndexKeys.of(name), runtime)
+        self._storage = IndexStorage(store, IndexKeys.of(name), runtime)
         self._cell = Cell(store, self._storage.keys.manifest, struct_codec(Manifest), runtime)
         self._layout = Layout(self._storage, self._cell, name, typed, depth)
-        self._opened: _Opened[R] | None = None
+        self._opened: _OpenedIndex[R] | None = None
 
     def __repr__(self) -> str:
         return f"Index({self.name!r})"
@@ -97,7 +96,7 @@ class Index(Generic[R]):
         return self._open().manifest
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> IndexStorage:
         """The objects of the index, for the tools beside it."""
         return self._storage
 
@@ -192,28 +191,28 @@ class Index(Generic[R]):
 
     def verify(self, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
         """Read everything again; with `repair`, put right what can be derived; with `accept_loss`, go on with what is
-        left of damaged shards.   See `limpet.index.verify.verify`.
+        left of damaged shards.   See `maintain.verify.verify`.
         """
         return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
-    def adopt(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
-        """Take in plain `{key}.usv` files.   See `limpet.index.adopt.adopt`."""
-        return adopt(self._whole(), self._stamps, source, quiesced=quiesced)
+    def adopt(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
+        """Take in plain `{key}.usv` files.   See `maintain.import_existing.import_existing`."""
+        return import_existing(self._whole(), self._stamps, source, quiesced=quiesced)
 
-    def adopt_in_place(self, source: Source | None = None, *, quiesced: bool = False) -> AdoptReport:
-        """Make this index of the plain files that lie in its place.   See `limpet.index.adopt.adopt_in_place`."""
-        report = adopt_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
+    def adopt_in_place(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
+        """Make this index of the plain files that lie in its place; see `maintain.import_existing.import_in_place`."""
+        report = import_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
         self._opened = None
         return report
 
     def reshard(self, depth: int, *, quiesced: bool = False) -> ReshardReport:
-        """Give it shards of another depth, while nobody uses it.   See `limpet.index.reshard.reshard`."""
+        """Give it shards of another depth, while no other process uses it.   See `maintain.reshard.reshard`."""
         report = reshard(self._whole(), depth, quiesced=quiesced)
         self._opened = None
         return report
 
     def purge(self, *, quiesced: bool = False, older_than_s: float | None = None) -> PurgeReport:
-        """Drop tombstones, while nobody uses it.   See `limpet.index.purge.purge`."""
+        """Drop tombstones, while no other process uses it.   See `maintain.purge.purge`."""
         report = purge(self._whole(), quiesced=quiesced, older_than_s=older_than_s)
         self._opened = None
         return report
@@ -226,11 +225,11 @@ class Index(Generic[R]):
         self._layout.allow_null(field)
         self._opened = None
 
-    def _whole(self) -> Whole:
-        return Whole(self.name, self._storage, self._cell, self._sightings, lambda: self.compile(full=True))
+    def _whole(self) -> WholeIndex:
+        return WholeIndex(self.name, self._storage, self._cell, self._watch, lambda: self.compile(full=True))
 
     def stats(self) -> IndexStats:
-        """The index in numbers.   Cost: 1 GET and as `limpet.index.stats.stats`, at least 4 LISTs."""
+        """The index in numbers.   Cost: 1 GET and as `limpet.index.describe.stats`, at least 4 LISTs."""
         return stats(self._storage, self.name, self._open(again=True).manifest)
 
     def compile(
@@ -245,24 +244,21 @@ class Index(Generic[R]):
         shard is begun.
         Raises: Corrupt for a shard that must not be built upon, Unavailable for a worker that died: after all the
         others were compiled.
-        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, and as `_record_folds` for
+        Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, and as `Compiler.record` for
         every 256 shards (with an executor, every 8).
         """
         began_s = self._runtime.elapsed_s()
-        opened = self._open(again=True)
+        compiler = self._compiler(self._open(again=True).manifest)
         work = self._storage.work()
         shards = sorted(work.shards)
         self._runtime.rng.shuffle(shards)
         parts: Iterable[CompileReport | LimpetError]
         if executor is None:
-            parts = self._compiled(opened.manifest, shards, work, full, stop or never)
+            parts = compiler.run(shards, work, full=full, stop=stop)
         else:
-            parts = compile_there(
-                self._job or self._part, executor, shards, full, self._runtime.new_id(), stop or never
-            )
+            parts = compile_there(self._job or self._part, executor, shards, full, self._runtime.new_id(), stop)
         if not shards:
-            with suppress(Conflict, OutcomeUnknown, Unavailable):
-                self._record_folds(opened.manifest, CompileReport())
+            compiler.record(CompileReport())
         report = CompileReport()
         failed: LimpetError | None = None
         for part in parts:
@@ -276,64 +272,28 @@ class Index(Generic[R]):
                 hint="move it elsewhere; everything else was compiled",
             )
         if self._events is not None:
-            tell(self._events, self._runtime, self.name, report, failed, began_s)
+            emit_run(self._events, self._runtime, self.name, report, failed, began_s)
         if failed is not None:
             raise failed
         return report
 
     def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> Outcomes:
-        """Compile those shards: a part of a run that is spread out."""
-        manifest, everywhere = self._open(again=True).manifest, frozenset(shards)
-        return [*self._compiled(manifest, shards, Work(everywhere, everywhere), full, never)]
+        """Compile those shards: a part of a run that is spread over an executor."""
+        everywhere = frozenset(shards)
+        compiler = self._compiler(self._open(again=True).manifest)
+        return [*compiler.run(shards, WaitingShards(everywhere, everywhere), full=full)]
 
-    def _compiled(
-        self, manifest: Manifest, shards: Sequence[str], work: Work, full: bool, stop: Callable[[], bool]
-    ) -> Iterator[CompileReport | LimpetError]:
-        """What became of each shard, in rounds; after each, what was folded is recorded."""
-        for some in rounds(shards, manifest):
-            outcomes = compile_here(self._storage, manifest, self._sightings, some, work, full, stop)
-            done = CompileReport()
-            for outcome in outcomes:
-                if isinstance(outcome, CompileReport):
-                    done.add(outcome)
-                    outcome.folds, outcome.merged = {}, {}
-            with suppress(Conflict, OutcomeUnknown, Unavailable):  # what was folded waits, and the next run records it
-                self._record_folds(manifest, done)
-            yield from outcomes
+    def _compiler(self, manifest: Manifest) -> Compiler:
+        return Compiler(self.name, self._storage, self._cell, manifest, self._watch)
 
     def _part(self, shards: Sequence[str], full: bool, run_id: str) -> Outcomes:
-        """A part of a run, in a thread of this process."""
+        """A `ShardJob` for threads of this process."""
         return self.compile_shards(shards, full=full)
 
     def __reduce__(self) -> NoReturn:
         raise Invalid("a handle of an index cannot go to another process", hint="open the fleet there, by its URL")
 
-    def _record_folds(self, manifest: Manifest, report: CompileReport) -> None:
-        """Record what was folded, then delete what is in it; describe a schema that is not described yet.
-
-        Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler put in between; 1 DELETE an object.
-        Crash: what was folded is still there, and is folded again; that changes nothing.
-        """
-        if manifest.described != manifest.schema_version:
-            write_descriptions(self._storage, self.name, manifest)
-        elif not report.folds:
-            return
-        recorded: frozenset[str] = frozenset()
-
-        def change(now: Manifest | None) -> Manifest | None:
-            nonlocal recorded
-            recorded = frozenset()
-            if now is None or now.generation != manifest.generation:
-                return None
-            found, recorded = noted(now, report.folds, partial(is_current, self._storage))
-            found = msgspec.structs.replace(found, described=max(now.described, manifest.schema_version))
-            # F25: even if another compiler has recorded the same, so that what is deleted next is recorded durably
-            return found if found != now or recorded else None
-
-        self._cell.update(change)
-        self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
-
-    def _record(self, opened: _Opened[R], key: str, line: bytes | None) -> R | None:
+    def _record(self, opened: _OpenedIndex[R], key: str, line: bytes | None) -> R | None:
         if line is None:
             return None
         schema = opened.manifest.schema
@@ -341,7 +301,7 @@ class Index(Generic[R]):
         self._stamps.saw(self._storage.keys.root, {key: schema.stamp_of(line)})
         return record
 
-    def _open(self, *, again: bool = False) -> _Opened[R]:
+    def _open(self, *, again: bool = False) -> _OpenedIndex[R]:
         opened, at_s = self._opened, self._runtime.elapsed_s()
         if opened is not None and not again and at_s - opened.at_s < REFRESH_S:
             return opened
@@ -350,6 +310,152 @@ class Index(Generic[R]):
             self._opened = replace(opened, at_s=at_s)
         else:
             reader = Reader(self._storage, manifest)
-            writer = Writer(self._storage, manifest, self._typed, self._stamps)
-            self._opened = _Opened(manifest, reader, writer, at_s)
+            writer = RecordWriter(self._storage, manifest, self._typed, self._stamps)
+            self._opened = _OpenedIndex(manifest, reader, writer, at_s)
         return self._opened
+
+
+DEPTH = 2
+PUTS_MAX = 5
+
+
+class Layout:
+    """The manifest of one index, as a program's type wants it to be."""
+
+    def __init__(self, storage: IndexStorage, cell: Cell[Manifest], name: str, typed: Typed[Any], depth: int | None):
+        if depth is not None and depth not in DEPTHS:
+            raise Invalid(f"an index has a depth of {DEPTHS[0]} to {DEPTHS[-1]}, not {depth}")
+        self._storage = storage
+        self._cell = cell
+        self._name = name
+        self._typed = typed
+        self._depth = depth
+        self._fits: tuple[Fields, str] | None = None
+        """The columns and the key of a manifest that the type was last found to fit."""
+
+    def load(self) -> Manifest:
+        """The manifest as it is now: created if there is none, extended if the type has new columns.
+
+        Raises: Missing without a type; Invalid for a type that does not fit.   Cost: 1 GET; see `_create`, `_evolved`.
+        """
+        seen = self._cell.read()
+        if seen is None:
+            return self._create()
+        if self._depth is not None and seen.value.depth != self._depth:
+            raise Invalid(
+                f"the index {self._name!r} has depth {seen.value.depth}, not {self._depth}",
+                hint="leave depth out, or `limpet index reshard`",
+            )
+        return self._evolved(seen.value)
+
+    def _evolved(self, manifest: Manifest) -> Manifest:
+        """The manifest with the type's new columns; without them if this process may not add any.
+
+        Cost: 0, or 1 GET + 1 PUT and the descriptions.
+        """
+        if self._typed.fields is None or self._fits == (manifest.fields, manifest.key):
+            return manifest
+        fields, key = self._typed.fields, self._typed.key or manifest.key
+        if extended(manifest.schema, fields, key) is None:
+            self._fits = (manifest.fields, manifest.key)
+            return manifest
+        try:
+            return self._changed(lambda schema: extended(schema, fields, key))
+        except Denied:
+            return manifest  # a process that may only read needs no new columns; a put of one is refused
+
+    def allow_null(self, name: str) -> Manifest:
+        """Let a column be null from now on.   Raises: Missing; Invalid.   Cost: 1 GET + 1 PUT and the descriptions."""
+        return self._changed(lambda schema: nullable(schema, name))
+
+    def _changed(self, new: Callable[[Schema], Schema | None]) -> Manifest:
+        def change(now: Manifest | None) -> Manifest | None:
+            schema = new(now.schema) if now else None
+            if now is None or schema is None:
+                return None
+            return msgspec.structs.replace(now, fields=schema.fields, schema_version=now.schema_version + 1)
+
+        seen = self._cell.update(change)
+        if seen is None:
+            raise self._missing()
+        if seen.value.described != seen.value.schema_version:
+            write_descriptions(self._storage, self._name, seen.value)
+        return seen.value
+
+    def _create(self) -> Manifest:
+        """Lay out a new index: all shards empty, then the manifest, then the descriptions.
+
+        Raises: Corrupt or Conflict if records of something else lie there: nothing is written then.
+        Cost: 1 LIST, 1 PUT a shard + 3 PUTs and 2 GETs.
+        Crash: without a manifest there is no index, and creating it again completes it.
+        """
+        manifest = self.planned()
+        if next(self._storage.store.list(self._storage.keys.root), None) is not None:
+            self._demand_empty()
+        if self.put_shards(manifest):
+            self._demand_empty()
+        return self.complete(manifest)
+
+    def planned(self) -> Manifest:
+        """The manifest of a new index of this type.   Raises: Missing without a type; Invalid without a key."""
+        if self._typed.fields is None:
+            raise self._missing()
+        if self._typed.key is None:
+            raise Invalid(f"the index {self._name!r} is new: say which field is its key", hint="key=...")
+        return fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
+
+    def complete(self, manifest: Manifest) -> Manifest:
+        """Write the manifest of a new index, whose shards are there: from now on it exists. Then describe it.
+
+        The manifest as it is now, if another process was first.   Cost: 3 PUTs and 2 GETs.
+        """
+        try:
+            self._cell.create(manifest)
+        except Conflict:
+            return self.load()
+        write_descriptions(self._storage, self._name, manifest)
+        return manifest
+
+    def put_shards(self, manifest: Manifest) -> bool:
+        """Put empty shards where there are none; whether some were there already.
+
+        A conflict does not prove that a shard is there: a store may refuse two puts at once (F15). So it is read.
+        Raises: Unavailable if a shard can neither be put nor found.   Cost: 1 PUT each; 1 HEAD for each conflict.
+        """
+        shards: Sequence[Key] = [self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]
+        some_were_there = False
+        for _ in range(PUTS_MAX):
+            left: list[Key] = []
+            for key, outcome in self._storage.store.put_many([Put(key, b"", Absent()) for key in shards]).items():
+                if isinstance(outcome, Conflict):
+                    some_were_there = True
+                    if not self._storage.exists(key):
+                        left.append(key)
+                elif isinstance(outcome, LimpetError):
+                    raise outcome
+            if not left:
+                return some_were_there
+            shards = left
+        raise Unavailable(f"{shards[0]} could not be put: the store refused it {PUTS_MAX} times", hint="try again")
+
+    def _demand_empty(self) -> None:
+        """Shards that are there already are those of a creation that did not end, or runs beside this one: empty.
+
+        Raises: Corrupt for records without a manifest.   Cost: 1 LIST per 1,000 shards, 2 LISTs, 1 GET.
+        """
+        store, keys = self._storage.store, self._storage.keys
+        full = [stat.key for stat in store.list(keys.shards) if stat.size and stat.key.endswith(".usv")]
+        waits = [stat.key for prefix in (keys.inbox, keys.packs) if (stat := next(store.list(prefix), None))]
+        if (full or waits) and self._cell.read() is None:
+            what = f"{len(full)} shards with records" if full else "records that wait to be compiled"
+            raise Corrupt(
+                f"{keys.root} holds {what}, such as {(full or waits)[0]}, and no manifest; nothing was written",
+                hint=f"another program's files: stop it, then `limpet index adopt {self._name} --quiesced` makes an "
+                f"index of them; an index of Limpet's: restore {self._cell.key} from a backup",
+            )
+
+    def _missing(self) -> Missing:
+        return Missing(
+            f"there is no index {self._name!r}",
+            hint='create it with a type: fleet.index(name, Type, key="...") or `limpet index create`',
+        )

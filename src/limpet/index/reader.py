@@ -5,17 +5,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable
-from limpet.index.decide import digest, keys_of, merge, newest, shard_ids, shard_of
-from limpet.index.manifest import Count, Manifest, manifest_cell
-from limpet.index.schema import Schema, checked
-from limpet.index.seek import LINE_GUESS, Absent, Search
-from limpet.index.storage import NO_WORK, Storage, Work
-from limpet.index.text import END, lines_of
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
+from limpet.index.codec.lines import END, Schema, lines_of
+from limpet.index.decide import LINE_GUESS, NoLine, Search, digest, keys_of, merge, newest, shard_ids, shard_of
+from limpet.index.storage import (
+    NONE_WAIT,
+    Count,
+    IndexStorage,
+    Manifest,
+    WaitingShards,
+    batched,
+    lost_records,
+    manifest_cell,
+    placed,
+)
 from limpet.keys import Key, digits, single_stamp
-from limpet.store.api import Blob, Stat, Version
+from limpet.store.api import Stat, Version
 
 TRIES_MAX = 20
 SHARE_FOR_WHOLE = 16 << 10
@@ -24,7 +30,7 @@ GROUP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class DamagedShard:
     """A damaged shard that was left out, with what waits for it. `records`: how many it had; None if unknown."""
 
     key: Key
@@ -36,15 +42,15 @@ class LeftOut:
         return f"{self.key} was left out ({had}): {self.reason}"
 
 
-OnDamage = Callable[[LeftOut], None]
-"""Is told of each damaged shard, which is then left out. Without one, a damaged shard is an error."""
+OnDamage = Callable[[DamagedShard], None]
+"""Called for each damaged shard, which is then left out. Without one, a damaged shard is an error."""
 
 
 class DamagedShardWarning(UserWarning):
     """A damaged shard was left out, because the caller asked for that."""
 
 
-def warn_of(left_out: LeftOut) -> None:
+def warn_of(left_out: DamagedShard) -> None:
     """Warn of a shard that was left out."""
     warnings.warn(str(left_out), DamagedShardWarning, stacklevel=3)
 
@@ -56,7 +62,7 @@ class Reader:
     read all of a shard notices that it is smaller than recorded, and only then counts.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: IndexStorage, manifest: Manifest) -> None:
         self._storage = storage
         self._manifest = manifest
         self._schema: Schema = manifest.schema
@@ -87,23 +93,14 @@ class Reader:
         by_shard: dict[str, list[str]] = {}
         for key in dict.fromkeys(keys):
             by_shard.setdefault(shard_of(digest(key.encode()), self._manifest.depth), []).append(key)
-        work = self._storage.work() if by_shard else NO_WORK
-
-        def some(item: tuple[str, list[str]]) -> dict[str, bytes] | LimpetError:
-            try:
-                return self._some(*item, work)
-            except LimpetError as error:
-                return error
+        work = self._storage.work() if by_shard else NONE_WAIT
 
         found: dict[str, bytes] = {}
-        runtime, at_once = self._storage.runtime, self._storage.store.at_once
-        for lines in runtime.fan_out(some, by_shard.items(), at_once=at_once):
-            if isinstance(lines, LimpetError):
-                raise lines
+        for lines in self._storage.for_each(lambda item: self._some(*item, work), by_shard.items()):
             found.update(lines)
         return found
 
-    def _some(self, shard: str, keys: Sequence[str], work: Work) -> dict[str, bytes]:
+    def _some(self, shard: str, keys: Sequence[str], work: WaitingShards) -> dict[str, bytes]:
         lines: list[bytes] = []
         if shard in work.singles:
             folders = {self._storage.keys.inbox_of(shard, key): key for key in keys}
@@ -115,32 +112,18 @@ class Reader:
                     lines += self._newest_of(folders[folder], listed)
         if shard in work.shards:
             for stat in self._storage.packs(shard):
-                lines += self._some_in(keys, stat.size, partial(self._in_pack, stat=stat), partial(self._pack, stat))
-        lines += self._some_in(
-            keys, self._size(shard), partial(self._in_shard, shard=shard), partial(self._shard_lines, shard)
-        )
+                if stat.size <= len(keys) * SHARE_FOR_WHOLE:
+                    for at, data in self._storage.read([stat.key]).items():
+                        lines += self._schema.lines(data, what=at)
+                else:
+                    lines += [line for key in keys for line in self._in_pack(key, stat)]
+        if self._size(shard) <= len(keys) * SHARE_FOR_WHOLE:
+            lines += self.sound(shard, self._storage.shard(shard).data)
+        else:
+            lines += [line for key in keys for line in self._in_shard(key, shard)]
         winners = newest(lines, self._schema.shape)
         places = {key: digest(key.encode()) for key in keys}
         return {key: winners[place] for key, place in places.items() if place in winners}
-
-    def _some_in(
-        self,
-        keys: Sequence[str],
-        size: int,
-        one: Callable[[str], list[bytes]],
-        everything: Callable[[], list[bytes]],
-    ) -> list[bytes]:
-        if size <= len(keys) * SHARE_FOR_WHOLE:
-            return everything()
-        return [line for key in keys for line in one(key)]
-
-    def _pack(self, stat: Stat) -> list[bytes]:
-        return [
-            line for at, data in self._storage.read([stat.key]).items() for line in self._schema.lines(data, what=at)
-        ]
-
-    def _shard_lines(self, shard: str) -> list[bytes]:
-        return self.sound(shard, self._storage.shard(shard).data)
 
     def demand_records(self, shard: str, number: int) -> None:
         """Go on only if a shard that was read has as many records as it must.
@@ -152,10 +135,7 @@ class Reader:
             known = self._recount(shard)
         if known is not None and number < known.records:
             what = self._storage.keys.shard(shard)
-            raise Corrupt(
-                f"{what} has {number} records, and had {known.records} before: some are lost",
-                hint="restore it from a backup, or `limpet index verify --accept-loss` to go on with what is left",
-            )
+            raise lost_records(what, number, known.records, note=" to go on with what is left")
 
     def demand_whole(self, shard: str, size: int) -> None:
         """Go on only if a shard of which that size was seen has as many records as it must.
@@ -203,11 +183,11 @@ class Reader:
             else:
                 yield lines
 
-    def _scan(self, shards: Sequence[str], work: Work) -> Iterator[list[bytes]]:
+    def _scan(self, shards: Sequence[str], work: WaitingShards) -> Iterator[list[bytes]]:
         shape = self._schema.shape
         waiting = {shard: newest(self.waiting(shard, work), shape) for shard in shards if shard in work.shards}
-        for shard, data in self._storage.shards(shards).items():
-            lines = self.sound(shard, data)
+        for shard, blob in self._storage.shards(shards).items():
+            lines = self.sound(shard, blob.data)
             if waiting.get(shard):
                 what = self._storage.keys.shard(shard)
                 lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
@@ -219,36 +199,25 @@ class Reader:
         self.demand_records(shard, len(lines))
         return lines
 
-    def left_out(self, shard: str, error: Corrupt) -> LeftOut:
-        """What to tell of a damaged shard that is left out."""
+    def left_out(self, shard: str, error: Corrupt) -> DamagedShard:
+        """The description of a damaged shard that is left out."""
         known = self._count(shard)
-        return LeftOut(self._storage.keys.shard(shard), str(error), known.records if known else None)
+        return DamagedShard(self._storage.keys.shard(shard), str(error), known.records if known else None)
 
-    def _groups(self, work: Work) -> Iterator[list[str]]:
-        """All shards, in runs that are read together; one for which something waits is alone, since it may be much."""
-        group: list[str] = []
-        size = 0
-        for shard in shard_ids(self._manifest.depth):
-            count = self._manifest.count(shard)
-            more = count.size if count else 0
-            alone = shard in work.shards
-            if group and (alone or len(group) == GROUP_SHARDS or size + more > GROUP_BYTES):
-                yield group
-                group, size = [], 0
-            group.append(shard)
-            size += more
-            if alone:
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
+    def _groups(self, work: WaitingShards) -> Iterator[list[str]]:
+        """All shards, in runs that are read together; a shard with waiting objects is alone, since they may be many."""
 
-    def waiting(self, shard: str, work: Work) -> list[bytes]:
-        """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `Storage.waiting`."""
+        def size_of(shard: str) -> int:
+            return GROUP_BYTES + 1 if shard in work.shards else self._manifest.size(shard)
+
+        return batched(shard_ids(self._manifest.depth), size_of, size=GROUP_BYTES, count=GROUP_SHARDS)
+
+    def waiting(self, shard: str, work: WaitingShards) -> list[bytes]:
+        """The lines that wait for a shard, every one checked.   Raises: Corrupt.   Cost: as `IndexStorage.waiting`."""
         return [
             line
             for at, data in self._storage.waiting(shard, work).items()
-            for line in checked(self._schema, self._manifest.depth, shard, data, what=at)
+            for line in placed(self._schema, self._manifest.depth, shard, data, what=at)[1]
         ]
 
     def _newest_of(self, key: str, listed: Sequence[Stat]) -> list[bytes]:
@@ -337,17 +306,14 @@ class Reader:
             version = blob.version
             if shard is not None:
                 self._sizes[shard] = blob.size
-            outcome = self._learn(search, start, blob, at)
-            if isinstance(outcome, Absent):
+            try:
+                outcome = search.learn(start, blob.data)
+            except Corrupt as error:
+                raise Corrupt(f"{at}: {error}") from None
+            if isinstance(outcome, NoLine):
                 return []
             if outcome is not None:
                 return self._schema.lines(outcome + END, what=at)
-
-    def _learn(self, search: Search, start: int, blob: Blob, at: Key) -> bytes | Absent | None:
-        try:
-            return search.learn(start, blob.data)
-        except Corrupt as error:
-            raise Corrupt(f"{at}: {error}") from None
 
     def _search(self, key: str, size: int, shard: str | None) -> Search:
         count = self._manifest.count(shard) if shard is not None else None

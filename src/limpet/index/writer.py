@@ -1,32 +1,287 @@
-"""Writing records: each put is an object of its own, each `put_many` at most one object a shard."""
+"""Writing records: each `put` is one object, each `put_many` at most one object a shard; and the stamps of both."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
 from hashlib import sha256
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
-from limpet.index.bulk import ALONE, Bulk, chunks
+from limpet.errors import Corrupt, Invalid
+from limpet.index.codec.lines import (
+    END,
+    UPDATED_AT,
+    Schema,
+    Typed,
+    all_in_utc,
+    shown,
+    stamp_text,
+    stamp_texts,
+    stamp_time,
+)
 from limpet.index.decide import PACK_BYTES, digest, key_of, packed, shard_ids, shard_of, split
-from limpet.index.manifest import Manifest
-from limpet.index.stamps import Stamps, Times
-from limpet.index.storage import Storage
-from limpet.index.text import END
-from limpet.index.typed import Typed
-from limpet.store.api import Put
+from limpet.index.storage import IndexStorage, Manifest
+from limpet.runtime import Runtime
+from limpet.store.api import Put, Store
+
+READ_EVERY_S = 600.0
+AHEAD_MAX = timedelta(days=1)
+READ_NOW_S = -1.0
+TICK = timedelta(microseconds=1)
+AHEAD_KEPT = 100_000
+
+
+class Floor:
+    """What the stamps of one process in one fleet must exceed, whichever handle gives them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.mutex = runtime.mutex()
+        self.at: datetime | None = None
+        self.ahead: OrderedDict[tuple[str, str], datetime] = OrderedDict()
+        """What was seen under a key, if it is later than every stamp given before."""
+
+
+class Stamps:
+    """The stamps of puts through one store.
+
+    The store's clock is read once in ten minutes and goes on by the process's own. It is a lower bound: of two puts by
+    two machines within about a second, either may count as the later. A put after a get of its key is always later.
+    """
+
+    def __init__(self, store: Store, runtime: Runtime, floor: Floor) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._floor = floor
+        self._reading: tuple[datetime, float] | None = None
+
+    def next(self, index: str, key: str) -> str:
+        """A stamp later than every one before it, and than what was seen under `key`.
+
+        Cost: 0; 1 PUT + 1 HEAD once in ten minutes.
+        """
+        return self.after(index, key, self.common())
+
+    def common(self) -> str:
+        """A stamp later than every one before it, for many records at once.   Cost: as `next`."""
+        now = self._now()
+        with self._floor.mutex:
+            if self._floor.at is not None and now <= self._floor.at:
+                now = self._floor.at + TICK
+            self._floor.at = now
+        return stamp_text(now)
+
+    def after(self, index: str, key: str, stamp: str) -> str:
+        """`stamp`, or a later one if something later was seen under `key`."""
+        with self._floor.mutex:
+            seen = self._floor.ahead.get((index, key))
+            if seen is None or stamp_text(seen) < stamp:
+                return stamp
+            try:
+                later = seen + TICK
+            except OverflowError:
+                raise Corrupt(
+                    f"the record {key!r} is stamped at the end of time, and nothing can be later",
+                    hint="remove it from its shard by hand; no Limpet wrote it",
+                ) from None
+            self._floor.ahead[index, key] = later
+            return stamp_text(later)
+
+    def after_each(self, index: str, keys: Sequence[str], stamp: str) -> list[str]:
+        """`after` for each key."""
+        with self._floor.mutex:
+            if not self._floor.ahead:
+                return [stamp] * len(keys)
+        return [self.after(index, key, stamp) for key in keys]
+
+    def latest(self) -> datetime:
+        """The latest time that a record may bring along: a day ahead of the store's clock.   Cost: as `next`."""
+        now = self._now()
+        with self._floor.mutex:
+            if self._floor.at is None or now > self._floor.at:
+                self._floor.at = now
+        return now + AHEAD_MAX
+
+    def saw(self, index: str, stamps: Mapping[str, str]) -> None:
+        """By key, stamps that were shown to this process or given by it: a later put of the key must count as later."""
+        floor = self._floor
+        with floor.mutex:
+            for key, stamp in stamps.items():
+                at = stamp_time(stamp)
+                if floor.at is None or at > floor.at:
+                    kept = floor.ahead.pop((index, key), at)
+                    floor.ahead[index, key] = max(kept, at)
+                    if len(floor.ahead) > AHEAD_KEPT:
+                        floor.ahead.popitem(last=False)
+
+    def _now(self) -> datetime:
+        """The store's time by a separate reading: other requests may see stamps from the future."""
+        reading = self._reading
+        if reading is None or self._runtime.elapsed_s() - reading[1] >= READ_EVERY_S:
+            now = self._store.now(max_age_s=READ_NOW_S)
+            reading = self._reading = (now, self._runtime.elapsed_s())
+        return reading[0] + timedelta(seconds=self._runtime.elapsed_s() - reading[1])
+
+
+class Times:
+    """The times of one call: a stamp for all records that bring none, and the latest that the others may bring."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
+
+    @cached_property
+    def common(self) -> str:
+        """`Stamps.common`, asked once."""
+        return self._stamps.common()
+
+    @cached_property
+    def latest(self) -> datetime:
+        """`Stamps.latest`, asked once."""
+        return self._stamps.latest()
+
+    def is_ahead(self, at: datetime) -> bool:
+        """Whether a time that a record brings is later than the store's own, so that `Stamps.saw` would keep it."""
+        return at > self.latest - AHEAD_MAX
+
+
+def given(at: datetime, latest: datetime, *, where: str) -> str:
+    """The stamp of a record that brings its own time.   Raises: Invalid for one after `latest`."""
+    if at > latest:
+        raise Invalid(
+            f"{where}: updated_at is {at}, more than a day ahead of the store's clock",
+            hint="a record from the future would hide every later put; leave updated_at out",
+        )
+    try:
+        return stamp_text(at)
+    except OverflowError:
+        raise Invalid(f"{where}: updated_at is {at}, which UTC cannot express") from None
+
+
+def stamps_of(store: Store, runtime: Runtime, fleet: str) -> Stamps:
+    """The stamps of puts through `store`. All handles of a process on one fleet share a floor, so none overtakes."""
+    floor = runtime.shared.setdefault((Floor, fleet), Floor(runtime))
+    return Stamps(store, runtime, floor)
+
+
+def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:
+    """The `updated_at` that a record brings along, if it does.   Raises: Invalid."""
+    at = values.get(UPDATED_AT)
+    if at is None:
+        return None
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise Invalid(f"{where}: field {UPDATED_AT!r}: expected datetime with a time zone, got {shown(at)}")
+    return at
+
 
 R = TypeVar("R")
+A = TypeVar("A")
+CHUNK = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecords:
+    """Records ready to be written, in their order.
+
+    `own` are the stamps that they brought along, None for those that brought none; None alone if none of them lies
+    ahead of the store's clock, and so none need be remembered.
+    """
+
+    keys: Sequence[str]
+    lines: Sequence[bytes]
+    own: Sequence[str | None] | None
+
+
+def chunks(items: Iterable[A]) -> Iterator[list[A]]:
+    """The items in runs that are worth a batch, and small enough to stay in a processor's cache."""
+    left = iter(items)
+    while some := [*islice(left, CHUNK)]:
+        yield some
+
+
+ALONE = "the record"
+"""What errors call a record that was put by itself; others have a number."""
+
+
+class Bulk(Generic[R]):
+    """Makes the lines of records, of one or of many, for the index whose keys lie below `scope`."""
+
+    def __init__(self, schema: Schema, typed: Typed[R], stamps: Stamps, scope: str) -> None:
+        self._schema = schema
+        self._typed = typed
+        self._stamps = stamps
+        self._scope = scope
+
+    def one(self, record: R | Mapping[str, Any], times: Times, where: str) -> tuple[str, str, bytes, bool]:
+        """The record's key, its stamp, its line, and whether the stamp is the record's own.   Raises: Invalid."""
+        values = self._typed.values(record, where=where)
+        value = values.get(self._schema.key)
+        if value is None:
+            raise Invalid(f"{where}: field {self._schema.key!r}: expected the key, got nothing")
+        key = self._schema.key_text(value)
+        if where:
+            where = f"{where} {key!r}" if where == ALONE else f"{where} ({key!r})"
+        stamp, is_own = self._stamp(key, values.get(UPDATED_AT), times, where)
+        return key, stamp, self._schema.line(values, stamp, where=where), is_own
+
+    def _stamp(self, key: str, brought: Any, times: Times, where: str) -> tuple[str, bool]:
+        """The stamp of a record that brings such an `updated_at`, and whether that is its own.   Raises: Invalid."""
+        at = stamp_in({UPDATED_AT: brought}, where=where)
+        stamp = given(at, times.latest, where=where) if at else self._stamps.after(self._scope, key, times.common)
+        return stamp, at is not None
+
+    def one_by_one(self, records: Iterable[R | Mapping[str, Any]], first: int, times: Times) -> EncodedRecords:
+        """Those records, of which the first has that number in its call.   Raises: Invalid, saying which one is bad."""
+        keys, lines, own = list[str](), list[bytes](), list[str | None]()
+        for number, record in enumerate(records, first):
+            try:
+                key, stamp, line, is_own = self.one(record, times, "")
+            except Invalid:
+                self.one(record, times, f"record {number}")  # it says the same, and of which record
+                raise
+            keys.append(key)
+            lines.append(line)
+            own.append(stamp if is_own else None)
+        return EncodedRecords(keys, lines, own)
+
+    def in_columns(self, records: Sequence[R | Mapping[str, Any]], times: Times) -> EncodedRecords | None:
+        """What `one_by_one` would make of them, for a fraction of the price; None if it may find one that is bad."""
+        try:
+            columns = self._typed.columns(records, self._names)
+            keys = self._schema.key_texts(columns[self._schema.key])
+            stamps, own = self._stamped(keys, columns.pop(UPDATED_AT), times)
+            lines = self._schema.bulk_lines([*columns.values()], stamps)
+        except (Invalid, LookupError):
+            return None
+        return EncodedRecords(keys, lines, own)
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        return [field.name for field in self._schema.columns]
+
+    def _stamped(
+        self, keys: Sequence[str], brought: Sequence[Any], times: Times
+    ) -> tuple[Sequence[str], Sequence[str | None] | None]:
+        """The stamp of each record, and `EncodedRecords.own`.   Raises: Invalid."""
+        if {*map(type, brought)} == {type(None)}:
+            return self._stamps.after_each(self._scope, keys, times.common), None
+        if all_in_utc(brought) and (newest := max(brought)) <= times.latest:
+            stamps = stamp_texts(brought)
+            return stamps, stamps if times.is_ahead(newest) else None
+        each = [self._stamp(key, at, times, "") for key, at in zip(keys, brought, strict=True)]
+        return [stamp for stamp, _ in each], [stamp if is_own else None for stamp, is_own in each]
+
 
 _Shards = defaultdict[int, dict[bytes, bytes]]
 """Lines by the number of their shard and the digest of their key."""
 
 
-class Writer(Generic[R]):
+class RecordWriter(Generic[R]):
     """Turns records into objects that wait for a compiler. Every check is made before anything is written."""
 
-    def __init__(self, storage: Storage, manifest: Manifest, typed: Typed[R], stamps: Stamps) -> None:
+    def __init__(self, storage: IndexStorage, manifest: Manifest, typed: Typed[R], stamps: Stamps) -> None:
         self._storage = storage
         self._depth = manifest.depth
         self._schema = manifest.schema

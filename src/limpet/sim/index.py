@@ -12,13 +12,15 @@ from typing import Any
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Missing
-from limpet.index import Index, compiler, decide, describe, reader, seek, stamps, verify
-from limpet.index import layout as layouts
+from limpet.index import Index, compiler, decide, describe, reader
+from limpet.index import decide as seek
+from limpet.index import index as layouts
+from limpet.index import writer as stamps
+from limpet.index.codec.types import typed, with_own
 from limpet.index.decide import digest, shard_id, shard_ids
-from limpet.index.manifest import Count, Manifest, fresh, sum_of, with_counts
-from limpet.index.schema import with_own
-from limpet.index.stamps import stamps_of
-from limpet.index.typed import typed
+from limpet.index.maintain import verify
+from limpet.index.storage import Count, Manifest, fresh, sum_of, with_counts
+from limpet.index.writer import stamps_of
 from limpet.keys import Key
 from limpet.lease import VersionWatch
 from limpet.sim.actors import Actor, Actors, Settings, Turns

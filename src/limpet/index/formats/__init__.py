@@ -7,14 +7,26 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from limpet.errors import Invalid
-from limpet.index.formats.api import Chunk, Decode, Format, Head, Limits, Mark, Sample
+from limpet.index.formats.api import Chunk, ChunkLimits, Decode, FileHead, Format, Mark, Records, Sample
 from limpet.index.formats.csv import Csv
 from limpet.index.formats.jsonl import Jsonl
 from limpet.index.formats.parquet import Parquet
 from limpet.index.formats.strict import StrictUsv
 from limpet.index.formats.usv import Usv
 
-__all__ = ["FORMATS", "STDIO", "Chunk", "Decode", "Format", "Head", "Limits", "Mark", "Sample", "name_of"]
+__all__ = [
+    "FORMATS",
+    "STDIO",
+    "Chunk",
+    "ChunkLimits",
+    "Decode",
+    "FileHead",
+    "Format",
+    "Mark",
+    "Records",
+    "Sample",
+    "name_of",
+]
 
 STDIO = "-"
 
@@ -39,6 +51,6 @@ def name_of(file: str, named: str | None) -> str:
         return named
     found = _ENDINGS.get(PurePath(file).suffix.lower())
     if found is None:
-        what = "standard input and output have no format" if file == STDIO else f"the name {file} tells no format"
+        what = "standard input and output have no format" if file == STDIO else f"the name {file} implies no format"
         raise Invalid(what, hint=f"say --format {'|'.join(FORMATS)}")
     return found

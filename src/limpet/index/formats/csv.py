@@ -15,23 +15,26 @@ from itertools import islice
 from typing import IO, Any
 
 from limpet.errors import Invalid
+from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
 from limpet.index.formats.api import (
+    BOM,
     SAMPLE_ROWS,
-    Chunk,
     Decode,
-    Head,
-    Limits,
+    FileHead,
+    Format,
+    LineReader,
     Mark,
+    Record,
     Sample,
     Write,
+    fields_of_text,
+    from_text,
     in_field,
     matched,
+    text_of,
+    to_text,
     wrong_width,
 )
-from limpet.index.formats.convert import from_text, to_text
-from limpet.index.formats.infer import fields_of_text
-from limpet.index.formats.lines import BOM, Lines, Record, gathered, placed, text_of
-from limpet.index.schema import LINE_BYTES_MAX, Schema
 
 _RISKY = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20\t\r\n]")
 _QUOTED = re.compile('[",\r\n]')
@@ -82,7 +85,7 @@ def _bare(raw: bytes) -> bytes:
     return raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
-class _Rows(Lines):
+class _Rows(LineReader):
     """Lines, with those put together whose line end is inside of quotes."""
 
     def records(self) -> Iterator[Record]:
@@ -112,14 +115,11 @@ class _Rows(Lines):
         return line
 
 
-class Csv:
+class Csv(Format):
     """Comma-separated values."""
 
-    noun = "line"
-    seeks = False
-
-    def head(self, stream: IO[bytes]) -> Head:
-        """See `Format.head`: the first line that is not blank."""
+    def head(self, stream: IO[bytes]) -> FileHead:
+        """The first line that is not blank."""
         lines = _Rows(stream, Mark())
         found = next(lines.records(), None)
         if found is None:
@@ -129,16 +129,10 @@ class Csv:
             raise Invalid(f"the header has one field, {names[0]!r}", hint="put commas between the fields of a CSV file")
         if "" in names:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
-        return Head(tuple(unguarded(name) for name in names), lines.mark)
+        return FileHead(tuple(unguarded(name) for name in names), lines.mark)
 
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        return gathered(head.names, _Rows(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
+    def source(self, stream: IO[bytes], after: Mark) -> _Rows:
+        return _Rows(stream, after)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """An empty field of a string that must be there is an empty string."""
@@ -178,10 +172,9 @@ class Csv:
         return Sample(fields_of_text(head.names, rows))
 
     def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the line as it was, below the same header."""
         if row is None:
             return (joined([guarded(name) for name in names or ()]) + "\n").encode()
-        return row if row.endswith(b"\n") else row + b"\n"
+        return super().aside(names, row)
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

@@ -9,11 +9,21 @@ from typing import IO, Any
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.formats.api import SAMPLE_ROWS, Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field
-from limpet.index.formats.convert import from_json
-from limpet.index.formats.infer import fields_of_json
-from limpet.index.formats.lines import BOM, Lines, gathered, placed, text_of
-from limpet.index.schema import LINE_BYTES_MAX, Schema
+from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
+from limpet.index.formats.api import (
+    BOM,
+    SAMPLE_ROWS,
+    Decode,
+    Format,
+    LineReader,
+    Mark,
+    Sample,
+    Write,
+    fields_of_json,
+    from_json,
+    in_field,
+    text_of,
+)
 
 
 def parsed(raw: str | bytes, *, what: str = "the record") -> dict[str, Any]:
@@ -43,24 +53,8 @@ def json_decoder(schema: Schema) -> Decode:
     return decode
 
 
-class Jsonl:
+class Jsonl(Format):
     """JSON lines."""
-
-    noun = "line"
-    seeks = False
-
-    def head(self, stream: IO[bytes]) -> Head:
-        """See `Format.head`: there is none."""
-        return Head(None)
-
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        return gathered(None, Lines(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         decode = json_decoder(schema)
@@ -68,17 +62,11 @@ class Jsonl:
 
     def sample(self, stream: IO[bytes]) -> Sample:
         rows = []
-        for number, raw in islice(Lines(stream, Mark()).records(), SAMPLE_ROWS):
+        for number, raw in islice(LineReader(stream, Mark()).records(), SAMPLE_ROWS):
             rows.append(parsed(text_of(raw.removeprefix(BOM)), what=f"line {number}"))
         if not rows:
-            raise Invalid("the file is empty, so its fields cannot be told")
+            raise Invalid("the file is empty, so its fields are not known")
         return Sample(fields_of_json(rows))
-
-    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the line as it was."""
-        if row is None:
-            return b""
-        return row if row.endswith(b"\n") else row + b"\n"
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

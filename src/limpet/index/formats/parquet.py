@@ -12,13 +12,22 @@ from typing import IO, Any
 
 import msgspec
 
+from limpet import records
 from limpet.errors import Invalid, Unsupported
-from limpet.index import arrow
-from limpet.index.fields import FIELDS_MAX, UPDATED_AT, Field
-from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, in_field, matched
-from limpet.index.formats.convert import from_arrow
-from limpet.index.schema import LINE_BYTES_MAX, Schema
-from limpet.index.values import KINDS, Kind
+from limpet.index.codec.lines import FIELDS_MAX, JSON_KINDS, KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
+from limpet.index.formats.api import (
+    Chunk,
+    ChunkLimits,
+    Decode,
+    FileHead,
+    Format,
+    Mark,
+    Sample,
+    Write,
+    from_arrow,
+    in_field,
+    matched,
+)
 
 GROUP_ROWS = 100_000
 BATCH_ROWS = 1024
@@ -26,6 +35,7 @@ CHUNKS_MAX = 1_000_000
 NESTED_VALUES_MAX = 32 << 20
 COLUMN_BYTES_MAX = 2 << 30
 """A file says how much is packed into it before anything is unpacked (FINDINGS A6); what says more is refused."""
+
 TYPE_NOTE = b"limpet:type"
 KEY_NOTE = b"limpet:key"
 
@@ -79,20 +89,19 @@ def _strings(file: Any) -> list[str]:
     return [each.name for each in file.schema_arrow if pa.types.is_string(each.type) or pa.types.is_binary(each.type)]
 
 
-class Parquet:
+class Parquet(Format):
     """Apache Parquet."""
 
     noun = "row"
     seeks = True
 
-    def head(self, stream: IO[bytes]) -> Head:
-        return Head(tuple(_file(stream).schema_arrow.names))
+    def head(self, stream: IO[bytes]) -> FileHead:
+        return FileHead(tuple(_file(stream).schema_arrow.names))
 
     def total(self, stream: IO[bytes], size: int) -> int:
-        """See `Format.total`: rows."""
         return int(_file(stream).metadata.num_rows)
 
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
+    def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         """Row groups that lie behind are not read again."""
         pa = _arrow()
         file = _file(stream, packed=_strings(_file(stream)))
@@ -143,20 +152,20 @@ class Parquet:
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`: the file says what its columns are."""
+        """The file says what its columns are."""
         schema = _file(stream).schema_arrow
         key = (schema.metadata or {}).get(KEY_NOTE)
         return Sample(tuple(_field(each) for each in schema), key.decode() if key else None)
 
     def aside(self, names: tuple[str, ...] | None, row: dict[str, Any] | None) -> bytes:
-        """See `Format.aside`: the row as a line of JSON."""
+        """The row as a line of JSON."""
         return b"" if row is None else msgspec.json.encode(row, enc_hook=str) + b"\n"
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
         """Shards are gathered into row groups of some 100,000 rows."""
         pa = _arrow()
-        kinds = arrow.types(pa)
+        kinds = arrow_types(pa)
         wanted = pa.schema(
             [
                 pa.field(each.name, kinds[each.type], not each.required, {TYPE_NOTE: each.type.encode()})
@@ -168,7 +177,7 @@ class Parquet:
         with pa.parquet.ParquetWriter(stream, wanted, compression="zstd") as file:
 
             def flush() -> None:
-                columns = [arrow.column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
+                columns = [arrow_column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
                 file.write_batch(pa.record_batch(columns, schema=wanted), row_group_size=max(1, len(waiting)))
                 waiting.clear()
 
@@ -264,7 +273,7 @@ def _field(each: Any) -> Field:
 
 
 def _kind(name: str, kind: Any) -> Kind:
-    """The column for an Arrow type; what has no kind of its own becomes a string, as msgspec writes it."""
+    """The column for an Arrow type; what has no kind becomes a string, as msgspec writes it."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _kind(name, kind.value_type)
@@ -283,3 +292,43 @@ def _kind(name: str, kind: Any) -> Kind:
         ("array", types.is_nested),
     )
     return next((each for each, test in tests if test(kind)), "string")
+
+
+def arrow_table(schema: Schema, lines: Sequence[bytes]) -> Any:
+    """The records of those lines as a `pyarrow.Table`; none of them may be a tombstone.
+
+    Raises: Corrupt for a line that is no record; Unsupported without pyarrow.
+    """
+    try:
+        pa = import_module("pyarrow")
+    except ImportError:
+        raise Unsupported("Arrow needs pyarrow", hint="pip install 'limpet[sql]'") from None
+    kinds = arrow_types(pa)
+    rows = [schema.values(line) for line in lines]
+    columns = [arrow_column(pa, rows, field, kinds[field.type]) for field in schema.columns]
+    fields = [pa.field(field.name, kinds[field.type], field.name != schema.key) for field in schema.columns]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def arrow_column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
+    """One column of those records, as an Arrow array of that type."""
+    values = [row[field.name] for row in rows]
+    if field.type in JSON_KINDS:
+        values = [None if value is None else records.encode(value).decode() for value in values]
+    return pa.array(values, kind)
+
+
+def arrow_types(pa: Any) -> dict[Kind, Any]:
+    """The Arrow type of each kind of column."""
+    text = pa.string()
+    return {
+        "string": text,
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "boolean": pa.bool_(),
+        "date": pa.date32(),
+        "datetime": pa.timestamp("us", "UTC"),
+        "object": text,
+        "array": text,
+        "any": text,
+    }

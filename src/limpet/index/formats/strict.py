@@ -16,28 +16,28 @@ from itertools import islice
 from typing import IO, Any
 
 from limpet.errors import Invalid
+from limpet.index.codec.lines import LINE_BYTES_MAX, Schema, shown
 from limpet.index.formats.api import (
     SAMPLE_ROWS,
-    Chunk,
     Decode,
-    Head,
-    Limits,
+    FileHead,
+    Format,
     Mark,
+    Record,
     Sample,
     Write,
+    fields_of_text,
+    from_text,
     in_field,
     matched,
+    text_of,
+    to_text,
+    too_long,
     wrong_width,
 )
-from limpet.index.formats.convert import from_text, to_text
-from limpet.index.formats.infer import fields_of_text
-from limpet.index.formats.lines import Record, gathered, placed, text_of, too_long
-from limpet.index.schema import LINE_BYTES_MAX, Schema
-from limpet.index.values import shown
 
 US, RS, ESC = "\x1f", "\x1e", "\x1b"
 BLOCK = 1 << 20
-
 _SPECIAL = re.compile("[\x04\x17\x1b-\x1f\u2404\u2417\u241b-\u241f]")
 _PAIR = re.compile("[\x1b\u241b](.)", re.DOTALL)
 _UNIT = re.compile("[\r\n]*((?:[\x1b\u241b].|[^\x04\x17\x1b-\x1f\u2404\u2417\u241b-\u241f])*)[\x1f\u241f]", re.DOTALL)
@@ -144,14 +144,14 @@ def _bare(raw: bytes) -> str:
     return text[:-1]
 
 
-class StrictUsv:
+class StrictUsv(Format):
     """Unicode separated values."""
 
     noun = "record"
     seeks = True
 
-    def head(self, stream: IO[bytes]) -> Head:
-        """See `Format.head`: the first record. What was read beyond it is read again, so the stream must go back."""
+    def head(self, stream: IO[bytes]) -> FileHead:
+        """The first record. What was read beyond it is read again, so the stream must go back."""
         source = _Records(stream, Mark())
         found = next(source.records(), None)
         if found is None:
@@ -160,16 +160,10 @@ class StrictUsv:
         names = tuple(name or "" for name in units(_bare(found[1])))
         if "" in names:
             raise Invalid(f"the header has no name for field {names.index('') + 1}")
-        return Head(names, source.mark)
+        return FileHead(names, source.mark)
 
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        return gathered(head.names, _Records(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
+    def source(self, stream: IO[bytes], after: Mark) -> _Records:
+        return _Records(stream, after)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         assert names is not None
@@ -196,10 +190,7 @@ class StrictUsv:
         return Sample(fields_of_text(head.names, rows))
 
     def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the record as it was, after the same header."""
-        if row is None:
-            return _written(names or ()).encode()
-        return row
+        return _written(names or ()).encode() if row is None else row
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

@@ -10,32 +10,19 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.fields import DELETED
-from limpet.index.formats.api import Chunk, Decode, Head, Limits, Mark, Sample, Write, wrong_width
-from limpet.index.formats.lines import Lines, gathered, placed, text_of
-from limpet.index.schema import Schema
-from limpet.index.text import END, NULL, SEPARATOR
-from limpet.index.values import shown
+from limpet.index.codec.lines import DELETED, END, NULL, SEPARATOR, Schema, shown
+from limpet.index.formats.api import (
+    Decode,
+    Format,
+    Sample,
+    Write,
+    text_of,
+    wrong_width,
+)
 
 
-class Usv:
+class Usv(Format):
     """Lines of an index."""
-
-    noun = "line"
-    seeks = False
-
-    def head(self, stream: IO[bytes]) -> Head:
-        """See `Format.head`: there is none."""
-        return Head(None)
-
-    def total(self, stream: IO[bytes], size: int) -> int:
-        return size
-
-    def chunks(self, stream: IO[bytes], head: Head, after: Mark, limits: Limits) -> Iterator[Chunk]:
-        return gathered(None, Lines(placed(stream, head, after), after), limits)
-
-    def rows(self, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-        return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
         """A tombstone has `_deleted`."""
@@ -66,14 +53,7 @@ class Usv:
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """See `Format.sample`: lines do not tell their columns."""
-        raise Invalid("USV has no header, so its fields cannot be told", hint="`limpet index create` the index first")
-
-    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        """See `Format.aside`: the line as it was."""
-        if row is None:
-            return b""
-        return row if row.endswith(END) else row + END
+        raise Invalid("USV has no header, so its fields are not known", hint="`limpet index create` the index first")
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:

@@ -1,0 +1,1021 @@
+"""A record as a line of text, and back: the hot path of every put, get and scan.
+
+A line has its fields between U+001F and one LF at the end; there is no header, and all is UTF-8. Null is `\\N`. In
+every other field a backslash and the control characters (C0 and DEL) are escaped; JSON does that in its own way. So a
+field holds no byte below 0x20 and any string survives: lines sort like the tuples of their fields, a line is cut off
+only if its LF is missing, and every reader of delimited text can take it in (F23, F33).
+
+A value is spelt in one way only:
+
+    string      the text, escaped
+    integer     decimal, of 64 bits
+    number      the shortest decimal that reads back equal
+    boolean     true, false
+    date        2026-03-01
+    datetime    2026-03-01T12:00:00.000000Z, always in UTC
+    object, array, any    compact JSON, which has escapes of its own
+
+A `Schema` is the user's columns, then `updated_at` unless they have it, then `_deleted`; columns that were added later
+follow. Positions never change, so a line of any age can be read by any later schema, and by any earlier one. `Typed`
+converts between the objects of a user's type and the values of a record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import cached_property
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast, get_args
+
+import msgspec
+
+from limpet import records
+from limpet.errors import Corrupt, Invalid, Unsupported
+from limpet.records import Name
+
+SEPARATOR = b"\x1f"
+END = b"\n"
+NULL = b"\\N"
+BACKSLASH = ord("\\")
+_SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+ESCAPES = {chr(i): _SHORT.get(chr(i), f"\\x{i:02x}") for i in (92, *range(32), 127)}
+"""What is written for each character that a field cannot hold."""
+
+_ESCAPED_AS = {char.encode(): escaped.encode() for char, escaped in ESCAPES.items()}
+_MEANT_BY = {escaped: char for char, escaped in _ESCAPED_AS.items()}
+_SAFE_BYTES = bytes(byte for byte in range(256) if bytes([byte]) not in _ESCAPED_AS)
+_ESCAPE = re.compile(rb"\\(?:x..|.|$)", re.DOTALL)
+
+
+def escape(text: str) -> bytes:
+    """A string as the bytes of one field.   Raises: Invalid for text that is not valid Unicode."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise Invalid(f"{text[:40]!r} is not valid Unicode") from None
+    found = unsafe(data)
+    if found:
+        for char, escaped in _ESCAPED_AS.items():  # the backslash comes first, for the others bring new ones
+            if char in found:
+                data = data.replace(char, escaped)
+    return data
+
+
+def unsafe(data: bytes) -> bytes:
+    """The bytes of `data` that a field cannot hold as they are, in their order."""
+    return data.translate(None, _SAFE_BYTES)
+
+
+def unescape(field: bytes) -> bytes:
+    """The bytes of the string behind a field that is not null.   Raises: Corrupt for an escape that there is not."""
+    return _ESCAPE.sub(_undo, field) if BACKSLASH in field else field
+
+
+def _undo(found: re.Match[bytes]) -> bytes:
+    char = _MEANT_BY.get(found[0])
+    if char is None:
+        raise Corrupt(f"the field {found.string[:40]!r} has an escape that Limpet does not write")
+    return char
+
+
+def lines_of(data: bytes, *, what: str) -> list[bytes]:
+    """The lines of an object, without their LF.   Raises: Corrupt for one that was cut off."""
+    lines = data.split(END)
+    if lines.pop():
+        raise Corrupt(f"{what} does not end with a line feed: it was cut off")
+    return lines
+
+
+Kind = Literal["string", "integer", "number", "boolean", "date", "datetime", "object", "array", "any"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+JSON_KINDS: tuple[Kind, ...] = ("object", "array", "any")
+INTEGER_END = 1 << 63
+SHOWN_MAX = 40
+
+
+def _at_most(digits: bytes) -> bytes:
+    """A pattern for the numbers of as many digits, none of them greater."""
+    below = [
+        digits[:at] + b"[0-%d]" % (digit - 1) + b"[0-9]{%d}" % (len(digits) - 1 - at)
+        for at, digit in enumerate(map(int, digits.decode()))
+        if digit
+    ]
+    return b"(?!0)(?:" + b"|".join([*below, digits]) + b")"
+
+
+def _fraction_at_most(digits: bytes) -> bytes:
+    """A pattern for the fractions that are not greater, of as many digits or fewer, or smaller."""
+    below = [
+        digits[:at] + b"[0-%d][0-9]*+" % (digit - 1) for at, digit in enumerate(map(int, digits.decode())) if digit
+    ]
+    equal = [digits[:at] for at in range(len(digits), 0, -1)]
+    return b"(?:" + b"|".join([*below, *equal]) + b")"
+
+
+_DECIMALS = rb"(?:\.[0-9]++)?"
+
+_NUMBER = (
+    rb"-?(?:"
+    rb"[0-9]{1,308}" + _DECIMALS + b"|"
+    rb"[0-9]{1,20}" + _DECIMALS + rb"e(?:-[0-9]{1,5}|\+?(?:[0-9]{1,2}|1[0-9]{2}|2[0-7][0-9]))|"
+    rb"[0-9]" + _DECIMALS + rb"e\+?(?:2[89][0-9]|30[0-7])|"
+    rb"1(?:\." + _fraction_at_most(b"7976931348623157") + rb")?e\+?308"
+    rb")"
+)
+"""Whatever looks so is finite."""
+
+_TIMES = msgspec.json.Encoder()
+_ZONE = attrgetter("tzinfo")
+_STAMP_CHARS = len("2026-03-01T12:00:00.000000Z")
+_SAFE = rb"[^\x00-\x1f\x7f\\]*+"
+_ESCAPES = b"|".join(re.escape(escaped.encode()) for escaped in ESCAPES.values())
+_JSON = rb"[^\x00-\x1f\x7f]*+"
+_LEAP_YEAR = rb"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+
+_DATE = (
+    rb"(?!0000)(?:[0-9]{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)"
+    rb"|(?:0[13578]|1[02])-31)|" + _LEAP_YEAR + rb"-02-29)"
+)
+
+PATTERNS: Mapping[Kind, bytes] = MappingProxyType(
+    {
+        "string": _SAFE + b"(?:(?:" + _ESCAPES + b")" + _SAFE + b")*+",
+        "integer": rb"0|-?(?:[1-9][0-9]{0,17}|" + _at_most(b"%d" % (INTEGER_END - 1)) + b")|-%d" % INTEGER_END,
+        "number": _NUMBER,
+        "boolean": rb"true|false",
+        "date": _DATE,
+        "datetime": _DATE + rb"T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z",
+        "object": rb"\{" + _JSON,
+        "array": rb"\[" + _JSON,
+        "any": _JSON,
+    }
+)
+"""What the bytes of a field look like, but for null. What looks so can be read, but JSON must be parsed to know."""
+
+
+def shown(value: Any) -> str:
+    """A value of any size and type in a few words, for an error of one line."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
+
+
+def builtins_of(value: Any) -> Any:
+    """What msgspec makes of an enum, UUID, decimal, dataclass and so on: values that JSON has.   Raises: TypeError."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return msgspec.to_builtins(value, str_keys=True, order="deterministic")
+
+
+def stamp_text(at: datetime) -> str:
+    """A time as it is written: UTC, microseconds, always as many characters, so that it sorts."""
+    at = at if at.tzinfo is UTC else at.astimezone(UTC)
+    quoted = _TIMES.encode(at).decode()
+    return quoted[1:-1] if at.microsecond else f"{quoted[1:-2]}.000000Z"
+
+
+def all_in_64_bits(values: Sequence[Any]) -> bool:
+    """Whether all of them are integers that a column can hold."""
+    return {*map(type, values)} == {int} and min(values) >= -INTEGER_END and max(values) < INTEGER_END
+
+
+def all_in_utc(values: Sequence[Any]) -> bool:
+    """Whether all of them are datetimes in UTC, so that they can be compared and written without a look at each."""
+    return {*map(type, values)} == {datetime} and {*map(_ZONE, values)} == {UTC}
+
+
+def stamp_texts(times: Sequence[datetime]) -> list[str]:
+    """`stamp_text` of times that are all in UTC, for a tenth of the price."""
+    texts = _TIMES.encode(times).decode()[2:-2].split('","')
+    return texts if {*map(len, texts)} == {_STAMP_CHARS} else [stamp_text(at) for at in times]
+
+
+def stamp_time(text: str) -> datetime:
+    """The time behind a stamp.   Raises: ValueError."""
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return at if at.tzinfo is UTC else at.astimezone(UTC)
+
+
+Write = Callable[[Any], bytes]
+Read = Callable[[str], Any]
+_TURNED: Mapping[Kind, type] = {"string": str, "integer": int, "object": dict, "array": list}
+
+
+def _other(kind: Kind, value: Any) -> bytes:
+    """A value that is not of the kind's own type: turned into one, or refused."""
+    with suppress(TypeError):
+        turned = builtins_of(value)
+        if type(turned) is not type(value) and type(turned) is _TURNED.get(kind):
+            return _WRITERS[kind](turned)
+    raise Invalid(f"expected {kind}, got {type(value).__name__} {shown(value)}")
+
+
+def _string(value: Any) -> bytes:
+    return escape(value) if type(value) is str else _other("string", value)
+
+
+def _integer(value: Any) -> bytes:
+    if type(value) is not int:
+        return _other("integer", value)
+    if not -INTEGER_END <= value < INTEGER_END:
+        raise Invalid(f"expected integer of 64 bits, got {shown(value)}", hint="keep such a number as a string")
+    return b"%d" % value
+
+
+def _number(value: Any) -> bytes:
+    if type(value) is int:
+        return repr(_exact(value)).encode()
+    if not isinstance(value, float):
+        return _other("number", value)
+    if not math.isfinite(value):
+        raise Invalid(f"expected number, got {value!r}, which is not finite", hint="leave it out (null)")
+    return float.__repr__(value).encode()
+
+
+def _exact(value: int) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if number != value:
+        raise Invalid(
+            f"expected number, got {shown(value)}, which is not exact as one", hint="use an integer column, or a string"
+        )
+    return number
+
+
+def _boolean(value: Any) -> bytes:
+    if type(value) is not bool:
+        return _other("boolean", value)
+    return b"true" if value else b"false"
+
+
+def _date(value: Any) -> bytes:
+    if type(value) is not date:
+        raise Invalid(f"expected date, got {type(value).__name__} {shown(value)}")
+    return value.isoformat().encode()
+
+
+def _datetime(value: Any) -> bytes:
+    if not isinstance(value, datetime):
+        raise Invalid(f"expected datetime, got {type(value).__name__} {shown(value)}")
+    if value.utcoffset() is None:
+        raise Invalid(
+            f"expected datetime with a time zone, got {value}",
+            hint="make it aware: datetime.now(UTC), or .replace(tzinfo=UTC)",
+        )
+    try:
+        return stamp_text(value).encode()
+    except OverflowError:
+        raise Invalid(f"expected datetime, got {value}, which is no year from 1 to 9999 in UTC") from None
+
+
+def _object(value: Any) -> bytes:
+    return _any(value) if isinstance(value, dict) else _other("object", value)
+
+
+def _array(value: Any) -> bytes:
+    return _any(value) if isinstance(value, (list, tuple)) else _other("array", value)
+
+
+def _any(value: Any) -> bytes:
+    try:
+        return records.plain_bytes(value, what="the value").replace(b"\x7f", b"\\u007f")
+    except Invalid as error:
+        raise Invalid(str(error), hint="a column of JSON holds JSON: write a time as text, and so on") from None
+
+
+_WRITERS: Mapping[Kind, Write] = {
+    "string": _string,
+    "integer": _integer,
+    "number": _number,
+    "boolean": _boolean,
+    "date": _date,
+    "datetime": _datetime,
+    "object": _object,
+    "array": _array,
+    "any": _any,
+}
+
+
+def writer(kind: Kind) -> Write:
+    """How a value that is not None becomes the bytes of a field.
+
+    Other types that msgspec can turn into one of the kind (enums, UUIDs, decimals, nested structs) are turned.
+    The function raises: Invalid, saying what was expected and what was given.
+    """
+    return _WRITERS[kind]
+
+
+def _read_string(text: str) -> str:
+    return unescape(text.encode()).decode() if "\\" in text else text
+
+
+def _read_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _read_boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+def _read_datetime(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is not UTC:
+        raise ValueError
+    return at
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise ValueError from None
+
+
+_READERS: Mapping[Kind, Read] = {
+    "string": _read_string,
+    "integer": int,
+    "number": _read_number,
+    "boolean": _read_boolean,
+    "date": date.fromisoformat,
+    "datetime": _read_datetime,
+    "object": _read_json,
+    "array": _read_json,
+    "any": _read_json,
+}
+
+
+def reader(kind: Kind) -> Read:
+    """How the text of a field that is not null becomes a value.   The function raises: ValueError, Corrupt."""
+    return _READERS[kind]
+
+
+ENUM_MAX = 10_000
+FLOAT_MAX = sys.float_info.max
+_Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_END, le=INTEGER_END - 1)]
+_Number = Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
+Scalar = records.Text | _Integer | _Number | bool
+_TIME_KINDS: tuple[Kind, ...] = ("date", "datetime")
+
+
+class Constraints(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """The constraints of a column, spelt as in a data package. A date or a datetime is the text that a line has.
+
+    A pattern must match the whole string. Of `minimum` and `exclusive_minimum`, and of the maxima, one at most is set.
+    """
+
+    enum: Annotated[tuple[Scalar, ...], msgspec.Meta(max_length=ENUM_MAX)] | None = None
+    minimum: Scalar | None = None
+    maximum: Scalar | None = None
+    exclusive_minimum: Scalar | None = None
+    exclusive_maximum: Scalar | None = None
+    min_length: records.Count | None = None
+    max_length: records.Count | None = None
+    pattern: records.Text | None = None
+
+
+def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
+    """A function that checks the bytes of a field.   It raises: Invalid, saying what was expected and given."""
+    checks = [*_checks(limits, kind)]
+    read = reader(kind)
+
+    def check(data: bytes) -> None:
+        text = data.decode()
+        value = read(text)
+        for good, expected in checks:
+            if not good(value):
+                raise Invalid(f"expected {expected}, got {text if kind in _TIME_KINDS else shown(value)}")
+
+    return check
+
+
+def _checks(limits: Constraints, kind: Kind) -> list[tuple[Callable[[Any], bool], str]]:
+    def limit(given: Scalar | None) -> Any:
+        return reader(kind)(given) if isinstance(given, str) and kind != "string" else given
+
+    checks: list[tuple[Callable[[Any], bool], str]] = []
+    if limits.enum is not None:
+        allowed = [limit(each) for each in limits.enum]
+        checks.append((lambda value: value in allowed, f"one of {', '.join(map(str, limits.enum))}"))
+    least, most = limit(limits.minimum), limit(limits.maximum)
+    above, below = limit(limits.exclusive_minimum), limit(limits.exclusive_maximum)
+    shortest, longest, pattern = limits.min_length, limits.max_length, limits.pattern
+    if least is not None:
+        checks.append((lambda value: value >= least, f"at least {limits.minimum}"))
+    if most is not None:
+        checks.append((lambda value: value <= most, f"at most {limits.maximum}"))
+    if above is not None:
+        checks.append((lambda value: value > above, f"more than {limits.exclusive_minimum}"))
+    if below is not None:
+        checks.append((lambda value: value < below, f"less than {limits.exclusive_maximum}"))
+    if shortest is not None:
+        checks.append((lambda value: len(value) >= shortest, f"a length of at least {shortest}"))
+    if longest is not None:
+        checks.append((lambda value: len(value) <= longest, f"a length of at most {longest}"))
+    if pattern is not None:
+        matches = re.compile(pattern).fullmatch
+        checks.append((lambda value: matches(value) is not None, f"text like {pattern}"))
+    return checks
+
+
+UPDATED_AT = "updated_at"
+DELETED = "_deleted"
+OUR_CONSTRAINTS = "limpet:constraints"
+"""In a data package of ours: the constraints of a live record's values. Those of the text that is stored are looser."""
+
+LIVE, GONE = b"0", b"1"
+TEMPLATES_MAX = 1000
+FIELDS_MAX = 4096
+"""So many columns an index may have. A line with more fields is no record: no Limpet wrote it."""
+
+_BETWEEN, _NULL, _LIVE = SEPARATOR.decode(), NULL.decode(), LIVE.decode()
+
+
+class Field(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One column. `required`: a live record must have a value there. `constraints`: what that value must meet."""
+
+    name: Name
+    type: Kind
+    required: bool = False
+    constraints: Constraints | None = None
+
+
+Fields = Annotated[tuple[Field, ...], msgspec.Meta(max_length=FIELDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """The line of a row whose values have certain types, for `%`.
+
+    `unsafe` are the bytes that such a line must have and no value in it may: the separators, and a backslash for each
+    null. `integers` are the places of numbers, which may be too large; `stamp_at` is where the stamp goes.
+    """
+
+    text: str
+    unsafe: bytes
+    integers: tuple[int, ...]
+    stamp_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How records of a schema are written and read, worked out once for all of them.
+
+    A row has the values that a user gives: of all columns but `updated_at` and `_deleted`. Most rows are strings and
+    integers in which nothing must be escaped: they fill a template, made once for their types. Any other row is written
+    field by field. Likewise a line without a backslash has no null, and its strings are what they look like.
+    """
+
+    fields: tuple[Field, ...]
+    given: tuple[Field, ...]
+    names: tuple[str, ...]
+    known: frozenset[str]
+    pick: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    writers: tuple[Callable[[Any], bytes], ...]
+    readers: tuple[Callable[[str], Any], ...]
+    converted: tuple[tuple[int, Callable[[str], Any]], ...]
+    """By place, what reads the fields of a plain line whose text is not the value itself."""
+    gone_at: int
+    templates: dict[tuple[type[Any], ...], _Template | None]
+
+    def row(self, values: Mapping[str, Any]) -> Sequence[Any]:
+        """The values of a row; None for those that are not there.   Raises: LookupError for a name of no column."""
+        try:
+            if len(values) - (UPDATED_AT in values) == len(self.given):
+                return self.pick(values)
+        except LookupError:
+            pass
+        if not values.keys() <= self.known:
+            raise LookupError
+        return [values.get(field.name) for field in self.given]
+
+    def line(self, row: Sequence[Any], stamp: str) -> bytes:
+        """A live record as a line.   Raises: Invalid, naming the field, what was expected and what was given."""
+        types = tuple(map(type, row))
+        try:
+            template = self.templates[types]
+        except KeyError:
+            template = self._template(types)
+            if len(self.templates) < TEMPLATES_MAX:
+                self.templates[types] = template
+        if template is None:
+            return self._field_by_field(row, stamp)
+        for at in template.integers:
+            if not -INTEGER_END <= row[at] < INTEGER_END:
+                return self._field_by_field(row, stamp)
+        try:
+            line = (template.text % (*row[: template.stamp_at], stamp, *row[template.stamp_at :])).encode()
+        except UnicodeEncodeError:
+            return self._field_by_field(row, stamp)
+        return line if unsafe(line) == template.unsafe else self._field_by_field(row, stamp)
+
+    def _template(self, types: Sequence[type[Any]]) -> _Template | None:
+        """None if a row of such types must be looked at field by field."""
+        texts: list[str] = []
+        for field, kind in zip(self.given, types, strict=True):
+            if kind is type(None) and not field.required:
+                texts.append(_NULL + "%.0s")
+            elif (field.type, kind) in (("string", str), ("integer", int)) and field.constraints is None:
+                texts.append("%s")
+            else:
+                return None
+        integers = tuple(at for at, kind in enumerate(types) if kind is int)
+        stamp_at = [field.name for field in self.fields].index(UPDATED_AT)
+        texts.insert(stamp_at, "%s")
+        texts.insert(self.gone_at, _LIVE)
+        text = _BETWEEN.join(texts)
+        return _Template(text, unsafe(text.encode()), integers, stamp_at)
+
+    def _field_by_field(self, row: Sequence[Any], stamp: str) -> bytes:
+        rest = iter(zip(self.writers, row, strict=True))
+        parts: list[bytes] = []
+        for field in self.fields:
+            if field.name == UPDATED_AT:
+                parts.append(stamp.encode())
+            elif field.name == DELETED:
+                parts.append(LIVE)
+            else:
+                write, value = next(rest)
+                parts.append(_part(field, write, value))
+        return SEPARATOR.join(parts)
+
+    def lines(self, columns: Sequence[Sequence[Any]], stamps: Sequence[str]) -> list[bytes]:
+        """What `line` would make of each row, from the columns of all rows.   Raises: Invalid, not naming the row."""
+        rest = iter(zip(self.given, self.writers, columns, strict=True))
+        texts: list[Iterable[str]] = []
+        for field in self.fields:
+            if field.name == UPDATED_AT:
+                texts.append(stamps)
+            elif field.name == DELETED:
+                texts.append(repeat(_LIVE, len(stamps)))
+            else:
+                texts.append(_texts(*next(rest)))
+        return "\n".join(map(_BETWEEN.join, zip(*texts, strict=True))).encode().split(END)
+
+    def values(self, line: bytes) -> dict[str, Any]:
+        """The values of a line by column, but for `_deleted`.   Raises: Corrupt, naming the field."""
+        try:
+            values: list[Any] = line.decode().split(_BETWEEN)
+            del values[self.gone_at]
+            if BACKSLASH in line or len(values) < len(self.readers):
+                values += [_NULL] * (len(self.readers) - len(values))
+                for at, read in enumerate(self.readers):
+                    values[at] = None if values[at] == _NULL else read(values[at])
+            else:
+                for at, read in self.converted:
+                    values[at] = read(values[at])
+        except (ValueError, IndexError, Corrupt):
+            raise self._unreadable(line) from None
+        return dict(zip(self.names, values))  # noqa: B905  strict= takes half as long again; a newer line has more
+
+    def _unreadable(self, line: bytes) -> Corrupt:
+        """The error for a line that cannot be read."""
+        try:
+            texts = line.decode().split(_BETWEEN)
+            del texts[self.gone_at]
+        except (UnicodeDecodeError, IndexError):
+            return Corrupt(f"the line {line[:60]!r} has too few fields, or is not UTF-8")
+        for name, read, text in zip(self.names, self.readers, texts, strict=False):
+            try:
+                if text != _NULL:
+                    read(text)
+            except (ValueError, Corrupt):
+                return Corrupt(f"the field {name!r} of a line cannot be read: {shown(text)}")
+        raise AssertionError("every field can be read")
+
+
+def _part(field: Field, write: Callable[[Any], bytes], value: Any) -> bytes:
+    if value is None:
+        if field.required:
+            raise Invalid(
+                f"field {field.name!r}: expected {field.type}, got nothing",
+                hint=f"`limpet index schema NAME --allow-null {field.name}` lets it be null, for all programs",
+            )
+        return NULL
+    try:
+        return write(value)
+    except Invalid as error:
+        raise Invalid(f"field {field.name!r}: {error}", hint=error.hint) from None
+
+
+def _texts(field: Field, write: Callable[[Any], bytes], column: Sequence[Any]) -> Sequence[str]:
+    """What `_part` would make of each value of a column. Usual ones are checked all at once.   Raises: Invalid."""
+    types = {*map(type, column)}
+    nulls = type(None) in types
+    if field.constraints is None and not (nulls and field.required):
+        values = [value for value in column if value is not None] if nulls else column
+        types.discard(type(None))
+        if not types:
+            return [_NULL] * len(column)
+        if field.type == "string" and types == {str} and _needs_no_escape("".join(values)):
+            return [_NULL if value is None else value for value in column] if nulls else column
+        if field.type == "integer" and all_in_64_bits(values):
+            return [_NULL if value is None else str(value) for value in column] if nulls else [*map(str, column)]
+        if field.type == "datetime" and all_in_utc(column):
+            return stamp_texts(column)
+    return [_part(field, write, value).decode() for value in column]
+
+
+def _needs_no_escape(text: str) -> bool:
+    """Whether it can be written as it is."""
+    try:
+        return not unsafe(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def plan_of(fields: tuple[Field, ...]) -> Plan:
+    """The plan for the columns of a schema."""
+    columns = [field for field in fields if field.name != DELETED]
+    given = tuple(field for field in columns if field.name != UPDATED_AT)
+    pick = itemgetter(*(field.name for field in given))
+    return Plan(
+        fields=fields,
+        given=given,
+        names=tuple(field.name for field in columns),
+        known=frozenset(field.name for field in columns),
+        pick=pick if len(given) > 1 else lambda values: (pick(values),),
+        writers=tuple(_writer(field) for field in given),
+        readers=tuple(reader(field.type) for field in columns),
+        converted=tuple((at, reader(field.type)) for at, field in enumerate(columns) if field.type != "string"),
+        gone_at=[field.name for field in fields].index(DELETED),
+        templates={},
+    )
+
+
+def _writer(field: Field) -> Callable[[Any], bytes]:
+    write = writer(field.type)
+    if field.constraints is None:
+        return write
+    check = checker(field.constraints, field.type)
+
+    def write_checked(value: Any) -> bytes:
+        data = write(value)
+        check(data)
+        return data
+
+    return write_checked
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where a line has what Limpet needs to know of it. `width` is how many fields it has; older lines have fewer."""
+
+    key_at: int
+    stamp_at: int
+    gone_at: int
+    width: int
+
+
+KEY_BYTES_MAX = 2048
+SHORT_KEY = KEY_BYTES_MAX // 4
+"""So many characters fit in a key, even if each is escaped."""
+
+LINE_BYTES_MAX = 16 << 20
+
+
+class Schema(msgspec.Struct, frozen=True, dict=True):
+    """The columns of an index, Limpet's own included, and which of them is the key."""
+
+    fields: Fields
+    key: Name
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Where a line has its key, its stamp and its mark of deletion."""
+        at = {field.name: i for i, field in enumerate(self.fields)}
+        return Shape(at[self.key], at[UPDATED_AT], at[DELETED], len(self.fields))
+
+    @cached_property
+    def columns(self) -> tuple[Field, ...]:
+        """The columns that a user sees: all but `_deleted`."""
+        return tuple(field for field in self.fields if field.name != DELETED)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return plan_of(self.fields)
+
+    @cached_property
+    def _matchers(self) -> dict[int, Callable[[bytes], re.Match[bytes] | None]]:
+        """For lines of this schema or an older one, by how many fields they have; made as they are needed."""
+        return {}
+
+    @cached_property
+    def _usual_pattern(self) -> re.Pattern[bytes]:
+        """A whole object of lines of this schema; none if there is JSON, which must be parsed."""
+        return self._all(self._parts)
+
+    @cached_property
+    def _fast_pattern(self) -> re.Pattern[bytes]:
+        """The same of lines that hold no control, escape or null, so that any string in them is good."""
+        parts = [*self._parts]
+        for at, field in enumerate(self.fields):
+            if field.type == "string":
+                stop = SEPARATOR if at + 1 < len(parts) else END
+                parts[at] = b"[^" + stop + (b"]++" if at == self.shape.key_at else b"]*+")
+        return self._all(parts)
+
+    def _all(self, parts: Sequence[bytes]) -> re.Pattern[bytes]:
+        has_json = any(field.type in JSON_KINDS for field in self.fields)
+        return re.compile(b"(?!)" if has_json else b"(?>" + SEPARATOR.join(parts) + END + b")*+")
+
+    @cached_property
+    def _parts(self) -> Sequence[bytes]:
+        """What each field of a line of this schema looks like. JSON is in groups."""
+        shape = self.shape
+        parts = [b"(?:" + _pattern(field) + rb"|\\N)" for field in self.fields]
+        parts[shape.key_at] = b"(?!" + SEPARATOR + b")(?:" + PATTERNS[self.fields[shape.key_at].type] + b")"
+        parts[shape.stamp_at] = PATTERNS["datetime"]
+        parts[shape.gone_at] = b"[01]"
+        return parts
+
+    def key_text(self, key: Any) -> str:
+        """The text that a key is hashed and named by.   Raises: Invalid for one that the key's column cannot hold."""
+        kind = self.fields[self.shape.key_at].type
+        if type(key) is str and kind == "string" and key.isascii() and 0 < len(key) <= SHORT_KEY:
+            return key
+        try:
+            text = builtins_of(key)
+        except TypeError:
+            text = None
+        if type(text) is not (str if kind == "string" else int):
+            raise Invalid(f"the key {self.key!r} is {kind}, not {type(key).__name__} {shown(key)}")
+        size = len(writer(kind)(text))
+        if not size:
+            raise Invalid(f"the key {self.key!r} is empty")
+        if size > KEY_BYTES_MAX:
+            raise Invalid(f"the key {shown(key)} has {size} bytes, more than {KEY_BYTES_MAX}")
+        return str(text)
+
+    def key_texts(self, keys: Sequence[Any]) -> Sequence[str]:
+        """`key_text` of each. Usual ones are checked all at once.   Raises: Invalid."""
+        kind = self.fields[self.shape.key_at].type
+        if kind == "string" and {*map(type, keys)} == {str} and "".join(keys).isascii():
+            sizes = {*map(len, keys)}
+            if min(sizes) > 0 and max(sizes) <= SHORT_KEY:
+                return keys
+        if kind == "integer" and all_in_64_bits(keys):
+            return [*map(str, keys)]
+        return [self.key_text(key) for key in keys]
+
+    def line(self, values: Mapping[str, Any], stamp: str, *, where: str) -> bytes:
+        """A live record as a line; `where` names it in errors. `updated_at` in `values` is ignored: `stamp` counts.
+
+        Raises: Invalid, naming the record, the field, what was expected and what was given.
+        """
+        plan = self._plan
+        try:
+            line = plan.line(plan.row(values), stamp)
+        except LookupError:
+            raise self._unknown(values, where) from None
+        except Invalid as error:
+            raise Invalid(f"{where}: {error}", hint=error.hint) from None
+        if len(line) > LINE_BYTES_MAX:
+            raise Invalid(
+                f"{where}: it has {len(line)} bytes, more than the {LINE_BYTES_MAX} that a record may have",
+                hint="store large values as separate objects, and their names in the record",
+            )
+        return line
+
+    def bulk_lines(self, columns: Sequence[Sequence[Any]], stamps: Sequence[str]) -> list[bytes]:
+        """What `line` would make of each record, from the columns of all but `updated_at`, in their order.
+
+        Raises: Invalid, not naming the record.
+        """
+        lines = self._plan.lines(columns, stamps)
+        if max(map(len, lines)) > LINE_BYTES_MAX:
+            raise Invalid("a record is too large")
+        return lines
+
+    def _unknown(self, values: Mapping[str, Any], where: str) -> Invalid:
+        names = [field.name for field in self.columns]
+        name = next(name for name in values if name not in names)
+        return Invalid(f"{where}: there is no field {shown(name)}", hint=f"the fields are {', '.join(names)}")
+
+    def tombstone(self, key: str, stamp: str) -> bytes:
+        """The line that says a key was deleted."""
+        parts = [NULL] * self.shape.width
+        parts[self.shape.key_at] = escape(key)
+        parts[self.shape.stamp_at] = stamp.encode()
+        parts[self.shape.gone_at] = GONE
+        return SEPARATOR.join(parts)
+
+    def is_gone(self, line: bytes) -> bool:
+        """Whether the line is a tombstone."""
+        return line.split(SEPARATOR, self.shape.gone_at + 1)[self.shape.gone_at] == GONE
+
+    def stamp_of(self, line: bytes) -> str:
+        """When the line's record was written, as text."""
+        return line.split(SEPARATOR, self.shape.stamp_at + 1)[self.shape.stamp_at].decode()
+
+    def values(self, line: bytes) -> dict[str, Any]:
+        """The record of a line, `updated_at` included. A column that the line does not know is None.
+
+        Raises: Corrupt, naming the field.
+        """
+        return self._plan.values(line)
+
+    def lines(self, data: bytes, *, what: str) -> list[bytes]:
+        """The lines of an object, each checked: what is accepted here, `values` can read.
+
+        Raises: Corrupt, naming the first bad one.
+        """
+        lines = lines_of(data, what=what)
+        try:
+            if not data.isascii():
+                data.decode()
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
+        # a string of a line without a backslash needs no second look, which would take as long as all the rest
+        is_plain = unsafe(data) == (SEPARATOR * (self.shape.width - 1) + END) * len(lines)
+        if (self._fast_pattern if is_plain else self._usual_pattern).fullmatch(data) is None:
+            for number, line in enumerate(lines, 1):
+                if not self._is_line(line):
+                    raise Corrupt(f"{what}: line {number} is not a record of this index: {line[:60]!r}")
+        return lines
+
+    def _is_line(self, line: bytes) -> bool:
+        number = line.count(SEPARATOR) + 1
+        if number > FIELDS_MAX or len(line) > LINE_BYTES_MAX:
+            return False
+        if number > self.shape.width:  # of a newer schema, whose other columns are of any kind
+            *fields, more = line.split(SEPARATOR, self.shape.width)
+            if _MORE.fullmatch(more) is None:
+                return False
+            line = SEPARATOR.join(fields)
+        width = max(self.shape.gone_at + 1, min(number, self.shape.width))
+        matches = self._matchers.get(width)
+        if matches is None:
+            matches = self._matchers[width] = re.compile(SEPARATOR.join(self._parts[:width])).fullmatch
+        found = matches(line)
+        return found is not None and _all_json(found.groups())
+
+
+_MORE = re.compile(rb"[^\x00-\x1e\x7f]*+")
+
+
+def _pattern(field: Field) -> bytes:
+    pattern = PATTERNS[field.type]
+    return b"(" + pattern + b")" if field.type in JSON_KINDS else pattern
+
+
+def _all_json(fields: Sequence[bytes | None]) -> bool:
+    read = reader("any")
+    try:
+        for field in fields:
+            if field is not None and field != NULL:
+                read(field.decode())
+    except ValueError:
+        return False
+    return True
+
+
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True)
+class Typed(Generic[R]):
+    """A user's type: its columns, and by column the names of its attributes and what they are when left out.
+
+    Without a `kind`, records are dicts. `by_type` are the columns that say less than the type does (a nested type, an
+    enum, a set): their values are turned into what JSON has. `validates`: the type itself must take the record before
+    it is put, so that what was put can be read back. `direct`: the type's constructor takes the columns in their order.
+    """
+
+    kind: type[R] | None
+    fields: tuple[Field, ...] | None
+    key: str | None
+    attributes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
+    by_type: frozenset[str] = frozenset()
+    validates: bool = False
+    direct: bool = False
+
+    @cached_property
+    def _columns(self) -> tuple[str, ...]:
+        return tuple(self.attributes)
+
+    @cached_property
+    def _get(self) -> Callable[[Any], tuple[Any, ...]]:
+        return _tuple_of(attrgetter, self.attributes.values())
+
+    @cached_property
+    def _pick(self) -> Callable[[Any], tuple[Any, ...]]:
+        return _tuple_of(itemgetter, self.attributes)
+
+    def values(self, record: R | Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
+        """The record's values by column.
+
+        Raises: Invalid for anything but the type or a mapping, and for what the type itself would refuse.
+        """
+        values: Mapping[str, Any]
+        if type(record) is self.kind or (self.kind is not None and isinstance(record, self.kind)):
+            values = dict(zip(self._columns, self._get(record)))  # noqa: B905  strict= would take half as long again
+        elif isinstance(record, Mapping):
+            left_out = {column: make() for column, make in self.defaults.items() if column not in record}
+            values = {**record, **left_out} if left_out else record
+        else:
+            wanted = f"a {self.kind.__name__} or a dict" if self.kind else "a dict"
+            raise Invalid(f"{where}: expected {wanted}, got {type(record).__name__}")
+        return self._validated(values, where) if self.validates else values
+
+    def columns(self, records: Sequence[R | Mapping[str, Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
+        """The values of many records by column, in the order of `names`; None where a record has none.
+
+        Raises: as `values`, LookupError for a name that is not among `names`; not saying which record it was.
+        """
+        alike = self._alike(records)
+        rows = [self.values(record, where="") for record in records] if alike is None else []
+        if not {*names}.issuperset(chain.from_iterable(rows) if alike is None else alike):
+            raise LookupError
+        if alike is None:
+            return {name: [row.get(name) for row in rows] for name in names}
+        nothing = [None] * len(records)
+        return {name: alike.get(name, nothing) for name in names}
+
+    def _alike(self, records: Sequence[Any]) -> Mapping[str, Sequence[Any]] | None:
+        """The columns of records that are all of the type, or all dicts with the same names; None for any others."""
+        kinds = {*map(type, records)}
+        if self.validates:
+            return None
+        if kinds == {self.kind}:
+            return {column: [*map(attrgetter(name), records)] for column, name in self.attributes.items()}
+        if kinds == {dict} and self.defaults.keys() <= records[0].keys() and len({*map(len, records)}) == 1:
+            with suppress(KeyError):
+                return {name: [*map(itemgetter(name), records)] for name in records[0]}
+        return None
+
+    def _validated(self, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """The values as JSON has them, if the type takes them back."""
+        if self.key is not None and self.key in values:
+            where = f"{where} ({shown(values[self.key])})"
+        turned = {**values}
+        for column in [each for each in values if each in self.by_type]:
+            try:
+                turned[column] = builtins_of(values[column])
+            except (TypeError, ValueError, RecursionError) as error:
+                raise Invalid(f"{where}: field {column!r}: {error}") from None
+        try:
+            self._made(turned)
+        except msgspec.ValidationError as error:
+            said, _, path = str(error).rpartition(" - at `$")
+            field = f"field {path.strip('.`')!r}: " if said else ""
+            raise Invalid(f"{where}: {field}{said or error}") from None
+        return turned
+
+    def record(self, values: dict[str, Any]) -> R:
+        """A user's object.   Raises: Corrupt for values that the type refuses; Unsupported for a null that it does not
+        allow, and the index does.
+        """
+        if self.kind is None:
+            return cast(R, values)
+        if self.direct:
+            try:
+                found = self._pick(values)
+                if None not in found:
+                    return self.kind(*found)
+            except KeyError:
+                pass  # the index does not have that column yet: the type says what it is then
+        try:
+            return self._made(values)
+        except msgspec.ValidationError as error:
+            for field in self.fields or ():
+                if field.required and values.get(field.name) is None:
+                    raise Unsupported(
+                        f"a record has no {field.name!r}, and every {self.kind.__name__} has one",
+                        hint=f"the column may be null: declare `{field.name}: ... | None`, or read it without a type",
+                    ) from None
+            raise Corrupt(
+                f"a stored record is not a {self.kind.__name__}: {error}",
+                hint="let the type allow what is stored (`... | None = None`), or read it without a type",
+            ) from None
+
+    def _made(self, values: Mapping[str, Any]) -> R:
+        assert self.kind is not None
+        known = {column: values[column] for column in self._columns if column in values}
+        return records.converted(known, self.kind, str_keys=True)
+
+
+def _tuple_of(getter: Callable[..., Any], names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A getter of several things at once; one alone would not come as a tuple."""
+    found = [*names]
+    get = getter(*found)
+    return cast(Callable[[Any], tuple[Any, ...]], get if len(found) > 1 else lambda record: (get(record),))
