@@ -16,12 +16,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import typer
 
 import limpet
 from limpet import cli, runtime
@@ -241,21 +238,14 @@ class Bench:
         return Done(code, *said)
 
     def __enter__(self) -> Bench:
-        self._before = runtime._system, cli.app
+        self._before = runtime._system
         runtime._system = self.runtime  # type: ignore[assignment]
-        cli.app = _command()
         urls._named_memory[NAME] = self.store
         return self
 
     def __exit__(self, *_: object) -> None:
-        runtime._system, cli.app = self._before
+        runtime._system = self._before
         urls._named_memory.pop(NAME, None)
-
-
-@cache
-def _command() -> Any:
-    """The command line, parsed into commands once: Typer does so at every call, which takes longer than the rest."""
-    return typer.main.get_command(cli.app)
 
 
 def build(make: Callable[[Bench], dict[str, Store] | None]) -> Built:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -52,9 +53,14 @@ def run(arguments: list[str]) -> None:
     Raises: LimpetError, SystemExit, KeyboardInterrupt; anything else is a mistake in limpet.
     """
     typed = next((word for word in arguments if word != "--traceback"), "")
-    command = get_command(build(typed if typed in COMMANDS else None))
+    _command(typed if typed in COMMANDS else None)(args=arguments, prog_name="limpet")
+
+
+@cache
+def _command(only: str | None) -> Any:
+    command = get_command(build(only))
     _shorten_help(command)
-    command(args=arguments, prog_name="limpet")
+    return command
 
 
 def build(only: str | None = None) -> typer.Typer:
