@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -47,6 +50,10 @@ FLAT = 1.5
 CLIENTS = 64
 WRITES_MAX = 0.2
 URL = "memory://cost"
+FEW, MANY = 100, 10_000
+CALLS_MORE = 1.3
+BYTES_MORE = 64 << 10
+"""A copy of 20,000 entries takes more than 300 KiB."""
 
 
 class Sorted(MemoryStore):
@@ -284,3 +291,70 @@ def test_a_reader_that_comes_late_reads_one_checkpoint(world: World) -> None:
     with world.spending() as late:
         other.load_table(["a"], "t")
     assert late == {"get head": 1, "get checkpoint": 1}
+
+
+@pytest.mark.parametrize("verb", ["create", "append"])
+def test_a_group_touches_as_much_with_few_tables_as_with_many(verb: str) -> None:
+    few_calls, few_bytes = cost_of_a_group(FEW, verb)
+    many_calls, many_bytes = cost_of_a_group(MANY, verb)
+    assert many_calls <= CALLS_MORE * few_calls, "it goes through all tables"
+    assert many_bytes <= few_bytes + BYTES_MORE, "it copies all tables"
+
+
+def cost_of_a_group(tables: int, verb: str) -> tuple[int, int]:
+    """How many calls a leader makes for a group of one commit, and how many bytes of memory it takes meanwhile."""
+    world = make_world()
+
+    def grouped(act: Callable[[], object]) -> None:
+        client = threading.Thread(target=act)
+        client.start()
+        take_turn(world, 1)
+        client.join()
+
+    grouped(lambda: world.catalog.create_namespace(["a"]))
+    grouped(lambda: world.create("t"))
+    grouped(lambda: world.append("t", 1))  # PyIceberg is imported, caches are full
+    filling = threading.Thread(target=world.fill, args=(tables,))
+    filling.start()
+    take_turn(world, 1)
+    take_turn(world, 1)
+    filling.join()
+    grouped(lambda: world.create("u"))  # with a checkpoint
+    last: Callable[[], None] = (lambda: world.create("v")) if verb == "create" else (lambda: world.append("t", 2))
+    client = threading.Thread(target=last)
+    client.start()
+    until_s = time.monotonic() + 30
+    while len(world.leader._waiting) < 1:
+        assert time.monotonic() < until_s, "the client did not come"
+        time.sleep(0.001)
+    with counted() as calls, allocated() as peak:
+        world.leader.turn()
+    client.join()
+    return calls[0], peak[0]
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """How many calls this thread makes, and how often it goes on with a generator."""
+    calls, before = [0], sys.getprofile()
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        calls[0] += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def allocated() -> Iterator[list[int]]:
+    """The most memory that was taken at a time."""
+    peak = [0]
+    tracemalloc.start()
+    try:
+        yield peak
+        peak[0] = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

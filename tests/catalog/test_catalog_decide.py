@@ -258,11 +258,11 @@ def test_which_entries_a_reader_can_use(key: str, value: object, sound: bool) ->
 
 def test_entries_come_and_go_in_order() -> None:
     state = State({"b": 2, "a": 1})
-    state.apply([row("1", Change("c", 3), Change("a", None), Change("b", 4), Change("gone", None))], T0)
+    state = state.after([row("1", Change("c", 3), Change("a", None), Change("b", 4), Change("gone", None))], T0)
     assert [*state.under("")] == [("b", 4), ("c", 3)]
     assert state.entries() == {"b": 4, "c": 3}
     assert (state.get("a"), state.get("b")) == (None, 4)
-    state.apply([row("2", Change("a", 5), Change("ab", 6), Change("b", None))], T0)
+    state = state.after([row("2", Change("a", 5), Change("ab", 6), Change("b", None))], T0)
     assert [*state.under("")] == [("a", 5), ("ab", 6), ("c", 3)]
     assert [*state.under("a")] == [("a", 5), ("ab", 6)]
     assert [*state.under("a", "a")] == [("ab", 6)]
@@ -272,22 +272,21 @@ def test_entries_come_and_go_in_order() -> None:
     assert [*state.under("d")] == []
 
 
-def test_a_copy_is_another_one() -> None:
+def test_a_state_is_never_changed() -> None:
     state = State({"a": 1}, {"k.d": Told("x", T0)})
-    other = state.copy()
-    other.apply([row("m.d", Change("b", 2))], T0)
+    other = state.after([row("m.d", Change("b", 2))], T0)
     assert [*state.under("")] == [("a", 1)]
     assert [*other.under("")] == [("a", 1), ("b", 2)]
     assert (state.told("m.d"), state.is_used("m")) == (None, False)
     assert (other.told("m.d"), other.is_used("m"), other.is_used("k")) == (Told("x", T0), True, True)
-    state.apply([row("n.d", Change("c", 2))], T0)
+    state = state.after([row("n.d", Change("c", 2))], T0)
     assert not other.is_used("n")
     assert other.get("c") is None
 
 
 def test_what_clients_were_told() -> None:
     state = State()
-    state.apply([Row("k.d", "what", (), {"r": 1}), Row("~minted", "y")], T0)
+    state = state.after([Row("k.d", "what", (), {"r": 1}), Row("~minted", "y")], T0)
     assert state.told("k.d") == Told("what", T0, {"r": 1})
     assert state.told("k") is None
     assert [state.is_used(key) for key in ("k", "k.d", "d", "~minted", "~", "")] == [
@@ -317,7 +316,7 @@ def test_how_long_an_id_lives(id_: str, age_s: float, lives: bool) -> None:
     now = time_text(datetime.fromisoformat(T0) + timedelta(seconds=age_s))
     assert is_live(id_, T0, now) is lives
     state = State(answers={id_: Told("x", T0)})
-    state.forget(now)
+    state = state.forgetting(now)
     assert (state.told(id_) is not None) is lives
     assert state.is_used("k") is (lives and id_ == "k.d")
 
@@ -326,28 +325,27 @@ def test_answers_are_dropped_when_it_pays() -> None:
     assert TIDY_ABOVE == 1000
     later = time_text(datetime.fromisoformat(T0) + timedelta(hours=1))
     state = State()
-    state.apply([row(f"k{n}.d") for n in range(1000)], T0)
-    state.tidy(later)
+    state = state.after([row(f"k{n}.d") for n in range(1000)], T0)
+    state = state.tidied(later)
     assert len(state.answers()) == 1000, "it does not pay yet"
-    state.apply([row("more.d")], T0)
-    state.tidy(T0)
+    state = state.after([row("more.d")], T0)
+    state = state.tidied(T0)
     assert len(state.answers()) == 1001, "they live still; from now on it pays at 3,002 more"
-    state.apply([row(f"l{n}.d") for n in range(2001)], T0)
-    state.tidy(later)
+    state = state.after([row(f"l{n}.d") for n in range(2001)], T0)
+    state = state.tidied(later)
     assert len(state.answers()) == 3002
-    state.apply([row("last.d")], T0)
-    state.tidy(later)
+    state = state.after([row("last.d")], T0)
+    state = state.tidied(later)
     assert len(state.answers()) == 0
     assert not state.is_used("k1")
     given = State(answers={f"k{n}.d": Told("x", T0) for n in range(1001)})
-    given.tidy(later)
+    given = given.tidied(later)
     assert len(given.answers()) == 1001, "what a state began with counts as kept"
-    copied = given.copy()
-    copied.apply([row(f"l{n}.d") for n in range(2001)], T0)
-    copied.tidy(later)
+    copied = given.after([row(f"l{n}.d") for n in range(2001)], T0)
+    copied = copied.tidied(later)
     assert len(copied.answers()) == 3002
-    copied.apply([row("last.d")], T0)
-    copied.tidy(later)
+    copied = copied.after([row("last.d")], T0)
+    copied = copied.tidied(later)
     assert len(copied.answers()) == 0
 
 

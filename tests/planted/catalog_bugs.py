@@ -89,7 +89,7 @@ CATALOG_BUGS = [
         "a snapshot holds no answers",
         "catalog 8",
         0,
-        ("_forgetful", "state.forget(seen.value.at)", "state._answers.clear()"),
+        ("_forgetful", "state.forgetting(seen.value.at))", "state.forgetting('2499-01-01T00:00:00.000000+00:00'))"),
     ),
     _bug(
         "names follow from the head alone",

@@ -93,7 +93,7 @@ def state_of(storage: Storage, head: Head, commit: Commit) -> State:
         links = before.links
     state = storage.snapshot(commit.snapshot)
     for each in reversed(commits):
-        state.apply(each.rows, each.at)
+        state = state.after(each.rows, each.at)
     return state
 
 

@@ -148,9 +148,7 @@ class Compactor:
 
     def _forgetful(self, seen: Versioned[Head]) -> Loaded:
         """The state of a head, without answers that are too old.   Raises: Missing; Corrupt."""
-        state = load(self._storage, seen, self._base).state.copy()
-        state.forget(seen.value.at)
-        return Loaded(seen, state)
+        return Loaded(seen, load(self._storage, seen, self._base).state.forgetting(seen.value.at))
 
     def _settle(self, head: Head) -> None:
         with self._settling:  # whoever comes second waits for the same write, and need not make it
@@ -288,8 +286,7 @@ class Compactor:
         new = next_head(head, publish)
         if seen is None or not _is_due(seen.value, rows, share=1.0) or (ready and not _is_due(new, (), share=1.0)):
             return new, None
-        state = self._forgetful(seen).state
-        state.apply(rows, at)
+        state = self._forgetful(seen).state.after(rows, at)
         snapshot_id = above(storage.runtime.new_id(), id_)
         snapshot = storage.add_snapshot(snapshot_id, state, version)
         commit = msgspec.structs.replace(commit, snapshot=snapshot)

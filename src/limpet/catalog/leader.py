@@ -291,9 +291,8 @@ class Leader:
 
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, State]:
         """Decide in order, each on what those before it leave behind; as many as can be decided in good time."""
-        group, state = _Group(), term.state.copy()
-        at = time_text(self._storage.store.now())
-        state.tidy(at)
+        group, at = _Group(), time_text(self._storage.store.now())
+        state = term.state.tidied(at)
         begun_s = self._runtime.elapsed_s()
         for number, pending in enumerate(waiting):
             if number and self._runtime.elapsed_s() - begun_s > DECIDE_S:
@@ -313,7 +312,7 @@ class Leader:
             if wrong is not None:
                 group.told.append((pending, None, Invalid(f"it cannot be published: {wrong}")))
                 continue
-            state.apply([row], at)
+            state = state.after([row], at)
             group.rows.append(row)
             group.writes += grant.writes
             group.told.append((pending, grant.result, None))

@@ -105,14 +105,14 @@ def load(storage: Storage, seen: Versioned[Head], before: Loaded | None) -> Load
     head = seen.value
     base = head.snapshot.version if head.snapshot else 0
     if before is not None and base <= before.head.version <= head.version:
-        state, version = before.state.copy(), before.head.version
+        state, version = before.state, before.head.version
     else:
         state, version = storage.snapshot(head.snapshot), base
     for tail in head.tail:
         if tail.version > version:
             if tail.version != version + 1:
                 raise Corrupt(f"{storage.keys.head} has a hole in its tail at version {version + 1}")
-            state.apply(tail.rows, tail.at)
+            state = state.after(tail.rows, tail.at)
             version = tail.version
     if version != head.version:
         raise Corrupt(f"{storage.keys.head} is of version {head.version}, and its tail ends at {version}")
