@@ -22,12 +22,10 @@ from bench.catalogs.ours import Bench, fill
 from bench.catalogs.work import NAMESPACE, OWN_TABLES, Share
 
 from limpet.app.catalogs import leader_of, open_catalog, storage_of
-from limpet.catalog import Compactor, Grant, Published
+from limpet.catalog import Compactor, Grant, Publication
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.entries import LIVE, Entry
-from limpet.catalog.names import key_of
 from limpet.catalog.records import Change
-from limpet.catalog.state import MINTED, State
+from limpet.catalog.state import LIVE, MINTED, CatalogState, Entry, key_of
 from limpet.keys import Key
 from limpet.runtime import system
 from limpet.store import MemoryStore, MeteredStore, Store
@@ -68,7 +66,7 @@ def _leading(store: _Sorted, meter: Store) -> Iterator[Catalog]:
     storage = storage_of(meter, system())
     compactor = Compactor(storage)
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         published = compactor.publish(paths, token)
         compactor.settle()
         begun_s = time.process_time()
@@ -129,7 +127,7 @@ def _add(catalog: Catalog, tables: int) -> None:
         leader.commit(f"{MINTED}fill{start}", partial(_granted, Grant("fill", tuple(changes))))
 
 
-def _granted(grant: Grant, state: State) -> Grant:
+def _granted(grant: Grant, state: CatalogState) -> Grant:
     return grant
 
 

@@ -15,16 +15,12 @@ from typing import Any
 
 import pytest
 
-from limpet.catalog import Compactor, Grant, Leader, Published
-from limpet.catalog.catalog import Catalog
-from limpet.catalog.entries import LIVE, Entry
-from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.names import key_of
+from limpet.catalog import Compactor, Grant, Leader, Publication
+from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.records import Change
-from limpet.catalog.refusals import AlreadyExists
-from limpet.catalog.state import MINTED, State
-from limpet.catalog.storage import Storage
+from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
+from limpet.catalog.storage import CatalogStorage
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
@@ -120,14 +116,14 @@ class World:
 
     def reader(self) -> Catalog:
         """The catalog as another process sees it."""
-        storage = Storage(self.store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
+        storage = CatalogStorage(self.store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
         return Catalog(storage, Warehouse(self.store, URL, system()))
 
     def fill(self, tables: int) -> None:
         """So many tables in the namespace `full`, by one commit: no metadata of theirs is ever read."""
         self.catalog.create_namespace(["full"])
 
-        def decide(state: State) -> Grant:
+        def decide(state: CatalogState) -> Grant:
             entries = [Entry(f"full/t{n:05}-{n:012x}", f"full/t{n:05}-{n:012x}/metadata/0.json") for n in range(tables)]
             changes = [Change(key_of("t", ("full",), f"t{n:05}"), entry.value()) for n, entry in enumerate(entries)]
             return Grant("fill", (*changes, *(Change(f"{LIVE}/{entry.root}", 1) for entry in entries)))
@@ -138,10 +134,10 @@ class World:
 def make_world() -> World:
     """What `limpet serve` writes in the background is written here before the next commit, so costs are exact."""
     store = Sorted()
-    storage = Storage(store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
+    storage = CatalogStorage(store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
     compactor = Compactor(storage)
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         published = compactor.publish(paths, token)
         compactor.settle()
         compactor.prepare()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from limpet import records
 from limpet.catalog import iceberg
-from limpet.catalog.refusals import CommitFailed
+from limpet.catalog.state import CommitFailed
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Invalid
 from limpet.runtime import system

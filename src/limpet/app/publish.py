@@ -22,16 +22,15 @@ from limpet.catalog.iceberg.files import (
     Column,
     Contents,
     File,
-    Files,
     Stamp,
+    TableFiles,
     commit_of,
     contents_of,
     data_file,
     has_snapshot,
     stage_request,
 )
-from limpet.catalog.names import shown
-from limpet.catalog.refusals import AlreadyExists, NoSuchNamespace, NoSuchTable
+from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable, shown
 from limpet.catalog.warehouse import WAREHOUSE
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.index import Index
@@ -180,7 +179,7 @@ class Publisher:
 
     def _as_it_was(self, plan: _Plan) -> Published:
         assert plan.contents is not None
-        return self._told(plan.metadata_location, Files(plan.keep, (), ()), plan.contents, None)
+        return self._told(plan.metadata_location, TableFiles(plan.keep, (), ()), plan.contents, None)
 
     @property
     def _shown(self) -> str:
@@ -251,7 +250,7 @@ class Publisher:
             return None
         written: list[Key] = []
         try:
-            files = Files(plan.keep, self._write_parts(plan, contents, written), plan.drop)
+            files = TableFiles(plan.keep, self._write_parts(plan, contents, written), plan.drop)
             if _layout(self._manifest()) != _layout(plan.manifest):
                 self._remove(written)
                 return None
@@ -349,7 +348,7 @@ class Publisher:
         """Delete files that no commit names. What cannot be deleted now is left: nobody reads it."""
         self._storage.store.delete_many(written)
 
-    def _told(self, metadata_location: str, files: Files, contents: Contents, stamp: Stamp | None) -> Published:
+    def _told(self, metadata_location: str, files: TableFiles, contents: Contents, stamp: Stamp | None) -> Published:
         """What there is to tell after a commit; without a `stamp` there was none."""
         after = (*files.keep, *files.add)
         is_new = stamp is not None and bool(files.add or files.drop)

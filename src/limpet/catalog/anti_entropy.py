@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from enum import Enum
 from itertools import islice
 
-from limpet.catalog.chain import log
 from limpet.catalog.compactor import Publisher
-from limpet.catalog.records import Batch, Commit, Head
-from limpet.catalog.storage import OBJECT_BYTES_MAX, Storage, delete_all
+from limpet.catalog.history import log
+from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch
+from limpet.catalog.storage import OBJECT_BYTES_MAX, CatalogStorage, delete_all
 from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.keys import CatalogKeys
 from limpet.store.api import Stat, Store
@@ -31,7 +31,7 @@ _log = logging.getLogger("limpet.catalog")
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class HandedOver:
     """What a pass over the events found: batches that were handed over and removed, and objects that are no batch, or
     too large for one, or that the compactor does not take. Those stay where they are."""
 
@@ -39,7 +39,7 @@ class Handed:
     strays: int
 
 
-def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = MOST) -> Handed:
+def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = MOST) -> HandedOver:
     """Have the batches of events that wait folded, and remove each from the ledger once that is published.
 
     One that the compactor does not take holds up no other: then they are handed over one by one.
@@ -75,10 +75,10 @@ def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int 
         waiting.append(stat)
         batches += 1
     send()
-    return Handed(batches, strays)
+    return HandedOver(batches, strays)
 
 
-class Fate(Enum):
+class BatchFate(Enum):
     """What became of a batch of the catalog."""
 
     APPLIED = "a head published it"
@@ -90,30 +90,30 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ClassifiedBatch:
     """A ledger object and its fate. Of a dead one: who wrote it, and on what."""
 
     path: str
-    fate: Fate
+    fate: BatchFate
     modified: datetime
-    batch: Batch | None = None
+    batch: LedgerBatch | None = None
 
 
-def will_never_be(batch: Batch, head: Head) -> bool:
+def will_never_be(batch: LedgerBatch, head: CatalogHead) -> bool:
     """Whether no head from this one on can publish a batch, as tokens and versions only rise."""
     if batch.base_version is None:
         return batch.token <= head.token
     return batch.token < head.token or batch.base_version < head.version
 
 
-def was_met(batch: Batch, commit: Commit) -> bool:
+def was_met(batch: LedgerBatch, commit: CommitRecord) -> bool:
     """Whether a walk from the head down to this commit would have met the one that published the batch."""
     if batch.base_version is None:
         return commit.token < batch.token or commit.version == 1
     return commit.version <= batch.base_version + 1
 
 
-def judged(storage: Storage, *, grace_s: float, most: int = MOST) -> list[Judged]:
+def classify_ledger(storage: CatalogStorage, *, grace_s: float, most: int = MOST) -> list[ClassifiedBatch]:
     """The fate of each ledger object that is older than `grace_s`, by the chain of the newest head.
 
     Where a commit record is damaged, nothing older can be told: what is left there may be published yet, and stays.
@@ -126,7 +126,7 @@ def judged(storage: Storage, *, grace_s: float, most: int = MOST) -> list[Judged
     for tries in range(1, TRIES_MAX + 1):
         seen = cell.read()
         old = [stat for stat in listed if stat.modified < before]
-        judging = _Judging(storage, seen.value if seen else None, old)
+        judging = _Classifier(storage, seen.value if seen else None, old)
         try:
             return judging.run()
         except Corrupt as error:  # or it was collected since this head was read
@@ -150,49 +150,49 @@ def store_time(store: Store, look: Callable[[], object]) -> datetime:
         return store.now()
 
 
-class _Judging:
+class _Classifier:
     """One walk of the chain, and the batches whose fate it has not told yet."""
 
-    def __init__(self, storage: Storage, head: Head | None, old: Sequence[Stat]) -> None:
+    def __init__(self, storage: CatalogStorage, head: CatalogHead | None, old: Sequence[Stat]) -> None:
         self._storage = storage
         self._head = head
         self._waiting = {str(stat.key): stat for stat in old}
-        self._batches: dict[str, Batch] = {}
-        self._found: list[Judged] = []
+        self._batches: dict[str, LedgerBatch] = {}
+        self._found: list[ClassifiedBatch] = []
 
-    def run(self) -> list[Judged]:
+    def run(self) -> list[ClassifiedBatch]:
         keys = self._storage.keys
-        self._end(Fate.STRAY, [path for path in self._waiting if keys.batch_id(path) is None])
+        self._end(BatchFate.STRAY, [path for path in self._waiting if keys.batch_id(path) is None])
         if self._head is None:
-            self._end(Fate.OPEN, [*self._waiting])
+            self._end(BatchFate.OPEN, [*self._waiting])
         elif self._waiting:
             self._walk(self._head)
         return self._found
 
-    def leave_open(self) -> list[Judged]:
+    def leave_open(self) -> list[ClassifiedBatch]:
         """What was told so far; the rest may be published yet."""
-        self._end(Fate.OPEN, [*self._waiting])
+        self._end(BatchFate.OPEN, [*self._waiting])
         return self._found
 
-    def _walk(self, head: Head) -> None:
-        commit: Commit | None = None
+    def _walk(self, head: CatalogHead) -> None:
+        commit: CommitRecord | None = None
         for commit in log(self._storage, head):
-            self._end(Fate.APPLIED, [path for path in commit.paths if path in self._waiting])
+            self._end(BatchFate.APPLIED, [path for path in commit.paths if path in self._waiting])
             if self._waiting and not self._batches and commit.id < str(self._storage.keys.batch_id(min(self._waiting))):
                 self._read(head)  # older than all of them: the few that are left must be asked themselves
-            self._end(Fate.DEAD, self._met(commit))
+            self._end(BatchFate.DEAD, self._met(commit))
             if not self._waiting:
                 return
         if not self._batches:
             self._read(head)
-        self._end(Fate.DEAD, self._met(commit))
-        self._end(Fate.PAST, [*self._waiting])
+        self._end(BatchFate.DEAD, self._met(commit))
+        self._end(BatchFate.PAST, [*self._waiting])
 
-    def _met(self, commit: Commit | None) -> list[str]:
+    def _met(self, commit: CommitRecord | None) -> list[str]:
         known = {path: self._batches[path] for path in self._waiting if path in self._batches}
         return [path for path, batch in known.items() if commit is not None and was_met(batch, commit)]
 
-    def _read(self, head: Head) -> None:
+    def _read(self, head: CatalogHead) -> None:
         """Read what is left; only what is sound and settled goes on waiting."""
         for path in [*self._waiting]:
             try:
@@ -200,12 +200,12 @@ class _Judging:
             except Missing:
                 del self._waiting[path]
             except Corrupt:
-                self._end(Fate.MALFORMED, [path])
+                self._end(BatchFate.MALFORMED, [path])
             else:
                 if not will_never_be(self._batches[path], head):
-                    self._end(Fate.OPEN, [path])
+                    self._end(BatchFate.OPEN, [path])
 
-    def _end(self, fate: Fate, paths: Sequence[str]) -> None:
+    def _end(self, fate: BatchFate, paths: Sequence[str]) -> None:
         for path in paths:
             stat = self._waiting.pop(path)
-            self._found.append(Judged(path, fate, stat.modified, self._batches.get(path)))
+            self._found.append(ClassifiedBatch(path, fate, stat.modified, self._batches.get(path)))

@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import msgspec
 
 from limpet import records
-from limpet.catalog.compactor import Published
+from limpet.catalog.compactor import Publication
 from limpet.catalog.parquet import ParquetEvents
 from limpet.catalog.quarantine import isolate
-from limpet.catalog.records import Applied, Moment, MomentOrNone, moment
+from limpet.catalog.records import AppliedBatch, Moment, MomentOrNone, moment
 from limpet.catalog.sink import SCHEMA, EventBatch
 from limpet.catalog.storage import OBJECT_BYTES_MAX, above
 from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
@@ -54,7 +54,7 @@ class StateFile(msgspec.Struct, frozen=True, array_like=True):
     last: Name
 
 
-class Gone(msgspec.Struct, frozen=True, array_like=True):
+class MergedFile(msgspec.Struct, frozen=True, array_like=True):
     """A file that was merged into another one, and when. Readers may still be at it."""
 
     id: Name
@@ -67,8 +67,8 @@ class EventHead(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Count = 0
     files: Annotated[tuple[StateFile, ...], msgspec.Meta(max_length=FILES_MAX)] = ()
-    gone: Annotated[tuple[Gone, ...], msgspec.Meta(max_length=GONE_MAX)] = ()
-    applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=2 * APPLIED_MAX)] = ()
+    gone: Annotated[tuple[MergedFile, ...], msgspec.Meta(max_length=GONE_MAX)] = ()
+    applied: Annotated[tuple[AppliedBatch, ...], msgspec.Meta(max_length=2 * APPLIED_MAX)] = ()
     last_id: Name = ""
     newest: MomentOrNone = ""
     events: Count = 0
@@ -143,7 +143,7 @@ class Executions:
         """The cell of the head."""
         return Cell(self.store, self.keys.head, struct_codec(EventHead), self.runtime)
 
-    def publish(self, paths: Sequence[str], token: int = 0) -> Published:
+    def publish(self, paths: Sequence[str], token: int = 0) -> Publication:
         """Fold those ledger objects. When it returns, each is folded or in quarantine, or was and has been removed.
 
         `token` is not looked at: events are facts, and nobody leads here.
@@ -162,15 +162,15 @@ class Executions:
             seen = cell.read() or self._begin(cell)
             done = {each.path: each for each in seen.value.applied if each.path in paths}
             if len(done) == len(paths) and len({each.version for each in done.values()}) == 1:
-                return Published(done[paths[0]].version, done[paths[0]].commit)
+                return Publication(done[paths[0]].version, done[paths[0]].commit)
             if blobs is None:
                 blobs = self._get([path for path in paths if path not in done])
             waiting = {path: blob for path, blob in blobs.items() if path not in done}
             if not waiting:
-                return Published(seen.value.version, seen.value.last_id)
+                return Publication(seen.value.version, seen.value.last_id)
             published = self._attempt(cell, seen, self._read(waiting))
             if published is not None:
-                return Published(published.version, published.last_id)
+                return Publication(published.version, published.last_id)
         raise Unavailable("the head was swapped by others too often")
 
     def fold(self, id_: str, blob: Blob) -> int:
@@ -310,13 +310,13 @@ class Executions:
             written = [*self._write(whole, head.last_id)]
             last_id, files = written[-1].id, (*kept, *written)
             at = self.store.now().isoformat(timespec="microseconds")
-            gone = (*head.gone, *(Gone(file.id, at) for file in merged))[-GONE_MAX:]
+            gone = (*head.gone, *(MergedFile(file.id, at) for file in merged))[-GONE_MAX:]
         version = head.version + 1
         return EventHead(
             version=version,
             files=files,
             gone=gone,
-            applied=(*head.applied, *(Applied(path, version, last_id) for path in read.paths))[-APPLIED_MAX:],
+            applied=(*head.applied, *(AppliedBatch(path, version, last_id) for path in read.paths))[-APPLIED_MAX:],
             last_id=last_id,
             newest=max(read.newest, head.newest),
             events=head.events + len(fresh),

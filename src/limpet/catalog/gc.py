@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 
-from limpet.catalog.anti_entropy import MOST, Fate, judged, store_time
-from limpet.catalog.chain import find
+from limpet.catalog.anti_entropy import MOST, BatchFate, classify_ledger, store_time
 from limpet.catalog.executions import EventHead, Executions
-from limpet.catalog.records import Commit, Head, SnapshotRef, moment
-from limpet.catalog.storage import Storage, delete_all
-from limpet.catalog.view import newest_head
+from limpet.catalog.history import find_commit
+from limpet.catalog.records import CatalogHead, CommitRecord, SnapshotRef, moment
+from limpet.catalog.storage import CatalogStorage, delete_all, newest_head
 from limpet.errors import Corrupt, Invalid, Missing
 from limpet.keys import Key
 from limpet.store.api import Stat
@@ -27,10 +26,10 @@ from limpet.store.api import Stat
 TRIES_MAX = 3
 GRACE_S = 3600.0
 
-_SETTLED = (Fate.APPLIED, Fate.DEAD, Fate.PAST)
+_SETTLED = (BatchFate.APPLIED, BatchFate.DEAD, BatchFate.PAST)
 
 
-def floor_at(snapshot: SnapshotRef | None, first: Commit) -> str:
+def floor_at(snapshot: SnapshotRef | None, first: CommitRecord) -> str:
     """The lowest name that is needed to tell a state from a snapshot and the commits since, of which `first` is one.
 
     Names of commits rise with their versions, and that of a snapshot lies above the commit of its own version: nothing
@@ -39,7 +38,7 @@ def floor_at(snapshot: SnapshotRef | None, first: Commit) -> str:
     return min(snapshot.id, first.id) if snapshot else ""
 
 
-def raise_floor(storage: Storage, *, keep: timedelta, keep_versions: int = 1) -> str:
+def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int = 1) -> str:
     """Give up the history that is older than `keep` and not among the newest `keep_versions`; the floor that holds now.
 
     What the catalog was at any moment within `keep` can still be told. Version and token of the head stay as they are.
@@ -69,28 +68,28 @@ def raise_floor(storage: Storage, *, keep: timedelta, keep_versions: int = 1) ->
     raise AssertionError
 
 
-def _floor(storage: Storage, head: Head, before: datetime, version: int) -> str:
+def _floor(storage: CatalogStorage, head: CatalogHead, before: datetime, version: int) -> str:
     """The floor under which nothing is needed to tell the newest state before both, and all later ones.
 
     Raises: Missing if there is none so old; Corrupt.
     """
 
-    def is_past(commit: Commit) -> bool:
+    def is_past(commit: CommitRecord) -> bool:
         return commit.version <= version and moment(commit.at) <= before
 
-    oldest = find(storage, head, is_past)
+    oldest = find_commit(storage, head, is_past)
     base = oldest.snapshot.version if oldest.snapshot else 0
-    first = oldest if oldest.version <= base + 1 else find(storage, head, lambda each: each.version <= base + 1)
+    first = oldest if oldest.version <= base + 1 else find_commit(storage, head, lambda each: each.version <= base + 1)
     return floor_at(oldest.snapshot, first)
 
 
-def _with_floor(head: Head | None, floor: str) -> Head | None:
+def _with_floor(head: CatalogHead | None, floor: str) -> CatalogHead | None:
     if head is None or floor <= head.gc_floor:
         return None
     return msgspec.structs.replace(head, gc_floor=floor)
 
 
-def delete_below(storage: Storage, *, grace_s: float = GRACE_S) -> int:
+def delete_below(storage: CatalogStorage, *, grace_s: float = GRACE_S) -> int:
     """Delete commits and snapshots below the head's floor that are older than `grace_s`; how many. For the compactor.
 
     Raises: Corrupt if the head itself reaches below its floor: then nothing is deleted.
@@ -127,13 +126,13 @@ class Ledger:
     past: int = 0
 
 
-def collect_ledger(storage: Storage, *, grace_s: float = GRACE_S, most: int = MOST) -> Ledger:
+def collect_ledger(storage: CatalogStorage, *, grace_s: float = GRACE_S, most: int = MOST) -> Ledger:
     """Delete batches of the catalog that are settled and older than `grace_s`. For the API.
 
     What it cannot read stays. The grace time must exceed the patience of a leader, which asks for them again.
-    Cost: as `judged`, and 1 DELETE each.   Crash: the rest goes next time.
+    Cost: as `classify_ledger`, and 1 DELETE each.   Crash: the rest goes next time.
     """
-    found = judged(storage, grace_s=grace_s, most=most)
+    found = classify_ledger(storage, grace_s=grace_s, most=most)
     settled = {fate: [Key(each.path) for each in found if each.fate is fate] for fate in _SETTLED}
     delete_all(storage.store, [key for keys in settled.values() for key in keys])
     return Ledger(*map(len, settled.values()))
@@ -151,7 +150,7 @@ class Collected:
 
 
 def collect(
-    storage: Storage,
+    storage: CatalogStorage,
     executions: Executions,
     *,
     keep: timedelta,

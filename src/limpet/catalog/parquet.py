@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from limpet.catalog.records import Told
-from limpet.catalog.state import State
+from limpet.catalog.records import RememberedAnswer
+from limpet.catalog.state import CatalogState
 from limpet.errors import Corrupt, Unsupported
 from limpet.events import Event
 
@@ -21,7 +21,7 @@ ROWS_ALWAYS = 1000
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
-_answers = msgspec.json.Decoder(dict[str, Told]).decode
+_answers = msgspec.json.Decoder(dict[str, RememberedAnswer]).decode
 
 
 def arrow() -> Any:
@@ -70,7 +70,7 @@ def _schema() -> Any:
 class ParquetSnapshots:
     """The `SnapshotCodec` of the catalog: a row for each entry in the order of keys, then one row with all answers."""
 
-    def to_bytes(self, state: State) -> bytes:
+    def to_bytes(self, state: CatalogState) -> bytes:
         """Equal states give equal bytes.   Raises: Unsupported without pyarrow."""
         entries = [*state.entries().items()]
         columns = {
@@ -81,7 +81,7 @@ class ParquetSnapshots:
         table = arrow().table(columns, schema=_schema())
         return write_table(table, use_dictionary=["kind"], write_statistics=False)
 
-    def from_bytes(self, data: bytes, *, what: str) -> State:
+    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
         """Raises: Corrupt, with the reason; Unsupported without pyarrow."""
         columns = [column.to_pylist() for column in read_table(data, _schema(), what=what).columns]
         kinds, keys, values = columns
@@ -100,7 +100,7 @@ class ParquetSnapshots:
             raise Corrupt(f"{what} holds a value that is not what it should be: {error}") from None
         if None in entries.values():
             raise Corrupt(f"{what} has an entry without a value")
-        return State(entries, answers)
+        return CatalogState(entries, answers)
 
 
 class ParquetEvents:

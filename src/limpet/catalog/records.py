@@ -35,6 +35,10 @@ ACTOR = "@"
 of what it has decoded and encoded again: a new field of `Row` would make it refuse the head."""
 
 
+CREATE, DROP, PURGE, DROP_VIEW = "create table", "drop table", "purge table", "drop view"
+"""What rows are called that are looked for later."""
+
+
 class Change(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the state gets a value, or goes (None)."""
 
@@ -60,7 +64,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return said if isinstance(said, str) else ""
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger object. `base_version` is what its rows were validated on; None for the epoch of a new leader."""
 
     schema: Positive = SCHEMA
@@ -70,7 +74,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)] = ()
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class RememberedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What the client of a request was told, and when that was published."""
 
     what: Name
@@ -95,7 +99,7 @@ class SnapshotRef(msgspec.Struct, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=0, le=SNAPSHOT_BYTES_MAX)]
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A commit record. `links`: the commit before, then older ones at ever greater distances. `snapshot` is the newest
     one that the head named when this was published, as of its own version or an earlier one."""
 
@@ -119,7 +123,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)]
 
 
-class Applied(msgspec.Struct, frozen=True, array_like=True):
+class AppliedBatch(msgspec.Struct, frozen=True, array_like=True):
     """A batch that was published, and as what."""
 
     path: Name
@@ -127,7 +131,7 @@ class Applied(msgspec.Struct, frozen=True, array_like=True):
     commit: Name
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogHead(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it.
 
     `links[0]` is the commit of this very version. Unless that came with a snapshot, its record is not written yet: the
@@ -140,7 +144,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]
     snapshot: SnapshotRef | None
     tail: Annotated[tuple[Tail, ...], msgspec.Meta(max_length=TAIL_MAX)]
-    applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=APPLIED_KEPT_MAX)]
+    applied: Annotated[tuple[AppliedBatch, ...], msgspec.Meta(max_length=APPLIED_KEPT_MAX)]
     last_id: UlidOrNone
     gc_floor: UlidOrNone = ""
     seal: Name = ""

@@ -71,7 +71,7 @@ def is_due(held: Held) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ReadySnapshot:
     """A batch on its way: the same bytes under the same name, however often it takes."""
 
     key: Key
@@ -101,7 +101,7 @@ class LedgerSink:
         self._closed = runtime.flag()
         self._events: list[Event] = []
         self._since_s = 0.0
-        self._ready: _Ready | None = None
+        self._ready: _ReadySnapshot | None = None
         self._started = False
         self._said = False
 
@@ -168,7 +168,7 @@ class LedgerSink:
         self._ready = None
         return True
 
-    def _gather(self) -> _Ready:
+    def _gather(self) -> _ReadySnapshot:
         with self._mutex:
             events, self._events = self._events[:FLUSH_COUNT], self._events[FLUSH_COUNT:]
             self._since_s = self._runtime.elapsed_s()
@@ -181,7 +181,7 @@ class LedgerSink:
             position=self._sequence.take(len(sound)),
             events=tuple(sound),
         )
-        return _Ready(self._keys.batch(self._runtime.new_id()), records.encode(batch), len(sound))
+        return _ReadySnapshot(self._keys.batch(self._runtime.new_id()), records.encode(batch), len(sound))
 
     def _lose(self, count: int, why: str) -> None:
         with self._mutex:
