@@ -22,11 +22,12 @@ from bench.catalogs.ours import Bench, fill
 from bench.catalogs.work import NAMESPACE, OWN_TABLES, Share
 
 from limpet.app.catalogs import leader_of, open_catalog, storage_of
-from limpet.catalog import Compactor, Grant, Publication
+from limpet.catalog import Compactor, Grant
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.records import Change
 from limpet.catalog.state import LIVE, MINTED, CatalogState, Entry, key_of
 from limpet.keys import Key
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import MemoryStore, MeteredStore, Store
 from limpet.store.api import Always, Version, When

@@ -9,25 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.catalog import Publication
-from limpet.catalog import anti_entropy as module
-from limpet.catalog.anti_entropy import (
-    BatchFate,
-    ClassifiedBatch,
-    HandedOver,
-    classify_ledger,
-    hand_over,
-    was_met,
-    will_never_be,
-)
 from limpet.catalog.decide import Go, classify
-from limpet.catalog.executions import Executions
+from limpet.catalog.gc import BatchOutcome, ClassifiedBatch, classify_ledger, was_met, will_never_be
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch
-from limpet.catalog.sink import EventBatch
 from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Unavailable
 from limpet.events import Event
+from limpet.events import fold as module
+from limpet.events.fold import Executions, HandoverReport, hand_over
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
+from limpet.ledger import Publication
 from limpet.store import MemoryStore, MeteredStore, ScopedStore
 from support.catalog import Leading
 from support.clock import QueueRuntime, Time, steady
@@ -66,17 +58,17 @@ def test_what_waits_is_folded_and_removed_with_the_rights_of_each(runtime: Queue
         sizes.append(len(paths))
         return compactor.publish(paths, token)
 
-    assert hand_over(api, KEYS, publish) == HandedOver(150, 0)
+    assert hand_over(api, KEYS, publish) == HandoverReport(150, 0)
     assert sizes == [64, 64, 22]
     assert [*store.list(KEYS.ledger)] == []
     assert compactor.head().events == 150
-    assert hand_over(api, KEYS, publish) == HandedOver(0, 0)
+    assert hand_over(api, KEYS, publish) == HandoverReport(0, 0)
 
 
 def test_a_call_is_bounded_in_paths_and_in_bytes(runtime: QueueRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(runtime)
     first, *_ = events_in(store, runtime, 10)
-    monkeypatch.setattr(module, "BYTES_MAX", 3 * store.head(first).size)
+    monkeypatch.setattr(module, "HANDED_BYTES_MAX", 3 * store.head(first).size)
     sizes: list[int] = []
     folded = Executions(store, KEYS, runtime)
 
@@ -84,7 +76,7 @@ def test_a_call_is_bounded_in_paths_and_in_bytes(runtime: QueueRuntime, monkeypa
         sizes.append(len(paths))
         return folded.publish(paths, token)
 
-    assert hand_over(store, KEYS, publish, most=8) == HandedOver(8, 0)
+    assert hand_over(store, KEYS, publish, most=8) == HandoverReport(8, 0)
     assert sizes == [3, 3, 2]
     assert len([*store.list(KEYS.ledger)]) == 2
 
@@ -106,14 +98,14 @@ def test_a_pass_that_died_before_it_removed_them_is_done_again(runtime: QueueRun
     keys = events_in(store, runtime, 3)
     folded = Executions(store, KEYS, runtime)
     folded.publish(keys)
-    assert hand_over(store, KEYS, folded.publish) == HandedOver(3, 0)
+    assert hand_over(store, KEYS, folded.publish) == HandoverReport(3, 0)
     assert (folded.head().events, folded.head().version) == (3, 1)
 
 
 def test_what_is_no_batch_is_left_alone(runtime: QueueRuntime) -> None:
     store = MemoryStore(runtime)
     store.put(Key(f"{KEYS.ledger}/notes.txt"), b"mine")
-    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == HandedOver(0, 1)
+    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == HandoverReport(0, 1)
     assert store.get(Key(f"{KEYS.ledger}/notes.txt")).data == b"mine"
 
 
@@ -122,7 +114,7 @@ def test_a_batch_too_large_for_memory_is_left_alone(runtime: QueueRuntime, monke
     keys = events_in(store, runtime, 3)
     monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 1 << 20)
     store.put(keys[1], b"x" * ((1 << 20) + 1))
-    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == HandedOver(2, 1)
+    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == HandoverReport(2, 1)
     assert [stat.key for stat in store.list(KEYS.ledger)] == [keys[1]]
 
 
@@ -164,7 +156,7 @@ def test_a_batch_is_met_at_the_only_version_that_could_publish_it(token: int, ba
 # ---- catalog: the ledger ----
 
 
-def fates(leading: Leading) -> dict[str, BatchFate]:
+def fates(leading: Leading) -> dict[str, BatchOutcome]:
     return {each.path: each.fate for each in classify_ledger(leading.storage, grace_s=GRACE_S)}
 
 
@@ -185,20 +177,20 @@ def test_each_batch_has_the_fate_that_the_chain_tells(runtime: QueueRuntime) -> 
     assert fates(leading) == {}, "all are young"
     runtime.sleep(LATER_S)
     found = fates(leading)
-    assert {path: fate for path, fate in found.items() if fate is not BatchFate.APPLIED} == {
-        dead_base: BatchFate.DEAD,
-        dead_term: BatchFate.DEAD,
-        dead_epoch: BatchFate.DEAD,
-        waiting: BatchFate.OPEN,
-        strange: BatchFate.STRAY,
-        malformed: BatchFate.MALFORMED,
+    assert {path: fate for path, fate in found.items() if fate is not BatchOutcome.APPLIED} == {
+        dead_base: BatchOutcome.DEAD,
+        dead_term: BatchOutcome.DEAD,
+        dead_epoch: BatchOutcome.DEAD,
+        waiting: BatchOutcome.OPEN,
+        strange: BatchOutcome.STRAY,
+        malformed: BatchOutcome.MALFORMED,
     }
-    assert sum(fate is BatchFate.APPLIED for fate in found.values()) == leading.head.version
+    assert sum(fate is BatchOutcome.APPLIED for fate in found.values()) == leading.head.version
     assert {each.path for each in dead(leading.storage)} == {dead_base, dead_term, dead_epoch}
 
 
 def dead(storage: CatalogStorage) -> list[ClassifiedBatch]:
-    return [each for each in classify_ledger(storage, grace_s=GRACE_S) if each.fate is BatchFate.DEAD]
+    return [each for each in classify_ledger(storage, grace_s=GRACE_S) if each.fate is BatchOutcome.DEAD]
 
 
 def test_a_dead_batch_is_told_with_who_wrote_it_on_what(runtime: QueueRuntime) -> None:
@@ -217,16 +209,16 @@ def test_what_may_be_published_yet_is_not_dead_and_can_be(runtime: QueueRuntime)
     leading = Leading(runtime)
     path = leading.add(leading.head.version, "b")
     runtime.sleep(LATER_S)
-    assert fates(leading)[path] is BatchFate.OPEN
+    assert fates(leading)[path] is BatchOutcome.OPEN
     leading.publish(path)
-    assert fates(leading)[path] is BatchFate.APPLIED
+    assert fates(leading)[path] is BatchOutcome.APPLIED
 
 
 def test_without_a_head_everything_is_open(runtime: QueueRuntime) -> None:
     leading = Leading(runtime)
     leading.store.delete(leading.storage.keys.head)
     runtime.sleep(LATER_S)
-    assert {*fates(leading).values()} == {BatchFate.OPEN}
+    assert {*fates(leading).values()} == {BatchOutcome.OPEN}
 
 
 def test_a_batch_from_a_slow_clock_is_found_all_the_same(runtime: QueueRuntime) -> None:
@@ -244,7 +236,7 @@ def test_a_batch_from_a_slow_clock_is_found_all_the_same(runtime: QueueRuntime) 
         leading.create(name)
     runtime.sleep(LATER_S)
     found = fates(leading)
-    assert (found[path], found[other]) == (BatchFate.APPLIED, BatchFate.DEAD)
+    assert (found[path], found[other]) == (BatchOutcome.APPLIED, BatchOutcome.DEAD)
 
 
 def test_cost(runtime: QueueRuntime) -> None:
@@ -280,9 +272,9 @@ def test_any_history(acts: list[str]) -> None:
         applied.add(leading.head.applied[-1].path)
     runtime.sleep(LATER_S)
     found = fates(leading)
-    assert {path for path, fate in found.items() if fate is BatchFate.APPLIED} == applied
-    assert {path for path, fate in found.items() if fate in (BatchFate.DEAD, BatchFate.OPEN)} == left
+    assert {path for path, fate in found.items() if fate is BatchOutcome.APPLIED} == applied
+    assert {path for path, fate in found.items() if fate in (BatchOutcome.DEAD, BatchOutcome.OPEN)} == left
     for path, fate in found.items():
-        if fate is BatchFate.OPEN:
+        if fate is BatchOutcome.OPEN:
             batch = leading.storage.batch(path)
             assert isinstance(classify(leading.head, [batch], batch.token), Go)

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from limpet.catalog import Compactor, Grant, Leader, Publication
+from limpet.catalog import Compactor, Grant, Leader
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.records import Change
 from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
-from limpet.catalog.storage import CatalogStorage
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
 from limpet.lease import Lock, VersionWatch
+from limpet.ledger import Publication
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import system
 from limpet.store import MemoryStore

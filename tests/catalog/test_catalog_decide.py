@@ -23,18 +23,9 @@ from limpet.catalog.decide import (
     next_head,
     unusable,
 )
-from limpet.catalog.records import (
-    AppliedBatch,
-    CatalogHead,
-    Change,
-    LedgerBatch,
-    Link,
-    RememberedAnswer,
-    Row,
-    SnapshotRef,
-    Tail,
-)
+from limpet.catalog.records import CatalogHead, Change, LedgerBatch, Link, RememberedAnswer, Row, SnapshotRef, Tail
 from limpet.catalog.state import TIDY_ABOVE, CatalogState, is_live, scoped, time_text
+from limpet.ledger import AppliedBatch
 
 T0 = "2026-11-17T08:00:00.000000+00:00"
 T1 = "2026-11-17T08:00:01.000000+00:00"

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from limpet import records
 from limpet.catalog import CatalogView, Compactor
 from limpet.catalog import compactor as compactor_module
-from limpet.catalog import executions as executions_module
-from limpet.catalog.executions import Executions, MergedFile
-from limpet.catalog.gc import Ledger, collect_events, collect_ledger, delete_below, raise_floor
+from limpet.catalog.gc import Ledger, collect_ledger, delete_below, raise_floor
 from limpet.catalog.history import find_commit, log, state_of, verify
-from limpet.catalog.sink import EventBatch
 from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.events import Event
+from limpet.events import fold as executions_module
+from limpet.events.fold import Executions, MergedFile, collect_events
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
 from limpet.store import MemoryStore, MeteredStore, ScopedStore
 from support.catalog import Leading

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from limpet import records
-from limpet.catalog import Compactor, Publication, commit, leader
-from limpet.catalog.anti_entropy import BatchFate, classify_ledger, hand_over
+from limpet.catalog import Compactor, commit, leader
 from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.decide import unusable
-from limpet.catalog.executions import Executions, read_batch
-from limpet.catalog.gc import collect
+from limpet.catalog.gc import BatchOutcome, classify_ledger, collect
 from limpet.catalog.leader import Grant
-from limpet.catalog.quarantine import isolate, quarantined
 from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
-from limpet.catalog.sink import EventBatch
 from limpet.catalog.state import CatalogState, CommitFailed
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import Event as Fact
+from limpet.events.fold import Executions, hand_over, read_batch
+from limpet.events.quarantine import isolate, quarantined
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
 from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
@@ -355,7 +355,7 @@ def test_a_row_says_what_it_is() -> None:
 def test_an_entry_that_0_1_published_and_cannot_be_used_harms_no_other(catalog: Catalog) -> None:
     catalog.create_table(["a"], table("sound"))
     state = catalog._state()
-    state._set("t/a//bad", 5)
+    state._entries = state._entries.put("t/a//bad", 5)
     with pytest.raises(Corrupt, match="cannot be used"):
         catalog.load_table(["a"], "bad")
     found = catalog.verify()
@@ -396,8 +396,8 @@ def test_garbage_collection_goes_on_where_the_chain_is_damaged(catalog: Catalog)
     for n in range(6):
         catalog.create_namespace([f"n{n}"])
     storage = catalog.storage
-    for commit in catalog.log()[1:]:
-        storage.store.put(storage.keys.commit(commit.id), b"damaged")
+    for old in catalog.log()[1:]:
+        storage.store.put(storage.keys.commit(old.id), b"damaged")
     executions = Executions(storage.store, CatalogKeys.of("executions"), system())
     batch = records.encode(EventBatch(domain="executions", source="x", position=None, events=(fact(),)))
     storage.store.put(executions.keys.batch(system().new_id()), batch)
@@ -406,7 +406,7 @@ def test_garbage_collection_goes_on_where_the_chain_is_damaged(catalog: Catalog)
     assert [each.partition(":")[0] for each in done.faults] == ["floor"]
     assert "is not what was published" in done.faults[0]
     fates = {each.fate for each in classify_ledger(storage, grace_s=-60.0)}
-    assert fates == {BatchFate.OPEN}, "what lies beyond the damage stays"
+    assert fates == {BatchOutcome.OPEN}, "what lies beyond the damage stays"
 
 
 def fact(id_: str | None = None) -> Fact:
@@ -510,7 +510,7 @@ def test_a_damaged_head_batch_or_snapshot_is_corrupt_and_nothing_else(damage: by
         with pytest.raises(LimpetError):
             Compactor(storage).publish([path], 1)
         assert [each.fate for each in classify_ledger(storage, grace_s=-60.0) if each.path == path] == [
-            BatchFate.MALFORMED
+            BatchOutcome.MALFORMED
         ]
         storage.store.put(storage.keys.head, damage)
         with pytest.raises(Corrupt):

@@ -9,7 +9,7 @@ from threading import Thread
 import msgspec
 import pytest
 
-from limpet.catalog import CatalogView, Compactor, Grant, Leader, NotLeader, Publication, PublicationRefused
+from limpet.catalog import CatalogView, Compactor, Grant, Leader, NotLeader, PublicationRefused
 from limpet.catalog.compactor import Unreachable
 from limpet.catalog.history import find_commit, log, state_of, verify
 from limpet.catalog.leader import Decide
@@ -19,6 +19,7 @@ from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import CatalogKeys
 from limpet.lease import Lock, VersionWatch
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import MemoryStore
 

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet.catalog.parquet import ParquetSnapshots, arrow, write_table
 from limpet.catalog.records import RememberedAnswer
 from limpet.catalog.state import CatalogState, time_text
+from limpet.catalog.storage import ParquetSnapshots
 from limpet.errors import Corrupt
+from limpet.events.parquet import arrow, write_table
 from support.clock import steady
 
 CODEC = ParquetSnapshots()
@@ -123,7 +124,7 @@ def test_other_columns_are_corrupt() -> None:
 def test_without_pyarrow_the_hint_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from limpet.catalog.parquet import ParquetSnapshots\n"
+        "from limpet.catalog.storage import ParquetSnapshots\n"
         "from limpet.catalog.state import CatalogState\n"
         "from limpet.errors import Unsupported\n"
         "try: ParquetSnapshots().to_bytes(CatalogState())\n"

@@ -14,9 +14,9 @@ import msgspec
 from fuzz.world import Bench, Built, FuzzStore, build, tolerated
 from limpet import testing
 from limpet.app import Fleet
-from limpet.catalog.sink import LedgerSink
 from limpet.cell import Cell, struct_codec
 from limpet.errors import LimpetError
+from limpet.events.sink import LedgerSink
 from limpet.keys import Key, QueueKeys
 from limpet.queue import BucketQueue
 from limpet.queue.records import SweepRecord
@@ -410,7 +410,7 @@ def import_index(bench: Bench) -> None:
 def _catalog_fleet(bench: Bench) -> None:
     from limpet.app.catalogs import executions_of
     from limpet.catalog import compactor
-    from limpet.catalog.anti_entropy import hand_over
+    from limpet.events.fold import hand_over
     from support.catalog import append, table, view
 
     fleet = bench.open(events=True)
@@ -520,8 +520,8 @@ def show_catalog(bench: Bench) -> None:
 def fold_events(bench: Bench) -> None:
     """Events: fold, read, merge, collect, quarantine; and work with events goes on."""
     from limpet.app.catalogs import executions_of
-    from limpet.catalog.anti_entropy import classify_ledger, hand_over
-    from limpet.catalog.gc import collect_events
+    from limpet.catalog.gc import classify_ledger
+    from limpet.events.fold import collect_events, hand_over
 
     fleet = bench.open(events=True)
     executions = executions_of(fleet.store, bench.runtime)

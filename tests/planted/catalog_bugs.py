@@ -8,7 +8,9 @@ __all__ = ["CATALOG_BUGS"]
 
 
 def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], imports: str = "") -> Bug:
-    planted = tuple(Change(f"catalog.{where}", old, new) for where, old, new in changes)
+    planted = tuple(
+        Change(where if where.startswith("ledger.") else f"catalog.{where}", old, new) for where, old, new in changes
+    )
     return Bug(name, row, seed, planted, "catalog", imports)
 
 
@@ -176,7 +178,7 @@ CATALOG_BUGS = [
         "a slow clock makes names below those that are there",
         "catalog 12c",
         0,
-        ("above", "if id_ > floor:", "if id_:"),
+        ("ledger.above", "if id_ > floor:", "if id_:"),
     ),
     _bug(
         "the ledger is read before what was published is looked for",
@@ -338,8 +340,8 @@ CATALOG_BUGS = [
         "what was worked out on older metadata is published",
         "C4, apply before the leader is asked",
         0,
-        ("WorkedOut.has", "return path in self._results", "return bool(self._results)"),
-        ("WorkedOut.result", "result = self._results[path]", "result = next(iter(self._results.values()))"),
+        ("WorkedMetadata.has", "return path in self._results", "return bool(self._results)"),
+        ("WorkedMetadata.result", "result = self._results[path]", "result = next(iter(self._results.values()))"),
     ),
     _bug(
         "a group is signed by the first who sent a request",

@@ -10,9 +10,10 @@ from threading import Event, Thread
 
 import pytest
 
-from limpet.catalog import Publication, PublicationRefused
+from limpet.catalog import PublicationRefused
 from limpet.catalog.compactor import Unreachable
 from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.service.rpc import RpcPublisher
 from support.servers.process import free_ports

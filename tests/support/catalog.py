@@ -12,16 +12,16 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from limpet.catalog import Compactor, Leader, Publication
+from limpet.catalog import Compactor, Leader
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.parquet import ParquetSnapshots
 from limpet.catalog.records import CatalogHead, Change, LedgerBatch, RememberedAnswer, Row
 from limpet.catalog.state import CatalogState
-from limpet.catalog.storage import CatalogStorage
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Held
 from limpet.keys import CatalogKeys, Key
 from limpet.lease import Lease, Lock, VersionWatch
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
 from limpet.store.api import Store

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from limpet.app.urls import absolute
-from limpet.catalog import Compactor, Leader, NotLeader, Publisher
+from limpet.catalog import Compactor, Leader, NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.executions import Executions
-from limpet.catalog.parquet import ParquetSnapshots
-from limpet.catalog.storage import CatalogStorage, RecentBatches
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentBatches
 from limpet.catalog.warehouse import Warehouse
 from limpet.events import EXECUTIONS
+from limpet.events.fold import Executions
 from limpet.keys import CatalogKeys
 from limpet.lease import Lock, VersionWatch
+from limpet.ledger import Publisher
 from limpet.runtime import Runtime
 from limpet.store import Store
 from limpet.store.credentials import locate

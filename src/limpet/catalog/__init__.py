@@ -3,11 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from limpet.catalog.compactor import Compactor, Publication, PublicationRefused, Publisher
+from limpet.catalog.compactor import Compactor, PublicationRefused
 from limpet.catalog.leader import Grant, Leader, NotLeader
 from limpet.catalog.records import CatalogHead, CommitRecord, RememberedAnswer
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogView, LoadedState
+from limpet.ledger import Publication, Publisher
 
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage, Verified

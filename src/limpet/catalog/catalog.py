@@ -19,7 +19,7 @@ import msgspec
 
 from limpet import records
 from limpet.catalog import commit, history
-from limpet.catalog.commit import PreparedCommit, WorkedOut
+from limpet.catalog.commit import PreparedCommit, WorkedMetadata
 from limpet.catalog.leader import Decide, Grant, Leader, NeedsMetadata, NotLeader
 from limpet.catalog.records import CommitRecord
 from limpet.catalog.state import (
@@ -341,7 +341,7 @@ class Catalog:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
         wanted = commit.prepare_view(self.warehouse, request)
-        worked, state = WorkedOut(self.warehouse), self._known()
+        worked, state = WorkedMetadata(self.warehouse), self._known()
         old = find_entry(state, "v", where, name) if state is not None else None
         if old is not None:
             worked.work_out(wanted.needs(old.path))
@@ -447,7 +447,7 @@ class Catalog:
             raise OutcomeUnknown(f"it was done, and its metadata cannot be read now: {error}") from error
 
     def _commit(
-        self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, worked: WorkedOut | None = None
+        self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, worked: WorkedMetadata | None = None
     ) -> Any:
         """Have a decision made and published; work out what it needs, and ask again, under the same id (F5)."""
         if self.leader is None:
@@ -494,9 +494,9 @@ class Catalog:
         state = self._known()
         return state if state is not None else self._state()
 
-    def _worked_out(self, prepared: Sequence[PreparedCommit]) -> WorkedOut:
+    def _worked_out(self, prepared: Sequence[PreparedCommit]) -> WorkedMetadata:
         """The metadata after commits, worked out on what the tables most likely have, before the leader is asked."""
-        worked, state = WorkedOut(self.warehouse), self._known()
+        worked, state = WorkedMetadata(self.warehouse), self._known()
         for each in prepared:
             old = find_entry(state, "t", each.namespace, each.name) if state and each.created is None else None
             if old is not None:

@@ -222,7 +222,7 @@ def register_table(warehouse: Warehouse, namespace: Namespace, name: str, new: D
 # ---- commits ----
 
 
-class WorkedOut:
+class WorkedMetadata:
     """The metadata after one request, by the path of the metadata before it: worked out before the leader is asked.
 
     The leader only looks whether a table still has the metadata that this began with. So a commit that takes long holds
@@ -350,7 +350,7 @@ def prepare_transaction(
     return tuple(prepare_commit(warehouse, known, *name, change) for name, change in named.items())
 
 
-def commit_table(warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedOut) -> Decide:
+def commit_table(warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata) -> Decide:
     """Change a table, or create one that was staged."""
 
     def decide(state: CatalogState) -> Grant | NeedsMetadata:
@@ -362,7 +362,7 @@ def commit_table(warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedO
     return decide
 
 
-def commit_transaction(warehouse: Warehouse, prepared: Sequence[PreparedCommit], worked: WorkedOut) -> Decide:
+def commit_transaction(warehouse: Warehouse, prepared: Sequence[PreparedCommit], worked: WorkedMetadata) -> Decide:
     """Change several tables, or create staged ones: all of it is published, or nothing."""
 
     def decide(state: CatalogState) -> Grant | NeedsMetadata:
@@ -386,7 +386,7 @@ def commit_transaction(warehouse: Warehouse, prepared: Sequence[PreparedCommit],
 
 
 def _changed(
-    state: CatalogState, warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedOut
+    state: CatalogState, warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata
 ) -> _TableChange | NeedsMetadata:
     """What a commit does to the state.   Raises: NoSuchTable; NoSuchNamespace; CommitFailed; Invalid."""
     if prepared.created is not None:
@@ -405,7 +405,7 @@ def _changed(
 
 
 def _after(
-    warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedOut, path: str
+    warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata, path: str
 ) -> Document | NeedsMetadata | None:
     """The metadata after a commit; None if it changes nothing.   Raises: what it is refused with.
 
@@ -470,7 +470,7 @@ def prepare_view(warehouse: Warehouse, request: Mapping[str, Any]) -> PreparedVi
 
 
 def replace_view(
-    warehouse: Warehouse, namespace: Namespace, name: str, wanted: PreparedView, worked: WorkedOut
+    warehouse: Warehouse, namespace: Namespace, name: str, wanted: PreparedView, worked: WorkedMetadata
 ) -> Decide:
     """Change a view."""
 

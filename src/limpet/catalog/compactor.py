@@ -6,7 +6,7 @@ is given. Any number may run, be killed at any point, and be asked the same thin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -32,27 +32,16 @@ from limpet.catalog.decide import (
 from limpet.catalog.history import find_commit
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, Row, SnapshotRef
 from limpet.catalog.state import CatalogState, time_text
-from limpet.catalog.storage import CatalogStorage, LoadedState, above, load
+from limpet.catalog.storage import CatalogStorage, LoadedState, load
 from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import LeaseRecord
+from limpet.ledger import Publication, above
 
 TRIES_MAX = 10
 SNAPSHOT_EVERY = 200
 EARLY = 0.5
 """At such a share of what makes a snapshot due, one is made beforehand."""
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """The answer to a publication: the same for whoever asks again."""
-
-    version: int
-    commit: str
-
-
-Publisher = Callable[[Sequence[str], int], Publication]
-"""Publishes the batches at those paths under a token: `Compactor.publish`, `Executions.publish`, or one over HTTP."""
 
 
 class PublicationRefused(LimpetError):

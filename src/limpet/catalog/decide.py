@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from limpet.catalog.records import (
-    AppliedBatch,
-    CatalogHead,
-    Change,
-    CommitRecord,
-    LedgerBatch,
-    Link,
-    Row,
-    SnapshotRef,
-    Tail,
-)
+from limpet.catalog.records import CatalogHead, Change, CommitRecord, LedgerBatch, Link, Row, SnapshotRef, Tail
 from limpet.catalog.state import check_name, key_of, parsed
 from limpet.errors import Invalid
+from limpet.ledger import AppliedBatch
 
 APPLIED_MAX = 16
 TAIL_BYTES_MAX = 256 << 10

@@ -9,11 +9,12 @@ from datetime import datetime
 from itertools import islice
 
 from limpet.catalog.decide import commit_of
-from limpet.catalog.records import DROP, DROP_VIEW, PURGE, CatalogHead, CommitRecord, Link, moment
+from limpet.catalog.records import DROP, DROP_VIEW, PURGE, CatalogHead, CommitRecord, Link
 from limpet.catalog.state import CatalogState, Content, Entry, Namespace, key_of, parsed, shown
 from limpet.catalog.storage import CatalogStorage, LoadedState
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, Missing
+from limpet.ledger import moment
 
 COMMITS_MAX = 10_000
 LOOK = "`limpet catalog log` shows the versions that are kept"

@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from limpet.catalog.compactor import Publication, PublicationRefused, Publisher, Unreachable
+from limpet.catalog.compactor import PublicationRefused, Unreachable
 from limpet.catalog.decide import unusable
 from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
 from limpet.catalog.state import CatalogState, time_text
-from limpet.catalog.storage import CatalogStorage, CatalogView, above
+from limpet.catalog.storage import CatalogStorage, CatalogView
 from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import Heartbeat, Lease, Lock
+from limpet.ledger import Publication, Publisher, above
 from limpet.runtime import Flag
 from limpet.store.api import Put
 

@@ -5,12 +5,11 @@ All of it has bounds: what is beyond them is `Corrupt`, whoever wrote it.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 
-from limpet.errors import Corrupt
+from limpet.ledger import AppliedBatch, Moment
 from limpet.records import Count, Digest, Name, Positive
 
 SCHEMA = 1
@@ -25,11 +24,6 @@ SNAPSHOT_BYTES_MAX = 1 << 30
 UlidOrNone = Annotated[str, msgspec.Meta(pattern="^([0-9a-hjkmnp-tv-z]{26})?$", max_length=26)]
 StateKey = Annotated[str, msgspec.Meta(max_length=16_384)]
 """16 levels and a name of 255 characters each, of which each may be escaped into three."""
-_MOMENT = r"(19[7-9]\d|2[0-4]\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z)"
-Moment = Annotated[str, msgspec.Meta(pattern=f"^{_MOMENT}$", max_length=32)]
-"""A time in UTC as text that sorts. `moment` reads it."""
-MomentOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_MOMENT})?$", max_length=32)]
-"""The same; an empty text if there is none yet."""
 ACTOR = "@"
 """The key under which a row says who sent its request. It is a change like others, because version 0.1 compares digests
 of what it has decoded and encoded again: a new field of `Row` would make it refuse the head."""
@@ -123,14 +117,6 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)]
 
 
-class AppliedBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A batch that was published, and as what."""
-
-    path: Name
-    version: Count
-    commit: Name
-
-
 class CatalogHead(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it.
 
@@ -149,14 +135,3 @@ class CatalogHead(msgspec.Struct, frozen=True, kw_only=True):
     gc_floor: UlidOrNone = ""
     seal: Name = ""
     """SHA-256 of the head without it, only where it is stored: what another hand changed is seen on reading (F23)."""
-
-
-def moment(text: str) -> datetime:
-    """The time of a stored text.   Raises: Corrupt."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise Corrupt(f"{text[:40]!r} is no time with a zone")
-    return at

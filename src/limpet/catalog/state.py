@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from limpet.catalog.records import ACTOR, Change, RememberedAnswer, Row, moment
+from limpet.catalog.records import ACTOR, Change, RememberedAnswer, Row
 from limpet.errors import Conflict, Corrupt, Invalid, Missing
+from limpet.ledger import moment
 
 ID_LIFETIME = timedelta(minutes=30)
 """For how long a client's id is remembered; announced to clients."""

@@ -6,29 +6,28 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from limpet import records
-from limpet.catalog.records import SCHEMA, CatalogHead, CommitRecord, LedgerBatch, Link, SnapshotRef
+from limpet.catalog.records import SCHEMA, CatalogHead, CommitRecord, LedgerBatch, Link, RememberedAnswer, SnapshotRef
 from limpet.catalog.state import CatalogState
 from limpet.cell import Cell, Codec, Versioned
 from limpet.errors import Corrupt, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.events.parquet import arrow, json_text, read_table, write_table
 from limpet.keys import CatalogKeys, Key
-from limpet.runtime import Runtime, ulid
+from limpet.ledger import OBJECT_BYTES_MAX
+from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Store, Version
 from limpet.store.outcome import put_bytes
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-OBJECT_BYTES_MAX = 64 << 20
 OWN_MAX = 4
-DELETED_AT_ONCE = 1000
 WIDER = 4
 """A whole group of clients waits for its batch, so more is written at once than elsewhere."""
-TIME_CHARACTERS = 10
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 class SnapshotCodec(Protocol):
@@ -39,19 +38,6 @@ class SnapshotCodec(Protocol):
 
     def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
         """The state.   Raises: Corrupt."""
-
-
-def above(id_: str, floor: str) -> str:
-    """`id_`, or if it is not above `floor` the same with a time right above that one's.
-
-    So names rise even where a clock is slow, and no two are the same (counterexample 9).
-    """
-    if id_ > floor:
-        return id_
-    number = 0
-    for character in floor[:TIME_CHARACTERS]:
-        number = number * 32 + _ALPHABET.index(character)
-    return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]
 
 
 class RecentBatches:
@@ -174,14 +160,6 @@ class CatalogStorage:
                 hint="upgrade limpet here",
             )
         return found
-
-
-def delete_all(store: Store, keys: Sequence[Key]) -> None:
-    """Delete every one.   Raises: the first error, and the rest may stay.   Cost: 1 DELETE each."""
-    for start in range(0, len(keys), DELETED_AT_ONCE):
-        for error in store.delete_many(keys[start : start + DELETED_AT_ONCE]).values():
-            if error is not None:
-                raise error
 
 
 def _sealed(head: CatalogHead) -> CatalogHead:
@@ -314,3 +292,50 @@ def load(storage: CatalogStorage, seen: Versioned[CatalogHead], before: LoadedSt
     if version != head.version:
         raise Corrupt(f"{storage.keys.head} is of version {head.version}, and its tail ends at {version}")
     return LoadedState(seen, state)
+
+
+# ---- snapshots as Parquet ----
+
+ENTRY, ANSWERS = "entry", "answers"
+_answers = msgspec.json.Decoder(dict[str, RememberedAnswer]).decode
+
+
+def _snapshot_schema() -> Any:
+    pa = arrow()
+    return pa.schema([(name, pa.string()) for name in ("kind", "key", "value")])
+
+
+class ParquetSnapshots:
+    """The `SnapshotCodec` of the catalog: a row for each entry in the order of keys, then one row with all answers."""
+
+    def to_bytes(self, state: CatalogState) -> bytes:
+        """Equal states give equal bytes.   Raises: Unsupported without pyarrow."""
+        entries = [*state.entries().items()]
+        columns = {
+            "kind": [ENTRY] * len(entries) + [ANSWERS],
+            "key": [key for key, _ in entries] + [""],
+            "value": [json_text(value) for _, value in entries] + [json_text(state.answers())],
+        }
+        table = arrow().table(columns, schema=_snapshot_schema())
+        return write_table(table, use_dictionary=["kind"], write_statistics=False)
+
+    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
+        """Raises: Corrupt, with the reason; Unsupported without pyarrow."""
+        columns = [column.to_pylist() for column in read_table(data, _snapshot_schema(), what=what).columns]
+        kinds, keys, values = columns
+        if kinds != [ENTRY] * (len(kinds) - 1) + [ANSWERS]:
+            raise Corrupt(f"{what} has rows of another kind, or out of order")
+        if None in keys or None in values:
+            raise Corrupt(f"{what} lacks values")
+        keys.pop()
+        told = values.pop()
+        if any(first >= second for first, second in pairwise(keys)):
+            raise Corrupt(f"{what} has a key twice, or keys out of order")
+        try:
+            entries = dict(zip(keys, map(msgspec.json.decode, values), strict=True))
+            answers = _answers(told)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise Corrupt(f"{what} holds a value that is not what it should be: {error}") from None
+        if None in entries.values():
+            raise Corrupt(f"{what} has an entry without a value")
+        return CatalogState(entries, answers)

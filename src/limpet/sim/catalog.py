@@ -17,11 +17,10 @@ import limpet.catalog.leader as leader_module
 import limpet.catalog.state as state_module
 import limpet.cell.decide as cell_module
 from limpet import records
-from limpet.catalog import CatalogView, Compactor, Grant, Leader, Publication, PublicationRefused
-from limpet.catalog.anti_entropy import classify_ledger
-from limpet.catalog.commit import WorkedOut
+from limpet.catalog import CatalogView, Compactor, Grant, Leader, PublicationRefused
+from limpet.catalog.commit import WorkedMetadata
 from limpet.catalog.compactor import Unreachable
-from limpet.catalog.gc import collect_ledger, delete_below, raise_floor
+from limpet.catalog.gc import classify_ledger, collect_ledger, delete_below, raise_floor
 from limpet.catalog.history import find_commit, log, state_of, verify
 from limpet.catalog.leader import Decide, NeedsMetadata
 from limpet.catalog.records import CatalogHead, Change, SnapshotRef
@@ -33,6 +32,7 @@ from limpet.keys import Key
 from limpet.lease import Lock, VersionWatch
 from limpet.lease.decide import LeaseRecord
 from limpet.lease.decide import State as LeaseState
+from limpet.ledger import Publication
 from limpet.sim.actors import Actor, Actors, Settings, Turns
 from limpet.sim.bucket import SimStore
 from limpet.sim.catalog_model import (
@@ -450,7 +450,7 @@ class ApiProcess(CompactorProcess):
         """Let the leader decide a request; a swap is worked out ahead of that, as in `Catalog.commit_table`."""
         if request.what != "swap":
             return self.leader.commit(id_, self.decide(id_, request, _ruled), actor)
-        ahead, known = WorkedOut(_Pages()), self.leader.known  # type: ignore[arg-type]
+        ahead, known = WorkedMetadata(_Pages()), self.leader.known  # type: ignore[arg-type]
         if known is not None:
             ahead.work_out(_needs(request, known))
 
@@ -503,7 +503,7 @@ class _WorkedDocument:
 
 
 class _Pages:
-    """A warehouse for `WorkedOut`: an entry's text is its metadata, and its path is the entry and the text."""
+    """A warehouse for `WorkedMetadata`: an entry's text is its metadata, and its path is the entry and the text."""
 
     def cached(self, path: str) -> None:
         return None

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.catalog.anti_entropy import BatchFate, ClassifiedBatch, will_never_be
-from limpet.catalog.compactor import Publication
+from limpet.catalog.gc import BatchOutcome, ClassifiedBatch, will_never_be
 from limpet.catalog.records import ACTOR, CatalogHead, CommitRecord, LedgerBatch, Link, RememberedAnswer, Row
 from limpet.catalog.state import CatalogState, is_live
 from limpet.errors import Conflict
 from limpet.keys import CatalogKeys, Key
+from limpet.ledger import Publication
 from limpet.sim.bucket import Bucket
 from limpet.sim.nemesis import Knobs
 from limpet.sim.world import Violation, World
@@ -408,9 +408,9 @@ class CatalogBucket(Bucket):
     def judged(self, found: Sequence[ClassifiedBatch]) -> None:
         """A client classified the ledger.   Raises: Violation unless each batch has the fate that was reported."""
         for each in found:
-            if each.fate is BatchFate.APPLIED and each.path not in self._paths:
+            if each.fate is BatchOutcome.APPLIED and each.path not in self._paths:
                 raise Violation(f"{each.path} counts as applied, and never was published")
-            if each.fate is BatchFate.DEAD:
+            if each.fate is BatchOutcome.DEAD:
                 if each.path in self._paths:
                     raise Violation(f"{each.path} counts as dead, and was published")
                 self._dead.add(each.path)

@@ -36,9 +36,9 @@ from pyiceberg.typedef import Record
 
 from limpet import records
 from limpet.catalog.iceberg.updates import table_of
-from limpet.catalog.parquet import write_table
 from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt
+from limpet.events.parquet import write_table
 
 FORMAT_VERSION: Final = 2
 CODEC: Final = "deflate"

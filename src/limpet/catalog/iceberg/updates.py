@@ -703,7 +703,7 @@ class _Snapshot(msgspec.Struct, rename="kebab"):
     parent_snapshot_id: _Long | None = None
 
 
-class _SnapshotOf(msgspec.Struct, rename="kebab"):
+class _SnapshotId(msgspec.Struct, rename="kebab"):
     snapshot_id: _Long
 
 
@@ -721,12 +721,12 @@ class _FastTable(msgspec.Struct, rename="kebab"):
     last_partition_id: _Long
     properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
     snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
-    snapshot_log: Annotated[list[_SnapshotOf], msgspec.Meta(max_length=_MANY)]
+    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
     metadata_log: Annotated[
         list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
     ]
-    refs: Annotated[dict[_Short, _SnapshotOf], msgspec.Meta(max_length=_MANY)]
-    statistics: Annotated[list[_SnapshotOf], msgspec.Meta(max_length=_MANY)]
+    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
+    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
     current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
 
 

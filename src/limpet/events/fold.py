@@ -8,27 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 
 from limpet import records
-from limpet.catalog.compactor import Publication
-from limpet.catalog.parquet import ParquetEvents
-from limpet.catalog.quarantine import isolate
-from limpet.catalog.records import AppliedBatch, Moment, MomentOrNone, moment
-from limpet.catalog.sink import SCHEMA, EventBatch
-from limpet.catalog.storage import OBJECT_BYTES_MAX, above
 from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.events import Event
+from limpet.events.parquet import ParquetEvents
+from limpet.events.quarantine import isolate
+from limpet.events.sink import SCHEMA, EventBatch
 from limpet.keys import CatalogKeys, Key, is_ulid
+from limpet.ledger import (
+    OBJECT_BYTES_MAX,
+    AppliedBatch,
+    Moment,
+    MomentOrNone,
+    Publication,
+    Publisher,
+    above,
+    delete_all,
+    moment,
+    store_time,
+)
 from limpet.records import Count, Digest, Name
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Blob, Store
+from limpet.store.api import Absent, Blob, Stat, Store
 from limpet.store.outcome import put_bytes
 
 TRIES_MAX = 10
@@ -350,3 +360,100 @@ class Executions:
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise Corrupt(f"{key} is not what was folded: its digest differs")
         return self._codec.from_bytes(data, what=key)
+
+
+# ---- handing over, and garbage ----
+
+HANDED_PATHS_MAX = 64
+HANDED_BYTES_MAX = 16 << 20
+HANDED_MOST = 10_000
+GRACE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverReport:
+    """What a pass over the events found: batches that were handed over and removed, and objects that are no batch, or
+    too large for one, or that the compactor does not take. Those stay where they are."""
+
+    batches: int
+    strays: int
+
+
+def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = HANDED_MOST) -> HandoverReport:
+    """Have the batches of events that wait folded, and remove each from the ledger once that is published.
+
+    One that the compactor does not take holds up no other: then they are handed over one by one.
+    Raises: Unavailable and the like; what was not folded still waits.   Cost: 1 LIST per 1,000 batches, 1 publication
+    for each 64 of them or 16 MiB, 1 DELETE each.   Crash: what was folded and not removed is recognised by the next.
+    """
+    batches = strays = 0
+    waiting: list[Stat] = []
+
+    def send() -> None:
+        nonlocal batches, strays
+        groups = [[stat.key for stat in waiting]] if waiting else []
+        waiting.clear()
+        while groups:
+            keys_ = groups.pop(0)
+            try:
+                publish(keys_, 0)
+            except (Invalid, Corrupt) as error:
+                if len(keys_) > 1:
+                    groups = [[key] for key in keys_]
+                    continue
+                _log.warning("the events in %s cannot be folded, and stay there: %s", keys_[0], error)
+                batches, strays = batches - 1, strays + 1
+                continue
+            delete_all(store, keys_)
+
+    for stat in islice(store.list(keys.ledger), most):
+        if keys.batch_id(stat.key) is None or stat.size > OBJECT_BYTES_MAX:
+            strays += 1  # it stays; the compactor would have to take all of it into memory (F32)
+            continue
+        if len(waiting) == HANDED_PATHS_MAX or sum(each.size for each in waiting) + stat.size > HANDED_BYTES_MAX:
+            send()
+        waiting.append(stat)
+        batches += 1
+    send()
+    return HandoverReport(batches, strays)
+
+
+def garbage(head: EventHead, listed: Iterable[Stat], ids: Iterable[str | None], before: datetime) -> list[str]:
+    """The files of events that no head names: merged before that time, or written before it and never named."""
+    named = {file.id for file in head.files}
+    merged = {gone.id: moment(gone.at) for gone in head.gone}
+    return [
+        id_
+        for stat, id_ in zip(listed, ids, strict=True)
+        if id_ is not None and id_ not in named and merged.get(id_, stat.modified) < before
+    ]
+
+
+def collect_events(executions: Executions, *, grace_s: float = GRACE_S) -> int:
+    """Delete files of events that were merged into others, or that no head ever named; how many. For the compactor.
+
+    Before it deletes it swaps the head: whoever was about to name one of them loses, and begins anew with new names.
+    Raises: OutcomeUnknown (do it again).   Cost: 1 GET, 1 LIST per 1,000 files; if there is garbage 1 GET + 1 PUT, and
+    1 DELETE each.   Crash: the rest goes next time.
+    """
+    cell, store, keys = executions.cell(), executions.store, executions.keys
+    before = store_time(store, cell.read) - timedelta(seconds=grace_s)
+    seen = cell.read()
+    if seen is None:
+        return 0
+    listed = [*store.list(keys.states)]
+    doomed = {*garbage(seen.value, listed, [keys.id_of(stat.key) for stat in listed], before)}
+    if not doomed:
+        return 0
+
+    def cleared(head: EventHead | None) -> EventHead | None:
+        if head is None:
+            return None
+        return msgspec.structs.replace(head, gone=tuple(each for each in head.gone if each.id not in doomed))
+
+    after = cell.update(cleared)
+    if after is None:
+        return 0
+    doomed -= {file.id for file in after.value.files}  # named between the listing and the swap
+    delete_all(store, [keys.state(id_) for id_ in sorted(doomed)])
+    return len(doomed)
