@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def publish(screen: Screen, fleet: Fleet) -> Published | None:
     """Publish the index, say so and how to query it; None, and a line, without the packages.   Raises: LimpetError."""
-    from limpet.cli.catalog_options import demand_extra
+    from limpet.cli.catalog.options import demand_extra
 
     try:
         demand_extra()

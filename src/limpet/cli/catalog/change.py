@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.catalog_options import CatalogUrlOption, SeparatorOption, TableArgument, identifier, opened
+from limpet.cli.catalog.options import CatalogUrlOption, SeparatorOption, TableArgument, identifier, opened
 from limpet.cli.queue_options import DELAY_HELP, duration_s, many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, clean, console, lines, print_json
 from limpet.errors import Invalid
