@@ -112,7 +112,7 @@ CATALOG_BUGS = [
         "a slow clock makes the name right above the last one",
         "catalog 9, catalog 12c, found by the simulation",
         9,
-        ("above", "for character in floor[:TIME_CHARACTERS]:", "for character in floor:"),
+        ("ledger.above", "for character in floor[:TIME_CHARACTERS]:", "for character in floor:"),
         (
             "above",
             "return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]",
