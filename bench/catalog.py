@@ -2,7 +2,7 @@
 
 `python bench/catalog.py` starts the servers that it needs, measures, prints a line for each measurement, and writes
 bench/results/catalog.md, catalog.json and catalog.svg. `--quick` measures little and writes nothing; `--only TEXT`
-measures what has TEXT in its line (`growth` for requests and bytes by the number of tables), and writes nothing either.
+measures what has TEXT in its line (`growth`: requests, bytes and CPU by the number of tables), and writes nothing.
 It takes about ten minutes.
 """
 
@@ -53,7 +53,7 @@ class Scale:
     """How many creates, and appends, of each size are counted: whole rounds from one checkpoint to the next."""
 
 
-FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000), 200)
+FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000, 100_000), 200)
 QUICK = Scale(1.0, (1, 64), 0, (10, 100), 200)
 
 Run = tuple[System, PlaceKind, int, int]

@@ -30,7 +30,7 @@ NOT_STORED = {
 FREE = {
     "limpet.catalog.records.Change.value": "an entry of the state; `unusable` looks at it before it is published",
     "limpet.catalog.records.Row.result": "what a client was told, handed out again as it is",
-    "limpet.catalog.records.Told.result": "what a client was told, handed out again as it is",
+    "limpet.catalog.records.RememberedAnswer.result": "what a client was told, handed out again as it is",
     "limpet.cell.cell._Plain.value": "a user's own JSON value, within the bounds of a record",
     "limpet.events.Event.fields{}": "facts about a run, kept as JSON text and never computed with",
 }

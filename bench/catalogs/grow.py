@@ -1,17 +1,20 @@
-"""What a commit and a load cost in requests and bytes as tables become many: exact, and the same on every machine.
+"""What a commit and a load cost in requests, bytes and CPU as tables become many: exact but for the CPU.
 
 `python -m bench.catalogs.grow TABLES COMMITS` fills a catalog in memory, then creates and appends one after another,
 and prints what each cost by the kind of object. Checkpoints are the objects below `snapshots/`; all else is outside.
 What `limpet serve` writes in the background is written here before the next commit, so that nothing is left to chance.
+CPU is that of the whole process, client and leader; what checkpoints take is counted apart.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,9 +22,12 @@ from bench.catalogs.ours import Bench, fill
 from bench.catalogs.work import NAMESPACE, OWN_TABLES, Share
 
 from limpet.app.catalogs import leader_of, open_catalog, storage_of
-from limpet.catalog import Compactor, Published
+from limpet.catalog import Compactor, Grant
 from limpet.catalog.catalog import Catalog
+from limpet.catalog.records import Change
+from limpet.catalog.state import LIVE, MINTED, CatalogState, Entry, key_of
 from limpet.keys import Key
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import MemoryStore, MeteredStore, Store
 from limpet.store.api import Always, Version, When
@@ -37,6 +43,7 @@ KINDS = {
 }
 URL = "file:///bench"
 WARM_UP_MAX = 1000
+CHUNK = 20_000
 
 
 class _Sorted(MemoryStore):
@@ -46,6 +53,7 @@ class _Sorted(MemoryStore):
         super().__init__(system())
         self.puts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
+        self.checkpoint_s = 0.0
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         kind = KINDS.get(key.partition("/")[0], "other")
@@ -55,14 +63,16 @@ class _Sorted(MemoryStore):
 
 
 @contextmanager
-def _leading(store: Store) -> Iterator[Catalog]:
-    storage = storage_of(store, system())
+def _leading(store: _Sorted, meter: Store) -> Iterator[Catalog]:
+    storage = storage_of(meter, system())
     compactor = Compactor(storage)
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         published = compactor.publish(paths, token)
         compactor.settle()
+        begun_s = time.process_time()
         compactor.prepare()
+        store.checkpoint_s += time.process_time() - begun_s
         return published
 
     leader = leader_of(storage, publish)
@@ -77,23 +87,49 @@ def _leading(store: Store) -> Iterator[Catalog]:
 
 
 def grown(tables: int, commits: int) -> dict[str, Any]:
-    """Requests and bytes of a create, an append and a load with so many tables."""
+    """Requests, bytes and CPU of a create, an append and a load with so many tables."""
     store = _Sorted()
     meter = MeteredStore(store)
-    with _leading(meter) as catalog:
-        fill(catalog, max(tables, OWN_TABLES))
+    with _leading(store, meter) as catalog:
+        fill(catalog, OWN_TABLES)
+        _add(catalog, tables - OWN_TABLES)
         client, share = Bench(catalog), Share(0, 1)
         found: dict[str, Any] = {"tables": tables, "commits": commits}
         todo = {"create": (client.create, share.creates()), "append": (client.append, share.appends())}
         for verb, (call, names) in todo.items():
             _go_to_checkpoint(client, catalog, verb)
             puts, bytes_, before = store.puts.copy(), store.bytes.copy(), meter.snapshot()
+            store.checkpoint_s, begun_s = 0.0, time.process_time()
             for name in islice(names, commits):
                 call(name)
+            cpu_s = time.process_time() - begun_s - store.checkpoint_s
             gets = (meter.snapshot() - before).requests.get("get", 0)
             found[verb] = _each(store.puts - puts, store.bytes - bytes_, gets, commits)
+            found[verb] |= {
+                "cpu_ms": 1000 * cpu_s / commits,
+                "checkpoint_cpu_ms": 1000 * store.checkpoint_s / commits,
+            }
         found["load"] = _loads(client, meter)
     return found
+
+
+def _add(catalog: Catalog, tables: int) -> None:
+    """So many tables more, whose metadata is never read: entries of the state, and no files."""
+    leader = catalog.leader
+    assert leader is not None
+    for start in range(0, tables, CHUNK):
+        entries = {
+            key_of("t", (NAMESPACE,), f"other{number:06}"): Entry(root, f"{root}/metadata/0.json")
+            for number in range(start, min(start + CHUNK, tables))
+            for root in (f"{NAMESPACE}/other{number:06}-{number:012x}",)
+        }
+        changes = [Change(key, entry.value()) for key, entry in entries.items()]
+        changes += [Change(f"{LIVE}/{entry.root}", 1) for entry in entries.values()]
+        leader.commit(f"{MINTED}fill{start}", partial(_granted, Grant("fill", tuple(changes))))
+
+
+def _granted(grant: Grant, state: CatalogState) -> Grant:
+    return grant
 
 
 def _go_to_checkpoint(client: Bench, catalog: Catalog, verb: str) -> None:

@@ -40,6 +40,8 @@ GROWN_HEAD = (
     "metadata",
     "checkpoints",
     "their bytes",
+    "CPU ms",
+    "of checkpoints",
     "requests of a load: first, again, after a commit",
     "its bytes",
 )
@@ -152,6 +154,8 @@ def _grown_cells(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             f"{each['bytes_by_kind']['metadata']:,.0f}",
             f"{each['checkpoints']:.3f}",
             f"{each['checkpoint_bytes']:,.0f}",
+            f"{each['cpu_ms']:.2f}",
+            f"{each['checkpoint_cpu_ms']:.2f}",
             *(loads if verb == VERBS[0] else [""] * len(loads)),
         )
 

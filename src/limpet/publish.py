@@ -26,16 +26,15 @@ from limpet.catalog.iceberg.files import (
     Column,
     Contents,
     File,
-    Files,
     Stamp,
+    TableFiles,
     commit_of,
     contents_of,
     data_file,
     has_snapshot,
     stage_request,
 )
-from limpet.catalog.names import shown
-from limpet.catalog.refusals import AlreadyExists, NoSuchNamespace, NoSuchTable
+from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable, shown
 from limpet.catalog.warehouse import WAREHOUSE
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.index import Index
@@ -270,7 +269,7 @@ class IndexPublisher:
 
     def _as_it_was(self, plan: _PublishPlan) -> Published:
         assert plan.contents is not None
-        return self._told(plan.metadata_location, Files(plan.keep, (), ()), plan.contents, None)
+        return self._told(plan.metadata_location, TableFiles(plan.keep, (), ()), plan.contents, None)
 
     # ---- looking ----
 
@@ -334,7 +333,7 @@ class IndexPublisher:
             return None
         written: list[Key] = []
         try:
-            files = Files(plan.keep, self._write_parts(plan, contents, written), plan.drop)
+            files = TableFiles(plan.keep, self._write_parts(plan, contents, written), plan.drop)
             if _layout(self._manifest()) != _layout(plan.manifest):
                 self._remove(written)
                 return None
@@ -432,7 +431,7 @@ class IndexPublisher:
         """Delete files that no commit names. What cannot be deleted now is left: no reader opens it."""
         self._storage.store.delete_many(written)
 
-    def _told(self, metadata_location: str, files: Files, contents: Contents, stamp: Stamp | None) -> Published:
+    def _told(self, metadata_location: str, files: TableFiles, contents: Contents, stamp: Stamp | None) -> Published:
         """The report after a commit; without a `stamp` there was none."""
         after = (*files.keep, *files.add)
         is_new = stamp is not None and bool(files.add or files.drop)

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.catalog import Published
-from limpet.catalog import anti_entropy as module
-from limpet.catalog.anti_entropy import Fate, Handed, Judged, hand_over, judged, was_met, will_never_be
-from limpet.catalog.decide import Go, judge
-from limpet.catalog.executions import Executions
-from limpet.catalog.records import Batch, Commit, Head
-from limpet.catalog.sink import EventBatch
-from limpet.catalog.storage import Storage
+from limpet.catalog.decide import Go, classify
+from limpet.catalog.gc import BatchOutcome, ClassifiedBatch, classify_ledger, was_met, will_never_be
+from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch
+from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Unavailable
 from limpet.events import Event
+from limpet.events import fold as module
+from limpet.events.fold import Executions, HandoverReport, hand_over
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
+from limpet.ledger import Publication
 from limpet.store import MemoryStore, MeteredStore, ScopedStore
 from support.catalog import Leading
 from support.clock import QueueRuntime, Time, steady
@@ -54,29 +54,29 @@ def test_what_waits_is_folded_and_removed_with_the_rights_of_each(runtime: Queue
     compactor = Executions(ScopedStore(store, role="compactor", runtime=runtime), KEYS, runtime)
     sizes: list[int] = []
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         sizes.append(len(paths))
         return compactor.publish(paths, token)
 
-    assert hand_over(api, KEYS, publish) == Handed(150, 0)
+    assert hand_over(api, KEYS, publish) == HandoverReport(150, 0)
     assert sizes == [64, 64, 22]
     assert [*store.list(KEYS.ledger)] == []
     assert compactor.head().events == 150
-    assert hand_over(api, KEYS, publish) == Handed(0, 0)
+    assert hand_over(api, KEYS, publish) == HandoverReport(0, 0)
 
 
 def test_a_call_is_bounded_in_paths_and_in_bytes(runtime: QueueRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore(runtime)
     first, *_ = events_in(store, runtime, 10)
-    monkeypatch.setattr(module, "BYTES_MAX", 3 * store.head(first).size)
+    monkeypatch.setattr(module, "HANDED_BYTES_MAX", 3 * store.head(first).size)
     sizes: list[int] = []
     folded = Executions(store, KEYS, runtime)
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         sizes.append(len(paths))
         return folded.publish(paths, token)
 
-    assert hand_over(store, KEYS, publish, most=8) == Handed(8, 0)
+    assert hand_over(store, KEYS, publish, most=8) == HandoverReport(8, 0)
     assert sizes == [3, 3, 2]
     assert len([*store.list(KEYS.ledger)]) == 2
 
@@ -85,7 +85,7 @@ def test_nothing_goes_before_it_is_folded(runtime: QueueRuntime) -> None:
     store = MemoryStore(runtime)
     keys = events_in(store, runtime, 3)
 
-    def away(paths: Sequence[str], token: int) -> Published:
+    def away(paths: Sequence[str], token: int) -> Publication:
         raise Unavailable("the compactor restarts")
 
     with pytest.raises(Unavailable):
@@ -98,14 +98,14 @@ def test_a_pass_that_died_before_it_removed_them_is_done_again(runtime: QueueRun
     keys = events_in(store, runtime, 3)
     folded = Executions(store, KEYS, runtime)
     folded.publish(keys)
-    assert hand_over(store, KEYS, folded.publish) == Handed(3, 0)
+    assert hand_over(store, KEYS, folded.publish) == HandoverReport(3, 0)
     assert (folded.head().events, folded.head().version) == (3, 1)
 
 
 def test_what_is_no_batch_is_left_alone(runtime: QueueRuntime) -> None:
     store = MemoryStore(runtime)
     store.put(Key(f"{KEYS.ledger}/notes.txt"), b"mine")
-    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == Handed(0, 1)
+    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == HandoverReport(0, 1)
     assert store.get(Key(f"{KEYS.ledger}/notes.txt")).data == b"mine"
 
 
@@ -114,7 +114,7 @@ def test_a_batch_too_large_for_memory_is_left_alone(runtime: QueueRuntime, monke
     keys = events_in(store, runtime, 3)
     monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 1 << 20)
     store.put(keys[1], b"x" * ((1 << 20) + 1))
-    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == Handed(2, 1)
+    assert hand_over(store, KEYS, Executions(store, KEYS, runtime).publish) == HandoverReport(2, 1)
     assert [stat.key for stat in store.list(KEYS.ledger)] == [keys[1]]
 
 
@@ -124,12 +124,12 @@ tokens = st.integers(1, 4)
 versions = st.integers(1, 5)
 
 
-def head_of(version: int, token: int) -> Head:
-    return Head(version=version, token=token, at="", links=(), snapshot=None, tail=(), applied=(), last_id="")
+def head_of(version: int, token: int) -> CatalogHead:
+    return CatalogHead(version=version, token=token, at="", links=(), snapshot=None, tail=(), applied=(), last_id="")
 
 
-def commit_of(version: int, token: int) -> Commit:
-    return Commit(
+def commit_of(version: int, token: int) -> CommitRecord:
+    return CommitRecord(
         domain="catalog", id="", version=version, token=token, at="", paths=(), rows=(), links=(), snapshot=None
     )
 
@@ -138,17 +138,17 @@ def commit_of(version: int, token: int) -> Commit:
 def test_what_will_never_be_is_refused_by_this_head_and_every_later_one(
     token: int, base: int | None, version: int, led: int, more: int, since: int
 ) -> None:
-    batch = Batch(domain="catalog", token=token, base_version=base)
+    batch = LedgerBatch(domain="catalog", token=token, base_version=base)
     if will_never_be(batch, head_of(version, led)):
-        assert not isinstance(judge(head_of(version, led), [batch], token), Go)
-        assert not isinstance(judge(head_of(version + more, led + since - 1), [batch], token), Go)
+        assert not isinstance(classify(head_of(version, led), [batch], token), Go)
+        assert not isinstance(classify(head_of(version + more, led + since - 1), [batch], token), Go)
 
 
 @given(tokens, versions, versions)
 def test_a_batch_is_met_at_the_only_version_that_could_publish_it(token: int, base: int, version: int) -> None:
-    batch = Batch(domain="catalog", token=token, base_version=base)
+    batch = LedgerBatch(domain="catalog", token=token, base_version=base)
     assert was_met(batch, commit_of(version, token)) == (version <= base + 1)
-    epoch = Batch(domain="catalog", token=token, base_version=None)
+    epoch = LedgerBatch(domain="catalog", token=token, base_version=None)
     assert not was_met(epoch, commit_of(version + 1, token))
     assert was_met(epoch, commit_of(version, token - 1))
 
@@ -156,8 +156,8 @@ def test_a_batch_is_met_at_the_only_version_that_could_publish_it(token: int, ba
 # ---- catalog: the ledger ----
 
 
-def fates(leading: Leading) -> dict[str, Fate]:
-    return {each.path: each.fate for each in judged(leading.storage, grace_s=GRACE_S)}
+def fates(leading: Leading) -> dict[str, BatchOutcome]:
+    return {each.path: each.fate for each in classify_ledger(leading.storage, grace_s=GRACE_S)}
 
 
 def test_each_batch_has_the_fate_that_the_chain_tells(runtime: QueueRuntime) -> None:
@@ -177,20 +177,20 @@ def test_each_batch_has_the_fate_that_the_chain_tells(runtime: QueueRuntime) -> 
     assert fates(leading) == {}, "all are young"
     runtime.sleep(LATER_S)
     found = fates(leading)
-    assert {path: fate for path, fate in found.items() if fate is not Fate.APPLIED} == {
-        dead_base: Fate.DEAD,
-        dead_term: Fate.DEAD,
-        dead_epoch: Fate.DEAD,
-        waiting: Fate.OPEN,
-        strange: Fate.STRAY,
-        malformed: Fate.MALFORMED,
+    assert {path: fate for path, fate in found.items() if fate is not BatchOutcome.APPLIED} == {
+        dead_base: BatchOutcome.DEAD,
+        dead_term: BatchOutcome.DEAD,
+        dead_epoch: BatchOutcome.DEAD,
+        waiting: BatchOutcome.OPEN,
+        strange: BatchOutcome.STRAY,
+        malformed: BatchOutcome.MALFORMED,
     }
-    assert sum(fate is Fate.APPLIED for fate in found.values()) == leading.head.version
+    assert sum(fate is BatchOutcome.APPLIED for fate in found.values()) == leading.head.version
     assert {each.path for each in dead(leading.storage)} == {dead_base, dead_term, dead_epoch}
 
 
-def dead(storage: Storage) -> list[Judged]:
-    return [each for each in judged(storage, grace_s=GRACE_S) if each.fate is Fate.DEAD]
+def dead(storage: CatalogStorage) -> list[ClassifiedBatch]:
+    return [each for each in classify_ledger(storage, grace_s=GRACE_S) if each.fate is BatchOutcome.DEAD]
 
 
 def test_a_dead_batch_is_told_with_who_wrote_it_on_what(runtime: QueueRuntime) -> None:
@@ -199,7 +199,7 @@ def test_a_dead_batch_is_told_with_who_wrote_it_on_what(runtime: QueueRuntime) -
     leading.create("c")
     runtime.sleep(LATER_S)
     [found] = dead(leading.storage)
-    assert isinstance(found, Judged)
+    assert isinstance(found, ClassifiedBatch)
     assert found.path == path
     assert found.batch is not None
     assert (found.batch.token, found.batch.base_version) == (1, 1)
@@ -209,16 +209,16 @@ def test_what_may_be_published_yet_is_not_dead_and_can_be(runtime: QueueRuntime)
     leading = Leading(runtime)
     path = leading.add(leading.head.version, "b")
     runtime.sleep(LATER_S)
-    assert fates(leading)[path] is Fate.OPEN
+    assert fates(leading)[path] is BatchOutcome.OPEN
     leading.publish(path)
-    assert fates(leading)[path] is Fate.APPLIED
+    assert fates(leading)[path] is BatchOutcome.APPLIED
 
 
 def test_without_a_head_everything_is_open(runtime: QueueRuntime) -> None:
     leading = Leading(runtime)
     leading.store.delete(leading.storage.keys.head)
     runtime.sleep(LATER_S)
-    assert {*fates(leading).values()} == {Fate.OPEN}
+    assert {*fates(leading).values()} == {BatchOutcome.OPEN}
 
 
 def test_a_batch_from_a_slow_clock_is_found_all_the_same(runtime: QueueRuntime) -> None:
@@ -228,7 +228,7 @@ def test_a_batch_from_a_slow_clock_is_found_all_the_same(runtime: QueueRuntime) 
         leading.create(name)
     slow = QueueRuntime(runtime.time, "p0")
     slow.wall_offset_s = -86400.0
-    batch = Batch(domain="catalog", token=1, base_version=leading.head.version)
+    batch = LedgerBatch(domain="catalog", token=1, base_version=leading.head.version)
     path = leading.storage.add_batch(slow.new_id(), batch)
     leading.publish(path)
     other = leading.storage.add_batch(slow.new_id(), batch)
@@ -236,7 +236,7 @@ def test_a_batch_from_a_slow_clock_is_found_all_the_same(runtime: QueueRuntime) 
         leading.create(name)
     runtime.sleep(LATER_S)
     found = fates(leading)
-    assert (found[path], found[other]) == (Fate.APPLIED, Fate.DEAD)
+    assert (found[path], found[other]) == (BatchOutcome.APPLIED, BatchOutcome.DEAD)
 
 
 def test_cost(runtime: QueueRuntime) -> None:
@@ -250,7 +250,7 @@ def test_cost(runtime: QueueRuntime) -> None:
     runtime.sleep(LATER_S)
     meter.now(max_age_s=1.0)
     with meter.measure() as cost:
-        judged(leading.elsewhere(), grace_s=GRACE_S)
+        classify_ledger(leading.elsewhere(), grace_s=GRACE_S)
     assert cost.requests["list"] == 1
     assert cost.requests["get"] <= 1 + 21 + 1, "the head, each commit, and the one batch that none of them names"
     assert cost.requests.keys() == {"list", "get"}
@@ -272,9 +272,9 @@ def test_any_history(acts: list[str]) -> None:
         applied.add(leading.head.applied[-1].path)
     runtime.sleep(LATER_S)
     found = fates(leading)
-    assert {path for path, fate in found.items() if fate is Fate.APPLIED} == applied
-    assert {path for path, fate in found.items() if fate in (Fate.DEAD, Fate.OPEN)} == left
+    assert {path for path, fate in found.items() if fate is BatchOutcome.APPLIED} == applied
+    assert {path for path, fate in found.items() if fate in (BatchOutcome.DEAD, BatchOutcome.OPEN)} == left
     for path, fate in found.items():
-        if fate is Fate.OPEN:
+        if fate is BatchOutcome.OPEN:
             batch = leading.storage.batch(path)
-            assert isinstance(judge(leading.head, [batch], batch.token), Go)
+            assert isinstance(classify(leading.head, [batch], batch.token), Go)

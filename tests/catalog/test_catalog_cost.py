@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from limpet.catalog import Compactor, Grant, Leader, Published
-from limpet.catalog.catalog import Catalog
-from limpet.catalog.entries import LIVE, Entry
-from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.names import key_of
-from limpet.catalog.parquet import ParquetSnapshots
+from limpet.catalog import Compactor, Grant, Leader
+from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.records import Change
-from limpet.catalog.refusals import AlreadyExists
-from limpet.catalog.state import MINTED, State
-from limpet.catalog.storage import Storage
+from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
 from limpet.lease import Lock, VersionWatch
+from limpet.ledger import Publication
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import system
 from limpet.store import MemoryStore
@@ -47,6 +46,10 @@ FLAT = 1.5
 CLIENTS = 64
 WRITES_MAX = 0.2
 URL = "memory://cost"
+FEW, MANY = 100, 10_000
+CALLS_MORE = 1.3
+BYTES_MORE = 64 << 10
+"""A copy of 20,000 entries takes more than 300 KiB."""
 
 
 class Sorted(MemoryStore):
@@ -113,14 +116,14 @@ class World:
 
     def reader(self) -> Catalog:
         """The catalog as another process sees it."""
-        storage = Storage(self.store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
+        storage = CatalogStorage(self.store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
         return Catalog(storage, Warehouse(self.store, URL, system()))
 
     def fill(self, tables: int) -> None:
         """So many tables in the namespace `full`, by one commit: no metadata of theirs is ever read."""
         self.catalog.create_namespace(["full"])
 
-        def decide(state: State) -> Grant:
+        def decide(state: CatalogState) -> Grant:
             entries = [Entry(f"full/t{n:05}-{n:012x}", f"full/t{n:05}-{n:012x}/metadata/0.json") for n in range(tables)]
             changes = [Change(key_of("t", ("full",), f"t{n:05}"), entry.value()) for n, entry in enumerate(entries)]
             return Grant("fill", (*changes, *(Change(f"{LIVE}/{entry.root}", 1) for entry in entries)))
@@ -131,10 +134,10 @@ class World:
 def make_world() -> World:
     """What `limpet serve` writes in the background is written here before the next commit, so costs are exact."""
     store = Sorted()
-    storage = Storage(store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
+    storage = CatalogStorage(store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
     compactor = Compactor(storage)
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         published = compactor.publish(paths, token)
         compactor.settle()
         compactor.prepare()
@@ -284,3 +287,70 @@ def test_a_reader_that_comes_late_reads_one_checkpoint(world: World) -> None:
     with world.spending() as late:
         other.load_table(["a"], "t")
     assert late == {"get head": 1, "get checkpoint": 1}
+
+
+@pytest.mark.parametrize("verb", ["create", "append"])
+def test_a_group_touches_as_much_with_few_tables_as_with_many(verb: str) -> None:
+    few_calls, few_bytes = cost_of_a_group(FEW, verb)
+    many_calls, many_bytes = cost_of_a_group(MANY, verb)
+    assert many_calls <= CALLS_MORE * few_calls, "it goes through all tables"
+    assert many_bytes <= few_bytes + BYTES_MORE, "it copies all tables"
+
+
+def cost_of_a_group(tables: int, verb: str) -> tuple[int, int]:
+    """How many calls a leader makes for a group of one commit, and how many bytes of memory it takes meanwhile."""
+    world = make_world()
+
+    def grouped(act: Callable[[], object]) -> None:
+        client = threading.Thread(target=act)
+        client.start()
+        take_turn(world, 1)
+        client.join()
+
+    grouped(lambda: world.catalog.create_namespace(["a"]))
+    grouped(lambda: world.create("t"))
+    grouped(lambda: world.append("t", 1))  # PyIceberg is imported, caches are full
+    filling = threading.Thread(target=world.fill, args=(tables,))
+    filling.start()
+    take_turn(world, 1)
+    take_turn(world, 1)
+    filling.join()
+    grouped(lambda: world.create("u"))  # with a checkpoint
+    last: Callable[[], None] = (lambda: world.create("v")) if verb == "create" else (lambda: world.append("t", 2))
+    client = threading.Thread(target=last)
+    client.start()
+    until_s = time.monotonic() + 30
+    while len(world.leader._waiting) < 1:
+        assert time.monotonic() < until_s, "the client did not come"
+        time.sleep(0.001)
+    with counted() as calls, allocated() as peak:
+        world.leader.turn()
+    client.join()
+    return calls[0], peak[0]
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """How many calls this thread makes, and how often it goes on with a generator."""
+    calls, before = [0], sys.getprofile()
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        calls[0] += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def allocated() -> Iterator[list[int]]:
+    """The most memory that was taken at a time."""
+    peak = [0]
+    tracemalloc.start()
+    try:
+        yield peak
+        peak[0] = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

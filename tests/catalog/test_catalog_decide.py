@@ -13,18 +13,19 @@ from limpet.catalog.decide import (
     Done,
     Go,
     NoHead,
-    Partly,
+    PartlyPublished,
     Publish,
-    Refused,
+    RefusedBatch,
     applied_in,
+    classify,
     commit_of,
-    judge,
     links_after,
     next_head,
     unusable,
 )
-from limpet.catalog.records import Applied, Batch, Change, Head, Link, Row, SnapshotRef, Tail, Told
-from limpet.catalog.state import TIDY_ABOVE, State, is_live, scoped, time_text
+from limpet.catalog.records import CatalogHead, Change, LedgerBatch, Link, RememberedAnswer, Row, SnapshotRef, Tail
+from limpet.catalog.state import TIDY_ABOVE, CatalogState, is_live, scoped, time_text
+from limpet.ledger import AppliedBatch
 
 T0 = "2026-11-17T08:00:00.000000+00:00"
 T1 = "2026-11-17T08:00:01.000000+00:00"
@@ -35,7 +36,7 @@ def link(version: int) -> Link:
     return Link(version, f"c{version}", SHA)
 
 
-def head(version: int = 5, token: int = 3, **fields: object) -> Head:
+def head(version: int = 5, token: int = 3, **fields: object) -> CatalogHead:
     given = {
         "version": version,
         "token": token,
@@ -43,34 +44,34 @@ def head(version: int = 5, token: int = 3, **fields: object) -> Head:
         "links": tuple(map(link, range(version, 0, -1))),
         "snapshot": None,
         "tail": (Tail(version, T0, (row("h"),)),),
-        "applied": (Applied(f"p{version}", version, f"c{version}"),),
+        "applied": (AppliedBatch(f"p{version}", version, f"c{version}"),),
         "last_id": "last",
         "gc_floor": "floor",
         **fields,
     }
-    return Head(**given)  # type: ignore[arg-type]
+    return CatalogHead(**given)  # type: ignore[arg-type]
 
 
 def row(id_: str = "r", *changes: Change) -> Row:
     return Row(id_, "x", changes)
 
 
-def batch(base: int | None, token: int = 3, rows: tuple[Row, ...] = ()) -> Batch:
-    return Batch(domain="catalog", token=token, base_version=base, rows=rows)
+def batch(base: int | None, token: int = 3, rows: tuple[Row, ...] = ()) -> LedgerBatch:
+    return LedgerBatch(domain="catalog", token=token, base_version=base, rows=rows)
 
 
 # ---- was it published before? ----
 
 
 def test_what_a_head_remembers_of_batches() -> None:
-    known = head(applied=(Applied("a", 4, "c4"), Applied("b", 5, "c5"), Applied("c", 5, "c5")))
+    known = head(applied=(AppliedBatch("a", 4, "c4"), AppliedBatch("b", 5, "c5"), AppliedBatch("c", 5, "c5")))
     assert applied_in(None, ["a"]) is None
     assert applied_in(known, ["x"]) is None
     assert applied_in(known, ["a"]) == Done(4, "c4")
     assert applied_in(known, ["c", "b"]) == Done(5, "c5")
-    assert applied_in(known, ["a", "b"]) == Partly(), "they were published as two versions"
-    assert applied_in(known, ["b", "x"]) == Partly()
-    assert applied_in(known, ["b", "c", "x"]) == Partly()
+    assert applied_in(known, ["a", "b"]) == PartlyPublished(), "they were published as two versions"
+    assert applied_in(known, ["b", "x"]) == PartlyPublished()
+    assert applied_in(known, ["b", "c", "x"]) == PartlyPublished()
 
 
 # ---- may it be published? ----
@@ -97,36 +98,40 @@ def test_what_a_head_remembers_of_batches() -> None:
         (head(), [batch(5, token=4), batch(None, token=4)], 4, "go"),
     ],
 )
-def test_whether_batches_may_be_published(known: Head | None, batches: list[Batch], token: int, wanted: str) -> None:
-    found = judge(known, batches, token)
+def test_whether_batches_may_be_published(
+    known: CatalogHead | None, batches: list[LedgerBatch], token: int, wanted: str
+) -> None:
+    found = classify(known, batches, token)
     match found:
         case Go():
             said = "go"
         case NoHead():
             said = "no head"
-        case Refused(stale=True):
+        case RefusedBatch(stale=True):
             said = "stale"
-        case Refused():
+        case RefusedBatch():
             said = "moved"
     assert said == wanted
 
 
 def test_the_rows_of_all_batches_go_in_order_and_a_refusal_says_why() -> None:
     rows = [row(str(n)) for n in range(3)]
-    assert judge(head(), [batch(5, rows=(rows[0], rows[1])), batch(5, rows=(rows[2],))], 3) == Go(tuple(rows))
-    assert judge(None, [batch(None, rows=(rows[0],))], 3) == Go((rows[0],))
-    assert judge(head(), [batch(5, token=1)], 3) == Refused(True, "the batch was written with token 1, not 3")
-    assert judge(head(), [batch(None, token=2)], 2) == Refused(True, "token 2 is not above 3, which has led already")
-    assert judge(head(), [batch(5, token=4)], 4) == Refused(True, "token 3 leads, not 4")
-    assert judge(head(), [batch(1)], 3) == Refused(False, "the batch was validated on another version than 5")
+    assert classify(head(), [batch(5, rows=(rows[0], rows[1])), batch(5, rows=(rows[2],))], 3) == Go(tuple(rows))
+    assert classify(None, [batch(None, rows=(rows[0],))], 3) == Go((rows[0],))
+    assert classify(head(), [batch(5, token=1)], 3) == RefusedBatch(True, "the batch was written with token 1, not 3")
+    assert classify(head(), [batch(None, token=2)], 2) == RefusedBatch(
+        True, "token 2 is not above 3, which has led already"
+    )
+    assert classify(head(), [batch(5, token=4)], 4) == RefusedBatch(True, "token 3 leads, not 4")
+    assert classify(head(), [batch(1)], 3) == RefusedBatch(False, "the batch was validated on another version than 5")
 
 
 # ---- the next head ----
 
 
-def walked(versions: int) -> Head:
+def walked(versions: int) -> CatalogHead:
     """A head after so many publications."""
-    now: Head | None = None
+    now: CatalogHead | None = None
     for version in range(1, versions + 1):
         now = next_head(now, Publish((f"p{version}",), (), 1, T0, link(version), f"c{version}", None))
     assert now is not None
@@ -163,10 +168,15 @@ def test_the_head_after_a_publication() -> None:
     assert [each.version for each in new.tail] == [4, 5, 6]
     assert new.tail[-1] == Tail(6, T1, (row("n"),))
     assert new.snapshot is None
-    assert new.applied == (Applied("p5", 5, "c5"), Applied("q", 6, "c6"), Applied("r", 6, "c6"))
+    assert new.applied == (AppliedBatch("p5", 5, "c5"), AppliedBatch("q", 6, "c6"), AppliedBatch("r", 6, "c6"))
     assert new.links == (link(6), *links_after(before))
     first = next_head(None, Publish(("q",), (), 1, T1, link(1), "c1", None))
-    assert (first.version, first.gc_floor, first.snapshot, first.applied) == (1, "", None, (Applied("q", 1, "c1"),))
+    assert (first.version, first.gc_floor, first.snapshot, first.applied) == (
+        1,
+        "",
+        None,
+        (AppliedBatch("q", 1, "c1"),),
+    )
     assert first.tail == (Tail(1, T1, ()),)
 
 
@@ -194,7 +204,7 @@ def test_the_commit_of_a_head() -> None:
     known = head(
         snapshot=ref,
         tail=(Tail(4, T0, ()), Tail(5, T0, rows)),
-        applied=(Applied("a", 4, "c4"), Applied("b", 5, "c5"), Applied("c", 5, "c5")),
+        applied=(AppliedBatch("a", 4, "c4"), AppliedBatch("b", 5, "c5"), AppliedBatch("c", 5, "c5")),
     )
     found = commit_of(known, "catalog")
     assert found is not None
@@ -257,12 +267,12 @@ def test_which_entries_a_reader_can_use(key: str, value: object, sound: bool) ->
 
 
 def test_entries_come_and_go_in_order() -> None:
-    state = State({"b": 2, "a": 1})
-    state.apply([row("1", Change("c", 3), Change("a", None), Change("b", 4), Change("gone", None))], T0)
+    state = CatalogState({"b": 2, "a": 1})
+    state = state.after([row("1", Change("c", 3), Change("a", None), Change("b", 4), Change("gone", None))], T0)
     assert [*state.under("")] == [("b", 4), ("c", 3)]
     assert state.entries() == {"b": 4, "c": 3}
     assert (state.get("a"), state.get("b")) == (None, 4)
-    state.apply([row("2", Change("a", 5), Change("ab", 6), Change("b", None))], T0)
+    state = state.after([row("2", Change("a", 5), Change("ab", 6), Change("b", None))], T0)
     assert [*state.under("")] == [("a", 5), ("ab", 6), ("c", 3)]
     assert [*state.under("a")] == [("a", 5), ("ab", 6)]
     assert [*state.under("a", "a")] == [("ab", 6)]
@@ -272,23 +282,22 @@ def test_entries_come_and_go_in_order() -> None:
     assert [*state.under("d")] == []
 
 
-def test_a_copy_is_another_one() -> None:
-    state = State({"a": 1}, {"k.d": Told("x", T0)})
-    other = state.copy()
-    other.apply([row("m.d", Change("b", 2))], T0)
+def test_a_state_is_never_changed() -> None:
+    state = CatalogState({"a": 1}, {"k.d": RememberedAnswer("x", T0)})
+    other = state.after([row("m.d", Change("b", 2))], T0)
     assert [*state.under("")] == [("a", 1)]
     assert [*other.under("")] == [("a", 1), ("b", 2)]
     assert (state.told("m.d"), state.is_used("m")) == (None, False)
-    assert (other.told("m.d"), other.is_used("m"), other.is_used("k")) == (Told("x", T0), True, True)
-    state.apply([row("n.d", Change("c", 2))], T0)
+    assert (other.told("m.d"), other.is_used("m"), other.is_used("k")) == (RememberedAnswer("x", T0), True, True)
+    state = state.after([row("n.d", Change("c", 2))], T0)
     assert not other.is_used("n")
     assert other.get("c") is None
 
 
 def test_what_clients_were_told() -> None:
-    state = State()
-    state.apply([Row("k.d", "what", (), {"r": 1}), Row("~minted", "y")], T0)
-    assert state.told("k.d") == Told("what", T0, {"r": 1})
+    state = CatalogState()
+    state = state.after([Row("k.d", "what", (), {"r": 1}), Row("~minted", "y")], T0)
+    assert state.told("k.d") == RememberedAnswer("what", T0, {"r": 1})
     assert state.told("k") is None
     assert [state.is_used(key) for key in ("k", "k.d", "d", "~minted", "~", "")] == [
         True,
@@ -300,7 +309,7 @@ def test_what_clients_were_told() -> None:
     ]
     assert state.answers().keys() == {"k.d", "~minted"}
     assert scoped("k", "d") == "k.d"
-    assert State(answers={"a.b.c": Told("x", T0)}).is_used("a.b")
+    assert CatalogState(answers={"a.b.c": RememberedAnswer("x", T0)}).is_used("a.b")
 
 
 @pytest.mark.parametrize(
@@ -316,8 +325,8 @@ def test_what_clients_were_told() -> None:
 def test_how_long_an_id_lives(id_: str, age_s: float, lives: bool) -> None:
     now = time_text(datetime.fromisoformat(T0) + timedelta(seconds=age_s))
     assert is_live(id_, T0, now) is lives
-    state = State(answers={id_: Told("x", T0)})
-    state.forget(now)
+    state = CatalogState(answers={id_: RememberedAnswer("x", T0)})
+    state = state.forgetting(now)
     assert (state.told(id_) is not None) is lives
     assert state.is_used("k") is (lives and id_ == "k.d")
 
@@ -325,29 +334,28 @@ def test_how_long_an_id_lives(id_: str, age_s: float, lives: bool) -> None:
 def test_answers_are_dropped_when_it_pays() -> None:
     assert TIDY_ABOVE == 1000
     later = time_text(datetime.fromisoformat(T0) + timedelta(hours=1))
-    state = State()
-    state.apply([row(f"k{n}.d") for n in range(1000)], T0)
-    state.tidy(later)
+    state = CatalogState()
+    state = state.after([row(f"k{n}.d") for n in range(1000)], T0)
+    state = state.tidied(later)
     assert len(state.answers()) == 1000, "it does not pay yet"
-    state.apply([row("more.d")], T0)
-    state.tidy(T0)
+    state = state.after([row("more.d")], T0)
+    state = state.tidied(T0)
     assert len(state.answers()) == 1001, "they live still; from now on it pays at 3,002 more"
-    state.apply([row(f"l{n}.d") for n in range(2001)], T0)
-    state.tidy(later)
+    state = state.after([row(f"l{n}.d") for n in range(2001)], T0)
+    state = state.tidied(later)
     assert len(state.answers()) == 3002
-    state.apply([row("last.d")], T0)
-    state.tidy(later)
+    state = state.after([row("last.d")], T0)
+    state = state.tidied(later)
     assert len(state.answers()) == 0
     assert not state.is_used("k1")
-    given = State(answers={f"k{n}.d": Told("x", T0) for n in range(1001)})
-    given.tidy(later)
+    given = CatalogState(answers={f"k{n}.d": RememberedAnswer("x", T0) for n in range(1001)})
+    given = given.tidied(later)
     assert len(given.answers()) == 1001, "what a state began with counts as kept"
-    copied = given.copy()
-    copied.apply([row(f"l{n}.d") for n in range(2001)], T0)
-    copied.tidy(later)
+    copied = given.after([row(f"l{n}.d") for n in range(2001)], T0)
+    copied = copied.tidied(later)
     assert len(copied.answers()) == 3002
-    copied.apply([row("last.d")], T0)
-    copied.tidy(later)
+    copied = copied.after([row("last.d")], T0)
+    copied = copied.tidied(later)
     assert len(copied.answers()) == 0
 
 

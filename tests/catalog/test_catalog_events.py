@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet.app.events import events_of, is_wanted
-from limpet.catalog import sink as module
-from limpet.catalog.executions import Executions
-from limpet.catalog.sequence import BLOCK, Sequence
-from limpet.catalog.sink import SHARE, EventBatch, Held, LedgerSink, is_due
 from limpet.errors import Denied, Invalid, Unavailable, Unsupported
 from limpet.events import Event, EventSink, task_run
+from limpet.events import sink as module
+from limpet.events.fold import Executions
+from limpet.events.sink import BLOCK, SHARE, EventBatch, LedgerSink, Sequence, SinkLoad, is_due
 from limpet.keys import CatalogKeys
 from limpet.queue import BucketQueue
 from limpet.runtime import system
@@ -107,13 +106,13 @@ def test_what_is_paid_for_stays_below_its_share(steps: list[tuple[int, int, floa
     age_s = 0.0
     for requests, taken, passed_s in steps:
         others, held, age_s = others + requests, held + taken, age_s + passed_s
-        now = Held(held, age_s, 1, own, others)
+        now = SinkLoad(held, age_s, 1, own, others)
         if is_due(now):
             forced = held >= module.FLUSH_COUNT or age_s >= module.FLUSH_AGE_MAX_S
             excess += forced and own + 1 > SHARE * others
             own, held, age_s = own + 1, 0, 0.0
         assert own <= SHARE * others + excess
-    assert not is_due(Held(0, 1e9, 1, 0, 10**9))
+    assert not is_due(SinkLoad(0, 1e9, 1, 0, 10**9))
 
 
 def test_what_was_taken_is_written_in_order_with_positions(world: World) -> None:

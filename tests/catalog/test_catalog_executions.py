@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.catalog import executions as module
-from limpet.catalog.executions import EventHead, Executions, StateFile, is_late, read_batch, to_merge
-from limpet.catalog.quarantine import isolate, quarantined, reason_of, retry
-from limpet.catalog.sink import EventBatch
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.events import Event
+from limpet.events import fold as module
+from limpet.events.fold import EventHead, Executions, StateFile, is_late, read_batch, to_merge
+from limpet.events.quarantine import isolate, quarantined, reason_of, retry
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import ulid
 from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store

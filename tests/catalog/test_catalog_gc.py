@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.catalog import Compactor, View
+from limpet.catalog import CatalogView, Compactor
 from limpet.catalog import compactor as compactor_module
-from limpet.catalog import executions as executions_module
-from limpet.catalog.chain import find, log, state_of, verify
-from limpet.catalog.executions import Executions, Gone
-from limpet.catalog.gc import Ledger, collect_events, collect_ledger, delete_below, raise_floor
-from limpet.catalog.sink import EventBatch
-from limpet.catalog.storage import Storage
+from limpet.catalog.gc import Ledger, collect_ledger, delete_below, raise_floor
+from limpet.catalog.history import find_commit, log, state_of, verify
+from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.events import Event
+from limpet.events import fold as executions_module
+from limpet.events.fold import Executions, MergedFile, collect_events
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
 from limpet.store import MemoryStore, MeteredStore, ScopedStore
 from support.catalog import Leading
@@ -142,7 +142,7 @@ def test_whatever_history_is_kept_can_be_told_exactly(
         for version in needed:
             assert state_of(storage, after, kept[version]).entries() == before[version]
         assert verify(storage, after).broken is None
-        fresh = View(leading.elsewhere(leading.store, runtime)).now()
+        fresh = CatalogView(leading.elsewhere(leading.store, runtime)).now()
         assert fresh is not None
         assert fresh.state.entries() == before[head.version]
 
@@ -162,7 +162,7 @@ def test_the_state_at_any_moment_within_keep_can_be_told(leading: Leading, runti
         leading.create(f"t{n}")
     raise_floor(leading.storage, keep=6 * DAY)
     delete_below(leading.storage, grace_s=0.0)
-    commit = find(leading.storage, leading.head, lambda each: each.at <= moment)
+    commit = find_commit(leading.storage, leading.head, lambda each: each.at <= moment)
     assert state_of(leading.storage, leading.head, commit).get("a") == {"of": "a"}
 
 
@@ -174,7 +174,7 @@ def test_what_is_no_longer_kept_is_missing_and_not_corrupt(leading: Leading, run
     gone = delete_below(leading.storage, grace_s=60.0)
     assert gone >= 15
     with pytest.raises(Missing, match="no longer kept"):
-        find(leading.storage, leading.head, lambda each: each.version <= 2)
+        find_commit(leading.storage, leading.head, lambda each: each.version <= 2)
 
 
 def test_young_names_below_the_floor_have_their_grace(leading: Leading, runtime: QueueRuntime) -> None:
@@ -228,7 +228,7 @@ def test_a_publication_that_meets_the_floor_begins_anew(
     assert head.snapshot is not None
     assert min(head.snapshot.id, head.links[0].id) >= head.gc_floor
     delete_below(other, grace_s=0.0)
-    loaded = View(other).now()
+    loaded = CatalogView(other).now()
     assert loaded is not None
     assert len(loaded.state.entries()) == 11
     assert verify(other, head).broken is None
@@ -239,7 +239,7 @@ def test_a_slow_reader_looks_again(leading: Leading, runtime: QueueRuntime) -> N
     for n in range(12):
         leading.create(f"t{n}")
     network = Network(runtime, leading.store)
-    slow = View(leading.elsewhere(network, runtime))
+    slow = CatalogView(leading.elsewhere(network, runtime))
 
     def collect() -> None:
         for n in range(12):
@@ -309,7 +309,7 @@ def test_each_role_does_its_part_and_no_other(leading: Leading, runtime: QueueRu
     left = leading.add(1, "dead")
     runtime.sleep(DAY_S)
 
-    def role(name: str) -> Storage:
+    def role(name: str) -> CatalogStorage:
         scoped = ScopedStore(leading.store, role=name, runtime=runtime)
         return leading.elsewhere(scoped, runtime)
 
@@ -500,7 +500,7 @@ def test_the_list_of_merged_files_is_bounded(runtime: QueueRuntime, monkeypatch:
     folding.fold(20)
     gone = folding.executions.head().gone
     assert len(gone) == 3
-    assert all(isinstance(each, Gone) for each in gone)
+    assert all(isinstance(each, MergedFile) for each in gone)
     runtime.sleep(DAY_S)
     folding.collect(60.0)
     assert len([*folding.bucket.list(folding.keys.states)]) == len(folding.executions.head().files)
@@ -516,5 +516,5 @@ def test_a_head_that_is_lost_is_an_error_and_nothing_goes(leading: Leading) -> N
         with pytest.raises(Corrupt, match="is missing, and there are commits"):
             collect()
     with pytest.raises(Corrupt, match="is missing, and there are commits"):
-        View(leading.storage).now()
+        CatalogView(leading.storage).now()
     assert ids_in(leading, leading.storage.keys.commits) == kept

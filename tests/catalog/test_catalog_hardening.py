@@ -10,23 +10,21 @@ from typing import Any
 import pytest
 
 from limpet import records
-from limpet.catalog import Compactor, Published, leader, tables
-from limpet.catalog.anti_entropy import Fate, hand_over, judged
-from limpet.catalog.catalog import Catalog
+from limpet.catalog import Compactor, commit, leader
+from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.decide import unusable
-from limpet.catalog.executions import Executions, read_batch
-from limpet.catalog.gc import collect
+from limpet.catalog.gc import BatchOutcome, classify_ledger, collect
 from limpet.catalog.leader import Grant
-from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.quarantine import isolate, quarantined
-from limpet.catalog.records import ACTOR, Batch, Change, Row
-from limpet.catalog.refusals import CommitFailed
-from limpet.catalog.sink import EventBatch
-from limpet.catalog.state import State
+from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
+from limpet.catalog.state import CatalogState, CommitFailed
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import Event as Fact
+from limpet.events.fold import Executions, hand_over, read_batch
+from limpet.events.quarantine import isolate, quarantined
+from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
 from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
@@ -104,7 +102,7 @@ def test_metadata_that_version_0_1_wrote_is_served_and_gets_a_digest_with_the_ne
     catalog.warehouse.store.put(Key(old), made.metadata)
     root = metadata(made)["location"].removeprefix(f"{catalog.warehouse.url}/")
 
-    def decide(state: State) -> Grant:
+    def decide(state: CatalogState) -> Grant:
         return Grant("commit", (Change("t/a//t", [root, old.rpartition("/")[2]]),))
 
     assert catalog.leader is not None
@@ -256,12 +254,12 @@ def test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_publ
         "requirements": [{"type": "assert-current-schema-id", "current-schema-id": 0}],
         "updates": [*added_schemas(1), {"action": "set-current-schema", "schema-id": -1}],
     }
-    prepared = tables.prepare(catalog.warehouse, catalog._known_or_read, ("a",), "t", request)
+    prepared = commit.prepare_commit(catalog.warehouse, catalog._known_or_read, ("a",), "t", request)
     ahead = catalog._worked_out((prepared,))
     first = metadata(catalog.commit_table(["a"], "t", request))
     assert first["current-schema-id"] != 0
     with pytest.raises(CommitFailed, match="current schema"):
-        catalog._commit(None, "", ("late",), tables.commit(catalog.warehouse, prepared, ahead), ahead)
+        catalog._commit(None, "", ("late",), commit.commit_table(catalog.warehouse, prepared, ahead), ahead)
     assert metadata(catalog.load_table(["a"], "t")) == first
 
 
@@ -337,7 +335,7 @@ def test_rows_that_no_reader_can_use_are_not_published(change: Change) -> None:
             made.create_namespace(["n"])
             head = made.storage.head().read()
         assert head is not None
-        batch = Batch(
+        batch = LedgerBatch(
             domain="catalog", token=head.value.token, base_version=head.value.version, rows=(Row("2", "x", (change,)),)
         )
         path = made.storage.add_batch(system().new_id(), batch)
@@ -357,7 +355,7 @@ def test_a_row_says_what_it_is() -> None:
 def test_an_entry_that_0_1_published_and_cannot_be_used_harms_no_other(catalog: Catalog) -> None:
     catalog.create_table(["a"], table("sound"))
     state = catalog._state()
-    state._set("t/a//bad", 5)
+    state._entries = state._entries.put("t/a//bad", 5)
     with pytest.raises(Corrupt, match="cannot be used"):
         catalog.load_table(["a"], "bad")
     found = catalog.verify()
@@ -398,8 +396,8 @@ def test_garbage_collection_goes_on_where_the_chain_is_damaged(catalog: Catalog)
     for n in range(6):
         catalog.create_namespace([f"n{n}"])
     storage = catalog.storage
-    for commit in catalog.log()[1:]:
-        storage.store.put(storage.keys.commit(commit.id), b"damaged")
+    for old in catalog.log()[1:]:
+        storage.store.put(storage.keys.commit(old.id), b"damaged")
     executions = Executions(storage.store, CatalogKeys.of("executions"), system())
     batch = records.encode(EventBatch(domain="executions", source="x", position=None, events=(fact(),)))
     storage.store.put(executions.keys.batch(system().new_id()), batch)
@@ -407,8 +405,8 @@ def test_garbage_collection_goes_on_where_the_chain_is_damaged(catalog: Catalog)
     done = collect(storage, executions, keep=timedelta(0), keep_versions=3, grace_s=-60.0)
     assert [each.partition(":")[0] for each in done.faults] == ["floor"]
     assert "is not what was published" in done.faults[0]
-    fates = {each.fate for each in judged(storage, grace_s=-60.0)}
-    assert fates == {Fate.OPEN}, "what lies beyond the damage stays"
+    fates = {each.fate for each in classify_ledger(storage, grace_s=-60.0)}
+    assert fates == {BatchOutcome.OPEN}, "what lies beyond the damage stays"
 
 
 def fact(id_: str | None = None) -> Fact:
@@ -451,10 +449,10 @@ def test_a_batch_that_the_compactor_refuses_stays_and_holds_up_no_other() -> Non
     for id_ in ids:
         store.put(keys.batch(id_), b"x")
 
-    def publish(paths: Any, token: int) -> Published:
+    def publish(paths: Any, token: int) -> Publication:
         if keys.batch(ids[2]) in paths:
             raise Invalid("no")
-        return Published(1, "c")
+        return Publication(1, "c")
 
     found = hand_over(store, keys, publish)
     assert (found.batches, found.strays) == (4, 1)
@@ -511,7 +509,9 @@ def test_a_damaged_head_batch_or_snapshot_is_corrupt_and_nothing_else(damage: by
         storage.store.put(path, damage)
         with pytest.raises(LimpetError):
             Compactor(storage).publish([path], 1)
-        assert [each.fate for each in judged(storage, grace_s=-60.0) if each.path == path] == [Fate.MALFORMED]
+        assert [each.fate for each in classify_ledger(storage, grace_s=-60.0) if each.path == path] == [
+            BatchOutcome.MALFORMED
+        ]
         storage.store.put(storage.keys.head, damage)
         with pytest.raises(Corrupt):
             Catalog(storage, made.warehouse).namespaces()

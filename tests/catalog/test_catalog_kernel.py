@@ -9,16 +9,17 @@ from threading import Thread
 import msgspec
 import pytest
 
-from limpet.catalog import Compactor, Grant, Leader, NotLeader, Published, Refusal, View
-from limpet.catalog.chain import find, log, state_of, verify
+from limpet.catalog import CatalogView, Compactor, Grant, Leader, NotLeader, PublicationRefused
 from limpet.catalog.compactor import Unreachable
+from limpet.catalog.history import find_commit, log, state_of, verify
 from limpet.catalog.leader import Decide
-from limpet.catalog.records import Batch, Change, Row, Told
-from limpet.catalog.state import State
-from limpet.catalog.storage import Storage
+from limpet.catalog.records import Change, LedgerBatch, RememberedAnswer, Row
+from limpet.catalog.state import CatalogState
+from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import CatalogKeys
 from limpet.lease import Lock, VersionWatch
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import MemoryStore
 
@@ -26,21 +27,21 @@ from limpet.store import MemoryStore
 class Json:
     """Snapshots as JSON."""
 
-    def to_bytes(self, state: State) -> bytes:
+    def to_bytes(self, state: CatalogState) -> bytes:
         return msgspec.json.encode([state.entries(), state.answers()])
 
-    def from_bytes(self, data: bytes, *, what: str) -> State:
+    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
         entries, answers = msgspec.json.decode(data)
-        return State(entries, msgspec.convert(answers, dict[str, Told]))
+        return CatalogState(entries, msgspec.convert(answers, dict[str, RememberedAnswer]))
 
 
 @pytest.fixture
-def storage() -> Storage:
-    return Storage(MemoryStore(system()), CatalogKeys.of("catalog"), system(), Json())
+def storage() -> CatalogStorage:
+    return CatalogStorage(MemoryStore(system()), CatalogKeys.of("catalog"), system(), Json())
 
 
 @contextmanager
-def leading(storage: Storage) -> Iterator[Leader]:
+def leading(storage: CatalogStorage) -> Iterator[Leader]:
     lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     leader = Leader(storage, Compactor(storage).publish, lock)
     thread = Thread(target=leader.run)
@@ -53,7 +54,7 @@ def leading(storage: Storage) -> Iterator[Leader]:
 
 
 def create(name: str) -> Decide:
-    def decide(state: State) -> Grant:
+    def decide(state: CatalogState) -> Grant:
         if state.get(name) is not None:
             raise Invalid(f"{name} is there already")
         return Grant("create", (Change(name, {"of": name}),), {"made": name})
@@ -61,19 +62,19 @@ def create(name: str) -> Decide:
     return decide
 
 
-def test_a_request_is_granted_once_and_told_the_same_again(storage: Storage) -> None:
+def test_a_request_is_granted_once_and_told_the_same_again(storage: CatalogStorage) -> None:
     with leading(storage) as leader:
         assert leader.commit("1", create("a")) == {"made": "a"}
         assert leader.commit("1", create("a")) == {"made": "a"}
         with pytest.raises(Invalid, match="a is there already"):
             leader.commit("2", create("a"))
-    loaded = View(storage).now()
+    loaded = CatalogView(storage).now()
     assert loaded is not None
     assert loaded.state.get("a") == {"of": "a"}
     assert loaded.head.version == 2, "the epoch, and one commit"
 
 
-def test_one_leads_and_the_next_one_knows_what_was_told(storage: Storage) -> None:
+def test_one_leads_and_the_next_one_knows_what_was_told(storage: CatalogStorage) -> None:
     with leading(storage) as first:
         assert first.commit("1", create("a")) == {"made": "a"}
         with leading(storage) as second, pytest.raises(NotLeader):
@@ -81,42 +82,42 @@ def test_one_leads_and_the_next_one_knows_what_was_told(storage: Storage) -> Non
     with leading(storage) as third:
         assert third.commit("1", create("a")) == {"made": "a"}
         assert third.commit("3", create("b")) == {"made": "b"}
-    loaded = View(storage).now()
+    loaded = CatalogView(storage).now()
     assert loaded is not None
     assert loaded.head.token == 2
 
 
-def test_many_clients_share_publications(storage: Storage) -> None:
+def test_many_clients_share_publications(storage: CatalogStorage) -> None:
     with leading(storage) as leader:
         clients = [Thread(target=leader.commit, args=(str(n), create(f"t{n}"))) for n in range(40)]
         for client in clients:
             client.start()
         for client in clients:
             client.join()
-    loaded = View(storage).now()
+    loaded = CatalogView(storage).now()
     assert loaded is not None
     assert {key for key, _ in loaded.state.under("t")} == {f"t{n}" for n in range(40)}
     assert loaded.head.version <= 41
     assert verify(storage, loaded.head).broken is None
 
 
-def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused(storage: Storage) -> None:
+def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused(storage: CatalogStorage) -> None:
     lock = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     lease = lock.acquire()
     compactor = Compactor(storage)
     row = Row("1", "create", (Change("a", 1),))
     paths = [
-        storage.add_batch(system().new_id(), Batch(domain="catalog", token=1, base_version=base, rows=rows))
+        storage.add_batch(system().new_id(), LedgerBatch(domain="catalog", token=1, base_version=base, rows=rows))
         for base, rows in ((None, ()), (1, (row,)), (1, (row,)))
     ]
-    with pytest.raises(Refusal, match="no catalog here yet"):
+    with pytest.raises(PublicationRefused, match="no catalog here yet"):
         compactor.publish([paths[1]], 1)
     first = compactor.publish([paths[0]], 1)
     second = compactor.publish([paths[1]], 1)
     assert (first.version, second.version) == (1, 2)
     assert compactor.publish([paths[1]], 1) == second
     assert compactor.publish([paths[0]], 1) == first
-    with pytest.raises(Refusal, match="another version") as moved:
+    with pytest.raises(PublicationRefused, match="another version") as moved:
         compactor.publish([paths[2]], 1)
     assert not moved.value.stale
     for wrong in ([], ["ledger/catalog/../x.json"], ["ledger/other/" + "0" * 26 + ".json"], [paths[0], paths[0]]):
@@ -124,86 +125,88 @@ def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused
             compactor.publish(wrong, 1)
     lease.release()
     newer = lock.acquire()
-    epoch = storage.add_batch(system().new_id(), Batch(domain="catalog", token=newer.token, base_version=None))
+    epoch = storage.add_batch(system().new_id(), LedgerBatch(domain="catalog", token=newer.token, base_version=None))
     compactor.publish([epoch], newer.token)
     assert compactor.publish([paths[1]], 1) == second, "what was published stays told, whoever leads"
 
 
-def test_the_past_is_reached_by_the_chain_and_a_changed_commit_shows(storage: Storage) -> None:
+def test_the_past_is_reached_by_the_chain_and_a_changed_commit_shows(storage: CatalogStorage) -> None:
     with leading(storage) as leader:
         for n in range(30):
             leader.commit(str(n), create(f"t{n:02d}"))
-    loaded = View(storage).now()
+    loaded = CatalogView(storage).now()
     assert loaded is not None
     head = loaded.head
     assert [commit.version for commit in log(storage, head)] == [*range(31, 0, -1)]
     for version in (1, 2, 7, 16, 30, 31):
-        commit = find(storage, head, lambda commit: commit.version <= version)  # noqa: B023
+        commit = find_commit(storage, head, lambda commit: commit.version <= version)  # noqa: B023
         assert commit.version == version
         assert [key for key, _ in state_of(storage, head, commit).under("t")] == [
             f"t{n:02d}" for n in range(version - 1)
         ]
     with pytest.raises(Missing):
-        find(storage, head, lambda commit: commit.version < 1)
-    old = find(storage, head, lambda commit: commit.version <= 9)
-    key = storage.keys.commit(find(storage, head, lambda commit: commit.version <= 10).links[0].id)
+        find_commit(storage, head, lambda commit: commit.version < 1)
+    old = find_commit(storage, head, lambda commit: commit.version <= 9)
+    key = storage.keys.commit(find_commit(storage, head, lambda commit: commit.version <= 10).links[0].id)
     storage.store.put(key, msgspec.json.encode(msgspec.structs.replace(old, at="2020")))
     assert "digest differs" in (verify(storage, head).broken or "")
 
 
 def test_a_missing_snapshot_or_head_is_an_error_never_an_empty_catalog(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: CatalogStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("limpet.catalog.compactor.SNAPSHOT_EVERY", 3)
     with leading(storage) as leader:
         for n in range(8):
             leader.commit(str(n), create(f"t{n}"))
-    view = View(storage)
+    view = CatalogView(storage)
     loaded = view.now()
     assert loaded is not None
     assert loaded.head.snapshot is not None
     assert len([*loaded.state.under("t")]) == 8
     storage.store.delete(storage.keys.snapshot(loaded.head.snapshot.id))
     with pytest.raises(Corrupt):
-        View(storage).now()
+        CatalogView(storage).now()
     storage.store.delete(storage.keys.head)
     with pytest.raises(Corrupt):
         view.now()
 
 
-def test_a_head_that_another_hand_changed_is_an_error_for_everybody(storage: Storage) -> None:
+def test_a_head_that_another_hand_changed_is_an_error_for_everybody(storage: CatalogStorage) -> None:
     with leading(storage) as leader:
         leader.commit("1", create("m1"))
     head = storage.store.get(storage.keys.head).data
     assert head.count(b'"m1"') >= 1
     storage.store.put(storage.keys.head, head.replace(b'"m1"', b'"m7"'))
-    for read in (View(storage).now, storage.head().read):
+    for read in (CatalogView(storage).now, storage.head().read):
         with pytest.raises(Corrupt, match="digest differs"):
             read()
 
 
-def test_a_damaged_record_of_the_newest_commit_is_named(storage: Storage) -> None:
+def test_a_damaged_record_of_the_newest_commit_is_named(storage: CatalogStorage) -> None:
     with leading(storage) as leader:
         leader.commit("1", create("a"))
-    loaded = View(storage).now()
+    loaded = CatalogView(storage).now()
     assert loaded is not None
     assert verify(storage, loaded.head).broken is None, "it need not be written yet"
     key = storage.keys.commit(loaded.head.links[0].id)
     storage.store.put(key, b"{}")
     assert key in (verify(storage, loaded.head).broken or "")
     lease = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system())).acquire()
-    batch = Batch(domain="catalog", token=lease.token, base_version=None)
+    batch = LedgerBatch(domain="catalog", token=lease.token, base_version=None)
     with pytest.raises(Corrupt, match="not what the head names"):
         Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token)
     storage.store.delete(key)
     assert Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token).version == 3
 
 
-def test_a_compactor_that_was_told_nothing_published_nothing(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compactor_that_was_told_nothing_published_nothing(
+    storage: CatalogStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("limpet.catalog.leader.PATIENCE_S", 0.05)
     compactor, away = Compactor(storage), list[LimpetError]()
 
-    def publish(paths: Sequence[str], token: int) -> Published:
+    def publish(paths: Sequence[str], token: int) -> Publication:
         if away:
             raise away[0]
         return compactor.publish(paths, token)

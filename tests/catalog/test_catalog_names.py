@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.catalog.names import Kind, check_name, check_namespace, children, key_of, name_in, parsed, slug
 from limpet.catalog.records import Change, Row
-from limpet.catalog.state import State
+from limpet.catalog.state import (
+    CatalogState,
+    Kind,
+    check_name,
+    check_namespace,
+    children,
+    key_of,
+    name_in,
+    parsed,
+    slug,
+)
 from limpet.errors import Invalid
 from limpet.keys import disk_name
 
@@ -45,8 +54,8 @@ def test_a_listing_shows_the_children_in_order_and_nothing_else(
     things: list[tuple[Kind, tuple[str, ...], str]], namespace: tuple[str, ...], kind: Kind, after: str
 ) -> None:
     things += [(kind, namespace, "one"), (kind, namespace, "two"), (kind, (*namespace, "one"), "deep")]
-    state = State()
-    state.apply([Row("1", "", tuple(Change(key_of(*thing), 1) for thing in things))], "2026-11-16T00:00:00+00:00")
+    row = Row("1", "", tuple(Change(key_of(*thing), 1) for thing in things))
+    state = CatalogState().after([row], "2026-11-16T00:00:00+00:00")
     expected = {name for of, where, name in things if (of, where) == (kind, namespace)}
     listed = [name_in(key) for key, _ in state.under(children(kind, namespace))]
     assert {*listed} == expected

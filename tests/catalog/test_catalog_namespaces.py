@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from limpet.catalog.catalog import Catalog
+from limpet.catalog.catalog import Catalog, NamesPage
 from limpet.catalog.leader import NotLeader
-from limpet.catalog.loaded import Page
-from limpet.catalog.refusals import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
+from limpet.catalog.state import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
 from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.store import MemoryStore
@@ -18,7 +17,7 @@ __all__ = ["catalog"]
 
 
 def test_an_empty_catalog_reads_as_empty(catalog: Catalog) -> None:
-    assert catalog.namespaces() == Page([], None)
+    assert catalog.namespaces() == NamesPage([], None)
     assert not catalog.has_table(["a"], "t")
     for missing in (catalog.namespace, catalog.tables, catalog.views, catalog.namespaces, catalog.drop_namespace):
         with pytest.raises(NoSuchNamespace, match=r"Namespace does not exist: a\n"):

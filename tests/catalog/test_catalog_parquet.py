@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet.catalog.parquet import ParquetSnapshots, arrow, write_table
-from limpet.catalog.records import Told
-from limpet.catalog.state import State, time_text
+from limpet.catalog.records import RememberedAnswer
+from limpet.catalog.state import CatalogState, time_text
+from limpet.catalog.storage import ParquetSnapshots
 from limpet.errors import Corrupt
+from limpet.events.parquet import arrow, write_table
 from support.clock import steady
 
 CODEC = ParquetSnapshots()
@@ -29,15 +30,15 @@ plain = st.recursive(
 )
 moments = st.datetimes(datetime(1970, 1, 1), datetime(2499, 1, 1), timezones=st.just(UTC)).map(time_text)
 states = st.builds(
-    State,
+    CatalogState,
     st.dictionaries(texts, plain, max_size=6),
-    st.dictionaries(texts, st.builds(Told, texts, moments, st.none() | plain), max_size=6),
+    st.dictionaries(texts, st.builds(RememberedAnswer, texts, moments, st.none() | plain), max_size=6),
 )
 
 
 @steady
 @given(states)
-def test_a_state_comes_back_the_same(state: State) -> None:
+def test_a_state_comes_back_the_same(state: CatalogState) -> None:
     back = CODEC.from_bytes(CODEC.to_bytes(state), what="it")
     assert back.entries() == state.entries()
     assert back.answers() == state.answers()
@@ -46,8 +47,8 @@ def test_a_state_comes_back_the_same(state: State) -> None:
 
 @steady
 @given(states)
-def test_equal_states_give_equal_bytes(state: State) -> None:
-    turned = State(
+def test_equal_states_give_equal_bytes(state: CatalogState) -> None:
+    turned = CatalogState(
         dict(reversed([(key, _turned(value)) for key, value in state.entries().items()])),
         dict(reversed([*state.answers().items()])),
     )
@@ -60,7 +61,9 @@ def _turned(value: Any) -> Any:
 
 def test_any_engine_can_read_it(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    (tmp_path / "it.parquet").write_bytes(CODEC.to_bytes(State({"t": {"n": 1}}, {"i": Told("create", "now")})))
+    (tmp_path / "it.parquet").write_bytes(
+        CODEC.to_bytes(CatalogState({"t": {"n": 1}}, {"i": RememberedAnswer("create", "now")}))
+    )
     assert duckdb.sql(f"select * from '{tmp_path}/it.parquet'").fetchall() == [
         ("entry", "t", '{"n":1}'),
         ("answers", "", '{"i":["create","now",null]}'),
@@ -71,7 +74,7 @@ def test_any_engine_can_read_it(tmp_path: Path) -> None:
 @given(st.data())
 def test_damage_is_corrupt_or_harmless(data: st.DataObject) -> None:
     """Digests find damage before this code sees it; without them it must not crash either."""
-    state = State({"a": {"n": 1}, "b": [1, 2]}, {"i": Told("create", "now", {"x": 1})})
+    state = CatalogState({"a": {"n": 1}, "b": [1, 2]}, {"i": RememberedAnswer("create", "now", {"x": 1})})
     good = CODEC.to_bytes(state)
     at = data.draw(st.integers(0, len(good) - 1))
     cut = data.draw(st.booleans())
@@ -121,10 +124,10 @@ def test_other_columns_are_corrupt() -> None:
 def test_without_pyarrow_the_hint_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from limpet.catalog.parquet import ParquetSnapshots\n"
-        "from limpet.catalog.state import State\n"
+        "from limpet.catalog.storage import ParquetSnapshots\n"
+        "from limpet.catalog.state import CatalogState\n"
         "from limpet.errors import Unsupported\n"
-        "try: ParquetSnapshots().to_bytes(State())\n"
+        "try: ParquetSnapshots().to_bytes(CatalogState())\n"
         "except Unsupported as error: print(error.hint)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from limpet import records
 from limpet.catalog import iceberg
-from limpet.catalog.refusals import CommitFailed
+from limpet.catalog.state import CommitFailed
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Invalid
 from limpet.runtime import system
@@ -94,7 +94,7 @@ def made_snapshot(what: tuple[str, int, int], number: int) -> dict[str, Any]:
     return {"action": action, "snapshot": fields}
 
 
-def outcome(document: Document, commit: iceberg.Commit, n: int) -> Document | type | None:
+def outcome(document: Document, commit: iceberg.TableCommit, n: int) -> Document | type | None:
     try:
         return iceberg.apply(document, commit, f"s3://bucket/{n}", 1_794_000_000_000)
     except (CommitFailed, Invalid) as error:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.refusals import AlreadyExists, CommitFailed, NamespaceNotEmpty, NoSuchTable, NoSuchView
+from limpet.catalog.state import AlreadyExists, CommitFailed, NamespaceNotEmpty, NoSuchTable, NoSuchView
 from limpet.errors import Invalid
 from limpet.store import DirectoryStore
 from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, version, view

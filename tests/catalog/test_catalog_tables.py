@@ -17,9 +17,8 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 
 from limpet import records
 from limpet.catalog import compactor, history
-from limpet.catalog.catalog import Catalog
-from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.refusals import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable
+from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key

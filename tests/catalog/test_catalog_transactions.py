@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from limpet.catalog.catalog import Catalog
-from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.refusals import CommitFailed, NoSuchTable
+from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.state import CommitFailed, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid
 from limpet.runtime import system

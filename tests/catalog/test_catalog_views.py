@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.refusals import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, NoSuchView
+from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Invalid, NotModified
 from limpet.runtime import system

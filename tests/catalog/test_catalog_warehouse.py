@@ -13,8 +13,7 @@ from uuid import UUID
 import pytest
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.entries import free_in
-from limpet.catalog.state import State
+from limpet.catalog.state import CatalogState, free_in
 from limpet.catalog.warehouse import CACHE_BYTES_MAX, IN_MEMORY, Document, Warehouse
 from limpet.errors import Corrupt, Denied, Invalid
 from limpet.keys import Key
@@ -185,10 +184,10 @@ def test_a_staged_table_has_a_folder_for_its_metadata(tmp_path: Path) -> None:
 
 def test_new_names_are_unique_and_readable() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    roots = {warehouse.new_root(("A b", "名" * 200), "T/x", free_in(State())) for _ in range(100)}
+    roots = {warehouse.new_root(("A b", "名" * 200), "T/x", free_in(CatalogState())) for _ in range(100)}
     assert len(roots) == 100
     assert all(root.startswith("a-b/x/t-x-") for root in roots)
-    long = warehouse.new_root(tuple("n" * 255 for _ in range(16)), "t" * 255, free_in(State()))
+    long = warehouse.new_root(tuple("n" * 255 for _ in range(16)), "t" * 255, free_in(CatalogState()))
     assert len(long) < 170
     assert warehouse.root_of(warehouse.location(long)) == long
     assert UUID(warehouse.new_uuid()).version == 4

@@ -14,9 +14,9 @@ import msgspec
 from fuzz.world import Bench, Built, FuzzStore, build, tolerated
 from limpet import testing
 from limpet.app import Fleet
-from limpet.catalog.sink import LedgerSink
 from limpet.cell import Cell, struct_codec
 from limpet.errors import LimpetError
+from limpet.events.sink import LedgerSink
 from limpet.keys import Key, QueueKeys
 from limpet.queue import BucketQueue
 from limpet.queue.entry import SweepRecord
@@ -410,7 +410,7 @@ def import_index(bench: Bench) -> None:
 def _catalog_fleet(bench: Bench) -> None:
     from limpet.app.catalogs import executions_of
     from limpet.catalog import compactor
-    from limpet.catalog.anti_entropy import hand_over
+    from limpet.events.fold import hand_over
     from support.catalog import append, table, view
 
     fleet = bench.open(events=True)
@@ -520,14 +520,14 @@ def show_catalog(bench: Bench) -> None:
 def fold_events(bench: Bench) -> None:
     """Events: fold, read, merge, collect, quarantine; and work with events goes on."""
     from limpet.app.catalogs import executions_of
-    from limpet.catalog.anti_entropy import hand_over, judged
-    from limpet.catalog.gc import collect_events
+    from limpet.catalog.gc import classify_ledger
+    from limpet.events.fold import collect_events, hand_over
 
     fleet = bench.open(events=True)
     executions = executions_of(fleet.store, bench.runtime)
     tolerated(lambda: hand_over(fleet.store, executions.keys, executions.publish))
     tolerated(lambda: [*executions.scan()])
-    tolerated(lambda: judged(fleet.catalog().storage, grace_s=0.0))
+    tolerated(lambda: classify_ledger(fleet.catalog().storage, grace_s=0.0))
     bench.cli("catalog", "quarantine", "ls")
     bench.cli("catalog", "quarantine", "ls", "--json")
     bench.cli("catalog", "quarantine", "retry", "--all")
@@ -544,11 +544,11 @@ def fold_events(bench: Bench) -> None:
 
 def _sign_head(store: FuzzStore, key: str, data: bytes) -> bytes:
     """The seal of a head, put right where it can be read at all."""
-    from limpet.catalog.records import Head
+    from limpet.catalog.records import CatalogHead
     from limpet.catalog.storage import HEADS
 
     try:
-        head = msgspec.json.decode(data, type=Head)
+        head = msgspec.json.decode(data, type=CatalogHead)
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         sealed = msgspec.json.decode(b"{" + HEADS.fields(head) + b"}", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):

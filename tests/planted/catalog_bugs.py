@@ -8,7 +8,9 @@ __all__ = ["CATALOG_BUGS"]
 
 
 def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], imports: str = "") -> Bug:
-    planted = tuple(Change(f"catalog.{where}", old, new) for where, old, new in changes)
+    planted = tuple(
+        Change(where if where.startswith("ledger.") else f"catalog.{where}", old, new) for where, old, new in changes
+    )
     return Bug(name, row, seed, planted, "catalog", imports)
 
 
@@ -17,7 +19,7 @@ CATALOG_BUGS = [
         "an epoch needs the token that leads",
         "catalog 1",
         0,
-        ("judge", "if token <= head.token:", "if token != head.token:"),
+        ("classify", "if token <= head.token:", "if token != head.token:"),
     ),
     _bug(
         "a compactor does not look whether it has published a batch before",
@@ -32,7 +34,7 @@ CATALOG_BUGS = [
         (
             "Compactor._attempt",
             "case _:\n    return None",
-            "case _:\n    raise Refusal(Refused(False, 'the head has moved'))",
+            "case _:\n    raise PublicationRefused(RefusedBatch(False, 'the head has moved'))",
         ),
     ),
     _bug(
@@ -43,7 +45,7 @@ CATALOG_BUGS = [
             "Compactor._attempt",
             "done = applied_in(head, paths)",
             "if head is not None and token < head.token:\n"
-            "    _refuse(Refused(True, 'another token leads'))\n"
+            "    _refuse(RefusedBatch(True, 'another token leads'))\n"
             "done = applied_in(head, paths)",
         ),
     ),
@@ -56,7 +58,7 @@ CATALOG_BUGS = [
             "_demand_lock",
             "if holder is None or holder.value.token != token:",
             "if holder is None or holder.value.token != token:\n"
-            "    _refuse(Refused(True, 'another process holds the lock'))\n"
+            "    _refuse(RefusedBatch(True, 'another process holds the lock'))\n"
             "if holder is None:",
         ),
     ),
@@ -89,7 +91,7 @@ CATALOG_BUGS = [
         "a snapshot holds no answers",
         "catalog 8",
         0,
-        ("_forgetful", "state.forget(seen.value.at)", "state._answers.clear()"),
+        ("_forgetful", "state.forgetting(seen.value.at))", "state.forgetting('2499-01-01T00:00:00.000000+00:00'))"),
     ),
     _bug(
         "names follow from the head alone",
@@ -110,7 +112,7 @@ CATALOG_BUGS = [
         "a slow clock makes the name right above the last one",
         "catalog 9, catalog 12c, found by the simulation",
         9,
-        ("above", "for character in floor[:TIME_CHARACTERS]:", "for character in floor:"),
+        ("ledger.above", "for character in floor[:TIME_CHARACTERS]:", "for character in floor:"),
         (
             "above",
             "return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]",
@@ -144,13 +146,13 @@ CATALOG_BUGS = [
         "a walker takes a commit below the newest floor for lost",
         "catalog 11, found by the simulation",
         9,
-        ("chain._read", "if link.id < _floor(storage, head, link):", "if link.id < head.gc_floor:"),
+        ("history._read", "if link.id < _floor(storage, head, link):", "if link.id < head.gc_floor:"),
     ),
     _bug(
         "nobody may make the first head",
         "catalog 12a",
         0,
-        ("judge", "return Go(_rows(batches)) if epoch else NoHead()", "return NoHead()"),
+        ("classify", "return Go(_rows(batches)) if epoch else NoHead()", "return NoHead()"),
     ),
     _bug(
         "a race for the first head is taken for a lost one",
@@ -176,7 +178,7 @@ CATALOG_BUGS = [
         "a slow clock makes names below those that are there",
         "catalog 12c",
         0,
-        ("above", "if id_ > floor:", "if id_:"),
+        ("ledger.above", "if id_ > floor:", "if id_:"),
     ),
     _bug(
         "the ledger is read before what was published is looked for",
@@ -205,7 +207,8 @@ CATALOG_BUGS = [
         (
             "Compactor._attempt",
             "case _:\n    return None",
-            "case Lost():\n    return None\ncase _:\n    raise Refusal(Refused(False, 'the swap was lost'))",
+            "case Lost():\n    return None\n"
+            "case _:\n    raise PublicationRefused(RefusedBatch(False, 'the swap was lost'))",
         ),
         imports="from limpet.cell import Lost",
     ),
@@ -215,7 +218,7 @@ CATALOG_BUGS = [
         2,
         (
             "Compactor.publish",
-            "except (Refusal, Invalid, Unavailable, Corrupt):",
+            "except (PublicationRefused, Invalid, Unavailable, Corrupt):",
             "except (Invalid, Unavailable, Corrupt):",
         ),
     ),
@@ -223,7 +226,7 @@ CATALOG_BUGS = [
         "no epoch: a higher token may publish at once",
         "F12",
         0,
-        ("judge", "elif token != head.token:", "elif token < head.token:"),
+        ("classify", "elif token != head.token:", "elif token < head.token:"),
         (
             "Leader._begin",
             "self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)",
@@ -257,7 +260,7 @@ CATALOG_BUGS = [
         "F15",
         26,
         (
-            "judge",
+            "classify",
             "elif any(batch.base_version != head.version for batch in batches):",
             "elif any(batch.base_version is None for batch in batches):",
         ),
@@ -286,7 +289,7 @@ CATALOG_BUGS = [
         "an id lives no longer than its commit",
         "catalog 8",
         0,
-        ("State.forget", "_oldest(at, ID_LIFETIME)", "_oldest(at, timedelta(0))"),
+        ("CatalogState.forgetting", "_oldest(at, ID_LIFETIME)", "_oldest(at, timedelta(0))"),
     ),
     _bug(
         "the record of a commit is never written",
@@ -337,8 +340,8 @@ CATALOG_BUGS = [
         "what was worked out on older metadata is published",
         "C4, apply before the leader is asked",
         0,
-        ("Ahead.has", "return path in self._results", "return bool(self._results)"),
-        ("Ahead.result", "result = self._results[path]", "result = next(iter(self._results.values()))"),
+        ("WorkedMetadata.has", "return path in self._results", "return bool(self._results)"),
+        ("WorkedMetadata.result", "result = self._results[path]", "result = next(iter(self._results.values()))"),
     ),
     _bug(
         "a group is signed by the first who sent a request",
@@ -354,7 +357,7 @@ CATALOG_BUGS = [
         "who sent a request becomes an entry",
         "C5, actors",
         0,
-        ("State.apply", "if change.key != ACTOR:", "if change.key:"),
+        ("CatalogState.after", "if change.key != ACTOR:", "if change.key:"),
     ),
     Bug(
         "a commit goes by what was worked out first",
@@ -363,8 +366,8 @@ CATALOG_BUGS = [
         (
             Change(
                 "catalog._after",
-                "if ahead.has(path):\n    return ahead.result(path)",
-                "if ahead._results:\n    return ahead.result(next(iter(ahead._results)))",
+                "if worked.has(path):\n    return worked.result(path)",
+                "if worked._results:\n    return worked.result(next(iter(worked._results)))",
             ),
         ),
         "catalog/test_catalog_hardening.py::"

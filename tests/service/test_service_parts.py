@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from limpet.catalog import NotLeader, Refusal
-from limpet.catalog.decide import Refused
-from limpet.catalog.refusals import (
+from limpet.catalog import NotLeader, PublicationRefused
+from limpet.catalog.decide import RefusedBatch
+from limpet.catalog.state import (
     AlreadyExists,
     CommitFailed,
     NamespaceNotEmpty,
@@ -311,7 +311,7 @@ def test_a_public_address_needs_a_secret() -> None:
         (Unsupported("x"), 406, "UnsupportedOperationException"),
         (OutcomeUnknown("x"), 500, "CommitStateUnknownException"),
         (Corrupt("x"), 500, "InternalServerError"),
-        (Refusal(Refused(True, "x")), 500, "InternalServerError"),
+        (PublicationRefused(RefusedBatch(True, "x")), 500, "InternalServerError"),
     ],
 )
 def test_each_kind_of_error_has_its_status(error: LimpetError, status: int, kind: str) -> None:

@@ -19,8 +19,8 @@ import pytest
 
 import limpet
 from limpet.app.catalogs import storage_of
-from limpet.catalog.records import Batch, Change, Row
-from limpet.catalog.storage import Storage
+from limpet.catalog.records import Change, LedgerBatch, Row
+from limpet.catalog.storage import CatalogStorage
 from limpet.cli import main
 from limpet.runtime import system
 from support.servers.catalog import Answer, CatalogServer, ask, catalog_server, start_server, until
@@ -59,12 +59,12 @@ def names(server: CatalogServer) -> set[str]:
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
+def storage(tmp_path: Path) -> CatalogStorage:
     """The storage below the services of a test, as one who may do everything."""
     return storage_of(limpet.open(tmp_path / "fleet").store, system())
 
 
-def test_the_rpc(tmp_path: Path, storage: Storage) -> None:
+def test_the_rpc(tmp_path: Path, storage: CatalogStorage) -> None:
     fleet = tmp_path / "fleet"
     bearer = {"authorization": f"Bearer {SECRET}"}
     with compactor(fleet) as server, api(fleet, server.url) as leader:
@@ -79,7 +79,7 @@ def test_the_rpc(tmp_path: Path, storage: Storage) -> None:
 
         def batch(token: int, base_version: int | None) -> str:
             rows = (Row(str(uuid4()), "create namespace", (Change("n//evil", {}),)),)
-            made = Batch(domain="catalog", token=token, base_version=base_version, rows=rows)
+            made = LedgerBatch(domain="catalog", token=token, base_version=base_version, rows=rows)
             return storage.add_batch(system().new_id(), made)
 
         last = head.applied[-1]
@@ -196,7 +196,7 @@ def _accepts(server: CatalogServer) -> bool:
     return True
 
 
-def test_sigterm_under_load_loses_nothing_and_hands_the_lead_back(tmp_path: Path, storage: Storage) -> None:
+def test_sigterm_under_load_loses_nothing_and_hands_the_lead_back(tmp_path: Path, storage: CatalogStorage) -> None:
     fleet = tmp_path / "fleet"
     told: list[str] = []
 

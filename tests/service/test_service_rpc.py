@@ -10,9 +10,10 @@ from threading import Event, Thread
 
 import pytest
 
-from limpet.catalog import Published, Refusal
+from limpet.catalog import PublicationRefused
 from limpet.catalog.compactor import Unreachable
 from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.service.rpc import RpcPublisher
 from support.servers.process import free_ports
@@ -102,8 +103,8 @@ def peer(*answers: bytes) -> Iterator[Peer]:
 
 def test_a_publication_and_the_connection_is_kept() -> None:
     with peer(GOOD, GOOD) as server, publisher(server.url, "secret") as publish:
-        assert publish(PATHS, 7) == Published(12, "c")
-        assert publish(PATHS, 7) == Published(12, "c")
+        assert publish(PATHS, 7) == Publication(12, "c")
+        assert publish(PATHS, 7) == Publication(12, "c")
     assert server.connections == 1
     head, _, body = server.heard[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /internal/sync-compact HTTP/1.1")
@@ -114,8 +115,8 @@ def test_a_publication_and_the_connection_is_kept() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "stale"),
     [
-        (_http(409, _error("stale_fencing_token", 409)), Refusal, True),
-        (_http(409, _error("version_conflict", 409)), Refusal, False),
+        (_http(409, _error("stale_fencing_token", 409)), PublicationRefused, True),
+        (_http(409, _error("version_conflict", 409)), PublicationRefused, False),
         (_http(400, _error("BadRequestException", 400)), Invalid, None),
         (_http(401, _error("NotAuthorizedException", 401)), Denied, None),
         (_http(503, _error("ServiceUnavailableException", 503)), Unavailable, None),
@@ -139,19 +140,19 @@ def test_only_what_a_compactor_says_counts(answer: bytes, kind: type[LimpetError
     with peer(answer) as server, publisher(server.url) as publish, pytest.raises(LimpetError) as raised:
         publish(PATHS, 1)
     assert type(raised.value) is kind
-    if isinstance(raised.value, Refusal):
+    if isinstance(raised.value, PublicationRefused):
         assert raised.value.stale is stale
 
 
 def test_a_connection_that_was_closed_while_idle_is_no_error() -> None:
     with peer(GOOD, b"", GOOD) as server, publisher(server.url) as publish:
-        assert publish(PATHS, 1) == publish(PATHS, 1) == Published(12, "c")
+        assert publish(PATHS, 1) == publish(PATHS, 1) == Publication(12, "c")
     assert len(server.heard) == 3
 
 
 def test_a_copy_that_went_out_before_nobody_was_there_may_have_arrived() -> None:
     with peer(GOOD) as server, publisher(server.url) as publish:
-        assert publish(PATHS, 1) == Published(12, "c")
+        assert publish(PATHS, 1) == Publication(12, "c")
         server.close()
         with pytest.raises(OutcomeUnknown):
             publish(PATHS, 1)

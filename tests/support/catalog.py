@@ -12,17 +12,16 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from limpet.catalog import Compactor, Leader, Published
-from limpet.catalog.catalog import Catalog
-from limpet.catalog.loaded import LoadedTable
-from limpet.catalog.parquet import ParquetSnapshots
-from limpet.catalog.records import Batch, Change, Head, Row, Told
-from limpet.catalog.state import State
-from limpet.catalog.storage import Storage
+from limpet.catalog import Compactor, Leader
+from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.records import CatalogHead, Change, LedgerBatch, RememberedAnswer, Row
+from limpet.catalog.state import CatalogState
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Held
 from limpet.keys import CatalogKeys, Key
 from limpet.lease import Lease, Lock, VersionWatch
+from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import DirectoryStore, MemoryStore
 from limpet.store.api import Store
@@ -54,19 +53,19 @@ SCHEMA: dict[str, Any] = {
 class Json:
     """Snapshots as JSON."""
 
-    def to_bytes(self, state: State) -> bytes:
+    def to_bytes(self, state: CatalogState) -> bytes:
         return msgspec.json.encode([state.entries(), state.answers()])
 
-    def from_bytes(self, data: bytes, *, what: str) -> State:
+    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
         entries, answers = msgspec.json.decode(data)
-        return State(entries, msgspec.convert(answers, dict[str, Told]))
+        return CatalogState(entries, msgspec.convert(answers, dict[str, RememberedAnswer]))
 
 
 @contextmanager
 def catalog_on(store: Store | None = None, url: str = "memory://test") -> Iterator[Catalog]:
     """A catalog whose leader runs in a thread."""
     store = store or MemoryStore(system())
-    storage = Storage(store, CatalogKeys.of("catalog"), system(), Json())
+    storage = CatalogStorage(store, CatalogKeys.of("catalog"), system(), Json())
     lock = Lock(store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system()))
     leader = Leader(storage, Compactor(storage).publish, lock)
     thread = Thread(target=leader.run)
@@ -159,9 +158,11 @@ class Leading:
         self.lease = self._acquire(runtime)
         self.epoch()
 
-    def elsewhere(self, store: Store | None = None, runtime: QueueRuntime | None = None) -> Storage:
+    def elsewhere(self, store: Store | None = None, runtime: QueueRuntime | None = None) -> CatalogStorage:
         """The storage of another process."""
-        return Storage(store or self.store, CatalogKeys.of("catalog"), runtime or self.runtime, ParquetSnapshots())
+        return CatalogStorage(
+            store or self.store, CatalogKeys.of("catalog"), runtime or self.runtime, ParquetSnapshots()
+        )
 
     def _acquire(self, runtime: QueueRuntime) -> Lease:
         lock = Lock(self.store, self.storage.keys.lock, "catalog", 10.0, runtime, VersionWatch(runtime))
@@ -175,26 +176,26 @@ class Leading:
         self.lease = self._acquire(self.runtime)
         self.epoch()
 
-    def epoch(self) -> Published:
+    def epoch(self) -> Publication:
         """Publish the epoch of this term."""
         return self.publish(self.add(None))
 
     def add(self, base: int | None, *names: str) -> Key:
         """Write a batch, and do not publish it."""
         rows = tuple(Row(self.runtime.new_id(), "create", (Change(name, {"of": name}),)) for name in names)
-        batch = Batch(domain="catalog", token=self.lease.token, base_version=base, rows=rows)
+        batch = LedgerBatch(domain="catalog", token=self.lease.token, base_version=base, rows=rows)
         return self.storage.add_batch(self.runtime.new_id(), batch)
 
-    def publish(self, path: Key) -> Published:
+    def publish(self, path: Key) -> Publication:
         """Have a batch published."""
         return self.compactor.publish([path], self.lease.token)
 
-    def create(self, *names: str) -> Published:
+    def create(self, *names: str) -> Publication:
         """Publish a batch that creates entries."""
         return self.publish(self.add(self.head.version, *names))
 
     @property
-    def head(self) -> Head:
+    def head(self) -> CatalogHead:
         """What is published."""
         seen = self.storage.head().read()
         assert seen is not None

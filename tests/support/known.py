@@ -36,7 +36,7 @@ KNOWN: dict[str, frozenset[str]] = {
     ),
     "small_modules_have_two_users": frozenset(
         {
-            "limpet.catalog.sequence",
+            "limpet.events.sink",
             "limpet.catalog.transactions",
             "limpet.cli.index_stats",
             "limpet.index.plain",

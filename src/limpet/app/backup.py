@@ -783,7 +783,7 @@ def _is_whole(run: _Run, domain: str) -> bool:
         return _names_copied(run)
     try:
         from limpet.app.catalogs import open_catalog, storage_of
-        from limpet.catalog.entries import Entry
+        from limpet.catalog.state import Entry
     except ModuleNotFoundError:
         return True
     catalog = open_catalog(storage_of(run.target, run.runtime), "memory://copy")

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from limpet.app.urls import absolute
-from limpet.catalog import Compactor, Leader, NotLeader, Publisher
+from limpet.catalog import Compactor, Leader, NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.executions import Executions
-from limpet.catalog.parquet import ParquetSnapshots
-from limpet.catalog.storage import Own, Storage
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentBatches
 from limpet.catalog.warehouse import Warehouse
 from limpet.events import EXECUTIONS
+from limpet.events.fold import Executions
 from limpet.keys import CatalogKeys
 from limpet.lease import Lock, VersionWatch
+from limpet.ledger import Publisher
 from limpet.runtime import Runtime
 from limpet.store import Store
 from limpet.store.credentials import locate
@@ -50,9 +50,9 @@ def client_config(url: str) -> dict[str, str]:
     return {name: value for name, value in config.items() if value}
 
 
-def storage_of(store: Store, runtime: Runtime, own: Own | None = None) -> Storage:
+def storage_of(store: Store, runtime: Runtime, own: RecentBatches | None = None) -> CatalogStorage:
     """The objects of the catalog; two storages of one process may share their `own`.   Cost: nothing yet."""
-    return Storage(store, CatalogKeys.of(DOMAIN), runtime, ParquetSnapshots(), own)
+    return CatalogStorage(store, CatalogKeys.of(DOMAIN), runtime, ParquetSnapshots(), own)
 
 
 def executions_of(store: Store, runtime: Runtime) -> Executions:
@@ -60,14 +60,14 @@ def executions_of(store: Store, runtime: Runtime) -> Executions:
     return Executions(store, CatalogKeys.of(EXECUTIONS), runtime)
 
 
-def leader_of(storage: Storage, publish: Publisher, *, lease_s: float = LEASE_S) -> Leader:
+def leader_of(storage: CatalogStorage, publish: Publisher, *, lease_s: float = LEASE_S) -> Leader:
     """One that leads the catalog when it can; `publish` is a compactor's, here or elsewhere.   Cost: nothing yet."""
     runtime = storage.runtime
     lock = Lock(storage.store, storage.keys.lock, DOMAIN, lease_s, runtime, VersionWatch(runtime), look_first=True)
     return Leader(storage, publish, lock)
 
 
-def open_catalog(storage: Storage, url: str, leader: Leader | None = None) -> Catalog:
+def open_catalog(storage: CatalogStorage, url: str, leader: Leader | None = None) -> Catalog:
     """The catalog of the fleet at `url`; without a leader it only reads.   Cost: nothing yet."""
     return Catalog(storage, Warehouse(storage.store, absolute(url), storage.runtime), leader)
 

@@ -31,7 +31,7 @@ def events_of(store: MeteredStore, url: str, runtime: Runtime) -> EventSink:
     """The sink of a fleet: one for all its handles in this process. What it still holds is written at exit."""
     place: Hashable = (EventSink, id(store) if url.startswith("memory:") else absolute(url))
     if place not in runtime.shared:
-        from limpet.catalog.sink import LedgerSink  # only a fleet that keeps events pays for it
+        from limpet.events.sink import LedgerSink  # only a fleet that keeps events pays for it
 
         sink = LedgerSink(store, CatalogKeys.of(EXECUTIONS), runtime, lambda: store.snapshot().total())
         runtime.shared[place] = sink
@@ -54,8 +54,8 @@ def recent(store: Store, runtime: Runtime, n: int, wanted: Callable[[Event], boo
     Raises: Unsupported if events were folded, and pyarrow is not installed to read them.
     Cost: 1 LIST + 1 GET for each object of the ledger; 1 GET + 1 for each file that may hold one of the newest.
     """
-    from limpet.catalog.executions import Executions, read_batch
-    from limpet.catalog.storage import OBJECT_BYTES_MAX
+    from limpet.events.fold import Executions, read_batch
+    from limpet.ledger import OBJECT_BYTES_MAX
 
     keys = CatalogKeys.of(EXECUTIONS)
     found: dict[str, Event] = {}

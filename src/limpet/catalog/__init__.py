@@ -3,46 +3,46 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from limpet.catalog.compactor import Compactor, Published, Publisher, Refusal
+from limpet.catalog.compactor import Compactor, PublicationRefused
 from limpet.catalog.leader import Grant, Leader, NotLeader
-from limpet.catalog.records import Commit, Head, Told
-from limpet.catalog.state import State
-from limpet.catalog.view import Loaded, View
+from limpet.catalog.records import CatalogHead, CommitRecord, RememberedAnswer
+from limpet.catalog.state import CatalogState
+from limpet.catalog.storage import CatalogView, LoadedState
+from limpet.ledger import Publication, Publisher
 
 if TYPE_CHECKING:
-    from limpet.catalog.catalog import Catalog, Verified
-    from limpet.catalog.history import Past
-    from limpet.catalog.loaded import LoadedTable, Page
+    from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage, Verified
+    from limpet.catalog.history import PastCatalog
     from limpet.catalog.warehouse import Document
 
 __all__ = [
     "Catalog",
-    "Commit",
+    "CatalogHead",
+    "CatalogState",
+    "CatalogView",
+    "CommitRecord",
     "Compactor",
     "Document",
     "Grant",
-    "Head",
     "Leader",
-    "Loaded",
+    "LoadedState",
     "LoadedTable",
+    "NamesPage",
     "NotLeader",
-    "Page",
-    "Past",
-    "Published",
+    "PastCatalog",
+    "Publication",
+    "PublicationRefused",
     "Publisher",
-    "Refusal",
-    "State",
-    "Told",
+    "RememberedAnswer",
     "Verified",
-    "View",
 ]
 
 _LATER = {
     "Catalog": "catalog",
     "Document": "warehouse",
-    "LoadedTable": "loaded",
-    "Page": "loaded",
-    "Past": "history",
+    "LoadedTable": "catalog",
+    "NamesPage": "catalog",
+    "PastCatalog": "history",
     "Verified": "catalog",
 }
 

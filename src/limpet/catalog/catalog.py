@@ -18,17 +18,32 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.catalog import chain, history, namespaces, tables, transactions, views
-from limpet.catalog.entries import PURGED, Content, Entry, check_free, check_namespace_exists, entry_in, find
-from limpet.catalog.leader import Decide, Grant, Leader, NotLeader
-from limpet.catalog.loaded import Ahead, LoadedTable, Page
-from limpet.catalog.names import Kind, Namespace, check_name, check_namespace, children, key_of, name_in, parsed, shown
-from limpet.catalog.records import Commit
-from limpet.catalog.refusals import NeedsMetadata
-from limpet.catalog.state import MINTED, State, scoped
-from limpet.catalog.storage import Storage
-from limpet.catalog.tables import Prepared
-from limpet.catalog.view import View, newest_head
+from limpet.catalog import commit, history
+from limpet.catalog.commit import PreparedCommit, WorkedMetadata
+from limpet.catalog.leader import Decide, Grant, Leader, NeedsMetadata, NotLeader
+from limpet.catalog.records import CommitRecord
+from limpet.catalog.state import (
+    MINTED,
+    PURGED,
+    CatalogState,
+    Content,
+    Entry,
+    Kind,
+    Namespace,
+    check_free,
+    check_name,
+    check_namespace,
+    check_namespace_exists,
+    children,
+    entry_in,
+    find_entry,
+    key_of,
+    name_in,
+    parsed,
+    scoped,
+    shown,
+)
+from limpet.catalog.storage import CatalogStorage, CatalogView, newest_head
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
@@ -39,11 +54,29 @@ ID_CHARACTERS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """A table or view: where its metadata lies (None if it is only staged), the bytes of it, and what clients need."""
+
+    metadata_location: str | None
+    metadata: bytes
+    config: Mapping[str, str]
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamesPage:
+    """Names in order; `next` is the `after` of the next page, None on the last."""
+
+    names: Sequence[str]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """What `Catalog.verify` found: the chain, how many metadata files were read, how many of them have no digest
     (version 0.1 wrote them), and which cannot be used."""
 
-    chain: chain.Checked
+    chain: history.ChainCheck
     files: int
     undigested: int = 0
     damaged: tuple[str, ...] = ()
@@ -66,21 +99,21 @@ class Catalog:
     costs a share of a batch: 1 ledger PUT and 1 publication for all that are decided together.
     """
 
-    def __init__(self, storage: Storage, warehouse: Warehouse, leader: Leader | None = None) -> None:
+    def __init__(self, storage: CatalogStorage, warehouse: Warehouse, leader: Leader | None = None) -> None:
         self.storage = storage
         self.warehouse = warehouse
         self.leader = leader
-        self.view = View(storage)
+        self.view = CatalogView(storage)
 
     # ---- namespaces ----
 
-    def namespaces(self, parent: Sequence[str] = (), after: str = "", limit: int | None = None) -> Page:
+    def namespaces(self, parent: Sequence[str] = (), after: str = "", limit: int | None = None) -> NamesPage:
         """The names of the namespaces directly in another, or at the top.   Raises: NoSuchNamespace.   Cost: 1 GET."""
         return self._page("n", check_namespace(parent) if parent else (), after, limit)
 
     def namespace(self, namespace: Sequence[str]) -> dict[str, str]:
         """Its properties.   Raises: NoSuchNamespace.   Cost: 1 GET."""
-        return dict(namespaces.properties_of(self._state(), check_namespace(namespace)))
+        return dict(commit.properties_of(self._state(), check_namespace(namespace)))
 
     def create_namespace(
         self,
@@ -92,14 +125,14 @@ class Catalog:
     ) -> dict[str, str]:
         """Create it, in a parent that is there; its properties.   Raises: AlreadyExists; NoSuchNamespace."""
         levels = check_namespace(namespace)
-        checked = namespaces.check_properties(self.warehouse, properties or {})
-        self._commit(id_, actor, ("create namespace", levels, checked), namespaces.create(levels, checked))
+        checked = commit.check_namespace_properties(self.warehouse, properties or {})
+        self._commit(id_, actor, ("create namespace", levels, checked), commit.create_namespace(levels, checked))
         return checked
 
     def drop_namespace(self, namespace: Sequence[str], *, id_: str | None = None, actor: str = "") -> None:
         """Drop it, if it is empty.   Raises: NoSuchNamespace; NamespaceNotEmpty."""
         levels = check_namespace(namespace)
-        self._commit(id_, actor, ("drop namespace", levels), namespaces.drop(levels))
+        self._commit(id_, actor, ("drop namespace", levels), commit.drop_namespace(levels))
 
     def update_properties(
         self,
@@ -118,22 +151,22 @@ class Catalog:
         if not isinstance(removals, list | tuple) or not all(isinstance(name, str) for name in removals):
             raise Invalid("removals must be a list of names")
         gone: list[str] = records.plain(list(dict.fromkeys(removals)), what="removals")  # they come back in the answer
-        checked = namespaces.check_properties(self.warehouse, updates or {})
+        checked = commit.check_namespace_properties(self.warehouse, updates or {})
         if both := [name for name in gone if name in checked]:
             raise Invalid(f"the property {both[0]!r} is to be both set and removed")
         request = ("set properties", levels, gone, checked)
-        result: dict[str, list[str]] = self._commit(id_, actor, request, namespaces.update(levels, gone, checked))
+        result: dict[str, list[str]] = self._commit(id_, actor, request, commit.update_namespace(levels, gone, checked))
         return result
 
     # ---- tables ----
 
-    def tables(self, namespace: Sequence[str], after: str = "", limit: int | None = None) -> Page:
+    def tables(self, namespace: Sequence[str], after: str = "", limit: int | None = None) -> NamesPage:
         """The names of the tables in a namespace.   Raises: NoSuchNamespace.   Cost: 1 GET."""
         return self._page("t", check_namespace(namespace), after, limit)
 
     def has_table(self, namespace: Sequence[str], name: str) -> bool:
         """Whether there is such a table.   Cost: 1 GET."""
-        return find(self._state(), "t", *_identifier(namespace, name)) is not None
+        return find_entry(self._state(), "t", *_identifier(namespace, name)) is not None
 
     def load_table(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
         """A table as it is now. Raises: NoSuchTable; NoSuchNamespace; NotModified, if it is what `etag` stands for.
@@ -152,13 +185,13 @@ class Catalog:
         where, name = _identifier(namespace, request.get("name"))
         if request.get("stage-create"):
             state = self._state()
-            new = tables.draft(self.warehouse, state, where, name, request)
+            new = commit.draft_table(self.warehouse, state, where, name, request)
             check_free(state, where, name)
             self.warehouse.make_folder(new.entry.root)
             return LoadedTable(None, new.document.data, self.warehouse.config, "")
-        new = tables.draft(self.warehouse, self._known_or_read(), where, name, request)
+        new = commit.draft_table(self.warehouse, self._known_or_read(), where, name, request)
         path = self._commit(
-            id_, actor, ("create table", where, request), tables.create(self.warehouse, where, name, new)
+            id_, actor, ("create table", where, request), commit.create("t", self.warehouse, where, name, new)
         )
         return self._told(path)
 
@@ -181,8 +214,8 @@ class Catalog:
         request = ("register table", where, name, metadata_location, overwrite)
         if (answered := self._answered(id_, request)) is not None:
             return self._told(answered)
-        new = tables.registered(self.warehouse, metadata_location)
-        decide = tables.register(self.warehouse, where, name, new, overwrite=overwrite)
+        new = commit.draft_registered(self.warehouse, metadata_location)
+        decide = commit.register_table(self.warehouse, where, name, new, overwrite=overwrite)
         return self._told(self._commit(id_, actor, request, decide))
 
     def commit_table(
@@ -199,17 +232,17 @@ class Catalog:
         Cost: beside the batch, 1 PUT of the metadata; 1 GET of the last metadata unless it is in memory.
         """
         where, name = _identifier(namespace, name)
-        prepared = tables.prepare(self.warehouse, self._known_or_read, where, name, request)
-        ahead = self._worked_out((prepared,))
-        decide = tables.commit(self.warehouse, prepared, ahead)
-        return self._told(self._commit(id_, actor, ("commit", where, name, request), decide, ahead))
+        prepared = commit.prepare_commit(self.warehouse, self._known_or_read, where, name, request)
+        worked = self._worked_out((prepared,))
+        decide = commit.commit_table(self.warehouse, prepared, worked)
+        return self._told(self._commit(id_, actor, ("commit", where, name, request), decide, worked))
 
     def commit_transaction(self, changes: object, *, id_: str | None = None, actor: str = "") -> None:
         """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
-        prepared = transactions.prepare_all(self.warehouse, self._known_or_read, changes)
-        ahead = self._worked_out(prepared)
-        decide = transactions.commit(self.warehouse, prepared, ahead)
-        self._commit(id_, actor, ("transaction", changes), decide, ahead)
+        prepared = commit.prepare_transaction(self.warehouse, self._known_or_read, changes)
+        worked = self._worked_out(prepared)
+        decide = commit.commit_transaction(self.warehouse, prepared, worked)
+        self._commit(id_, actor, ("transaction", changes), decide, worked)
 
     def drop_table(
         self, namespace: Sequence[str], name: str, *, purge: bool = False, id_: str | None = None, actor: str = ""
@@ -221,7 +254,9 @@ class Catalog:
         Crash: dropped or not; files that are left are known, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
-        dropped = self._commit(id_, actor, ("drop table", where, name, purge), tables.drop(where, name, purge=purge))
+        dropped = self._commit(
+            id_, actor, ("drop table", where, name, purge), commit.drop("t", where, name, purge=purge)
+        )
         if purge:
             with suppress(LimpetError):  # the state names what is left, and nobody can use those folders until then
                 self._purge(Entry.of(dropped).roots())
@@ -261,23 +296,23 @@ class Catalog:
         if (answered := self._answered(id_, request)) is not None:
             return self._told(answered)
         loaded = self.view.now()
-        check_free(loaded.state if loaded else State(), where, name)
+        check_free(loaded.state if loaded else CatalogState(), where, name)
         kind, entry = history.last_dropped(self.storage, loaded, where, name)
         try:
             self.warehouse.fetch(entry.path)  # and it is what was dropped: its digest is compared
         except Missing:  # its folder was another table's since, and that one was purged
             raise Missing(f"the files of {name!r} are gone", hint="what was purged cannot be put back") from None
-        return self._told(self._commit(id_, actor, request, tables.undrop(kind, where, name, entry)))
+        return self._told(self._commit(id_, actor, request, commit.undrop(kind, where, name, entry)))
 
     # ---- views ----
 
-    def views(self, namespace: Sequence[str], after: str = "", limit: int | None = None) -> Page:
+    def views(self, namespace: Sequence[str], after: str = "", limit: int | None = None) -> NamesPage:
         """The names of the views in a namespace.   Raises: NoSuchNamespace.   Cost: 1 GET."""
         return self._page("v", check_namespace(namespace), after, limit)
 
     def has_view(self, namespace: Sequence[str], name: str) -> bool:
         """Whether there is such a view.   Cost: 1 GET."""
-        return find(self._state(), "v", *_identifier(namespace, name)) is not None
+        return find_entry(self._state(), "v", *_identifier(namespace, name)) is not None
 
     def load_view(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
         """A view as it is now.   Raises: NoSuchView; NoSuchNamespace; NotModified.   Cost: as `load_table`."""
@@ -288,8 +323,10 @@ class Catalog:
     ) -> LoadedTable:
         """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
         where, name = _identifier(namespace, request.get("name"))
-        new = views.draft(self.warehouse, self._known_or_read(), where, name, request)
-        path = self._commit(id_, actor, ("create view", where, request), views.create(self.warehouse, where, name, new))
+        new = commit.draft_view(self.warehouse, self._known_or_read(), where, name, request)
+        path = self._commit(
+            id_, actor, ("create view", where, request), commit.create("v", self.warehouse, where, name, new)
+        )
         return self._told(path)
 
     def replace_view(
@@ -303,18 +340,18 @@ class Catalog:
     ) -> LoadedTable:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
-        wanted = views.prepare(self.warehouse, request)
-        ahead, state = Ahead(self.warehouse), self._known()
-        old = find(state, "v", where, name) if state is not None else None
+        wanted = commit.prepare_view(self.warehouse, request)
+        worked, state = WorkedMetadata(self.warehouse), self._known()
+        old = find_entry(state, "v", where, name) if state is not None else None
         if old is not None:
-            ahead.work_out(views.needs_of(wanted, old.path))
-        decide = views.replace(self.warehouse, where, name, wanted, ahead)
-        return self._told(self._commit(id_, actor, ("replace view", where, name, request), decide, ahead))
+            worked.work_out(wanted.needs(old.path))
+        decide = commit.replace_view(self.warehouse, where, name, wanted, worked)
+        return self._told(self._commit(id_, actor, ("replace view", where, name, request), decide, worked))
 
     def drop_view(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> None:
         """Take a view out of the catalog.   Raises: NoSuchView; NoSuchNamespace."""
         where, name = _identifier(namespace, name)
-        self._commit(id_, actor, ("drop view", where, name), views.drop(where, name))
+        self._commit(id_, actor, ("drop view", where, name), commit.drop("v", where, name))
 
     def rename_view(
         self,
@@ -329,18 +366,18 @@ class Catalog:
 
     # ---- the past ----
 
-    def log(self, limit: int | None = None, damaged: Callable[[Corrupt], None] | None = None) -> list[Commit]:
+    def log(self, limit: int | None = None, damaged: Callable[[Corrupt], None] | None = None) -> list[CommitRecord]:
         """The last commits, the newest first.   Cost: 1 GET each.
 
         Raises: Corrupt; with `damaged` that is called instead for each record that cannot be read.
         """
         seen = newest_head(self.storage)
-        return [*islice(chain.log(self.storage, seen.value, damaged), limit)] if seen else []
+        return [*islice(history.log(self.storage, seen.value, damaged), limit)] if seen else []
 
-    def at(self, when: int | datetime | None = None) -> history.Past:
+    def at(self, when: int | datetime | None = None) -> history.PastCatalog:
         """What the catalog held as of a version, or a time; None: now.
 
-        Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: see `chain.find` and `chain.state_of`.
+        Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: as `find_commit` and `state_of`.
         """
         return history.at(self.storage, self.view.now(), self.warehouse, when)
 
@@ -351,8 +388,8 @@ class Catalog:
         """
         seen = newest_head(self.storage)
         if seen is None:
-            return Verified(chain.Checked(0, 0), 0)
-        checked, faults, files, undigested = chain.verify(self.storage, seen.value), [], 0, 0
+            return Verified(history.ChainCheck(0, 0), 0)
+        checked, faults, files, undigested = history.verify(self.storage, seen.value), [], 0, 0
         try:
             state = self._state()
         except Corrupt as error:
@@ -369,11 +406,11 @@ class Catalog:
 
     # ---- how ----
 
-    def _state(self) -> State:
+    def _state(self) -> CatalogState:
         loaded = self.view.now()
-        return loaded.state if loaded else State()
+        return loaded.state if loaded else CatalogState()
 
-    def _page(self, kind: Kind, namespace: Namespace, after: str, limit: int | None) -> Page:
+    def _page(self, kind: Kind, namespace: Namespace, after: str, limit: int | None) -> NamesPage:
         state = self._state()
         check_namespace_exists(state, namespace)
         if limit is not None and limit < 1:
@@ -381,9 +418,9 @@ class Catalog:
         names: list[str] = []
         for key, _ in state.under(children(kind, namespace), key_of(kind, namespace, after) if after else ""):
             if limit is not None and len(names) == limit:
-                return Page(names, names[-1])
+                return NamesPage(names, names[-1])
             names.append(name_in(key))
-        return Page(names, None)
+        return NamesPage(names, None)
 
     def _load(self, kind: Content, namespace: Namespace, name: str, etag: str | None) -> LoadedTable:
         entry = entry_in(self._state(), kind, namespace, name)
@@ -410,26 +447,25 @@ class Catalog:
             raise OutcomeUnknown(f"it was done, and its metadata cannot be read now: {error}") from error
 
     def _commit(
-        self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, ahead: Ahead | None = None
+        self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, worked: WorkedMetadata | None = None
     ) -> Any:
         """Have a decision made and published; work out what it needs, and ask again, under the same id (F5)."""
         if self.leader is None:
             raise NotLeader("this process only reads")
         scoped_id = self._scoped(id_, request)
 
-        def decide_once(state: State) -> Grant:
+        def decide_once(state: CatalogState) -> Grant | NeedsMetadata:
             if id_ is not None and state.is_used(id_):
                 raise Invalid(f"the id {id_!r} was given to another request", hint="give each request an id of its own")
             return decide(state)
 
         for _ in range(TRIES_MAX):
-            try:
-                return self.leader.commit(scoped_id, decide_once, actor)
-            except NeedsMetadata as need:
-                if ahead is None:
-                    raise
-                ahead.rounds += 1
-                ahead.work_out(need.needs)
+            answer = self.leader.commit(scoped_id, decide_once, actor)
+            if not isinstance(answer, NeedsMetadata):
+                return answer
+            assert worked is not None
+            worked.rounds += 1
+            worked.work_out(answer.needs)
         raise Unavailable("others have committed to the same tables too often", hint="send it again in a moment")
 
     def _answered(self, id_: str | None, request: Sequence[Any]) -> Any:
@@ -441,7 +477,7 @@ class Catalog:
         told = state.told(self._scoped(id_, request)) if state is not None and id_ is not None else None
         return told.result if told is not None else None
 
-    def _known(self) -> State | None:
+    def _known(self) -> CatalogState | None:
         """The newest state that this process knows without asking, if it leads."""
         return self.leader.known if self.leader else None
 
@@ -453,19 +489,19 @@ class Catalog:
             raise Invalid(f"an id has 1 to {ID_CHARACTERS_MAX} printable characters and does not begin with {MINTED}")
         return scoped(id_, hashlib.sha256(_sorted_bytes(records.plain(request, what="the request"))).hexdigest()[:16])
 
-    def _known_or_read(self) -> State:
+    def _known_or_read(self) -> CatalogState:
         """The newest state that this process knows.   Cost: 0 if it leads, else 1 GET."""
         state = self._known()
         return state if state is not None else self._state()
 
-    def _worked_out(self, prepared: Sequence[Prepared]) -> Ahead:
+    def _worked_out(self, prepared: Sequence[PreparedCommit]) -> WorkedMetadata:
         """The metadata after commits, worked out on what the tables most likely have, before the leader is asked."""
-        ahead, state = Ahead(self.warehouse), self._known()
+        worked, state = WorkedMetadata(self.warehouse), self._known()
         for each in prepared:
-            old = find(state, "t", each.namespace, each.name) if state and each.created is None else None
+            old = find_entry(state, "t", each.namespace, each.name) if state and each.created is None else None
             if old is not None:
-                ahead.work_out(tables.needs_of(self.warehouse, each, old.path))
-        return ahead
+                worked.work_out(each.needs(self.warehouse, old.path))
+        return worked
 
     def _rename(
         self,
@@ -476,7 +512,7 @@ class Catalog:
         actor: str,
     ) -> None:
         old, new = _identifier(*source), _identifier(*target)
-        self._commit(id_, actor, ("rename", kind, old, new), tables.rename(kind, old, new))
+        self._commit(id_, actor, ("rename", kind, old, new), commit.rename(kind, old, new))
 
     def _purge(self, roots: Sequence[str]) -> None:
         """Empty the folders of purged tables, then let them be used again.
@@ -486,7 +522,7 @@ class Catalog:
         """
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
-            self._commit(None, "", ("purged",), tables.purged(emptied))
+            self._commit(None, "", ("purged",), commit.release_folders(emptied))
 
     def _emptied(self, root: str) -> bool:
         while files := self.warehouse.files_in(root):

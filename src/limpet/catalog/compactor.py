@@ -6,37 +6,37 @@ is given. Any number may run, be killed at any point, and be asked the same thin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
 
 from limpet import records
-from limpet.catalog.chain import find
 from limpet.catalog.decide import (
     APPLIED_MAX,
     TAIL_BYTES_MAX,
     Done,
     Go,
     NoHead,
-    Partly,
+    PartlyPublished,
     Publish,
-    Refused,
+    RefusedBatch,
     applied_in,
+    classify,
     commit_of,
-    judge,
     links_after,
     next_head,
     unusable,
 )
-from limpet.catalog.records import Batch, Commit, Head, Row, SnapshotRef
-from limpet.catalog.state import State, time_text
-from limpet.catalog.storage import Storage, above
-from limpet.catalog.view import Loaded, load
+from limpet.catalog.history import find_commit
+from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, Row, SnapshotRef
+from limpet.catalog.state import CatalogState, time_text
+from limpet.catalog.storage import CatalogStorage, LoadedState, load
 from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.lease import LeaseRecord
+from limpet.ledger import Publication, above
 
 TRIES_MAX = 10
 SNAPSHOT_EVERY = 200
@@ -44,24 +44,12 @@ EARLY = 0.5
 """At such a share of what makes a snapshot due, one is made beforehand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The answer to a publication: the same for whoever asks again."""
-
-    version: int
-    commit: str
-
-
-Publisher = Callable[[Sequence[str], int], Published]
-"""Publishes the batches at those paths under a token: `Compactor.publish`, `Executions.publish`, or one over HTTP."""
-
-
-class Refusal(LimpetError):
+class PublicationRefused(LimpetError):
     """The head says no: this batch is not published and never will be."""
 
     default_hint = "load the catalog again and decide again"
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: RefusedBatch) -> None:
         super().__init__(refused.message)
         self.stale = refused.stale
 
@@ -71,27 +59,27 @@ class Unreachable(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ReadySnapshot:
     """A snapshot that no head names yet, and what it holds."""
 
     ref: SnapshotRef
-    loaded: Loaded
+    loaded: LoadedState
 
 
 class Compactor:
     """Publishes batches of one domain."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: CatalogStorage) -> None:
         self._storage = storage
         self._head = storage.head()
         self._lock = Cell(storage.store, storage.keys.lock, struct_codec(LeaseRecord), storage.runtime)
-        self._seen: Versioned[Head] | None = None
+        self._seen: Versioned[CatalogHead] | None = None
         self._settling = storage.runtime.mutex()
         self._settled = ""
-        self._base: Loaded | None = None
-        self._ready: _Ready | None = None
+        self._base: LoadedState | None = None
+        self._ready: _ReadySnapshot | None = None
 
-    def publish(self, paths: Sequence[str], token: int) -> Published:
+    def publish(self, paths: Sequence[str], token: int) -> Publication:
         """Publish those ledger objects as one commit, if the head allows it.
 
         Raises: Refusal (definite: decided on the head); Invalid for paths that are not batches of this domain;
@@ -105,7 +93,7 @@ class Compactor:
         if seen is not None:
             try:
                 published = self._attempt(seen, paths, token)
-            except (Refusal, Invalid, Unavailable, Corrupt):
+            except (PublicationRefused, Invalid, Unavailable, Corrupt):
                 published = None  # by a head that may be old: only the newest one decides
             if published is not None:
                 return published
@@ -137,22 +125,20 @@ class Compactor:
             return
         head, loaded = seen.value, self._forgetful(seen)
         id_ = above(self._storage.runtime.new_id(), max(head.last_id, head.gc_floor))
-        self._ready = _Ready(self._storage.add_snapshot(id_, loaded.state, head.version), loaded)
+        self._ready = _ReadySnapshot(self._storage.add_snapshot(id_, loaded.state, head.version), loaded)
 
-    def _ready_for(self, head: Head) -> _Ready | None:
+    def _ready_for(self, head: CatalogHead) -> _ReadySnapshot | None:
         """The snapshot that was made beforehand, if that head can use it. GC may have deleted one below the floor."""
         ready, known = self._ready, head.snapshot.version if head.snapshot else 0
         if ready is None or not known < ready.ref.version <= head.version or ready.ref.id < head.gc_floor:
             return None
         return ready
 
-    def _forgetful(self, seen: Versioned[Head]) -> Loaded:
+    def _forgetful(self, seen: Versioned[CatalogHead]) -> LoadedState:
         """The state of a head, without answers that are too old.   Raises: Missing; Corrupt."""
-        state = load(self._storage, seen, self._base).state.copy()
-        state.forget(seen.value.at)
-        return Loaded(seen, state)
+        return LoadedState(seen, load(self._storage, seen, self._base).state.forgetting(seen.value.at))
 
-    def _settle(self, head: Head) -> None:
+    def _settle(self, head: CatalogHead) -> None:
         with self._settling:  # whoever comes second waits for the same write, and need not make it
             commit = commit_of(head, self._storage.keys.domain)
             if commit is not None and self._settled != head.links[0].id:
@@ -166,22 +152,22 @@ class Compactor:
             if self._storage.keys.batch_id(path) is None:
                 raise Invalid(f"{path!r} is not a batch of this catalog")
 
-    def _attempt(self, seen: Versioned[Head] | None, paths: Sequence[str], token: int) -> Published | None:
+    def _attempt(self, seen: Versioned[CatalogHead] | None, paths: Sequence[str], token: int) -> Publication | None:
         """One try on one head; None: the head moved, look again."""
         head = seen.value if seen else None
         done = applied_in(head, paths)
         if isinstance(done, Done):
-            return Published(done.version, done.commit)
-        if isinstance(done, Partly):
+            return Publication(done.version, done.commit)
+        if isinstance(done, PartlyPublished):
             raise Invalid("some of the paths were published before, and others not")
         if head is None or head.token < token:
             self._demand_lock(token)  # the head vouches for a token that has led; for a new one the lock does
         batches = self._batches(paths)
-        match judge(head, batches, token):
-            case Refused() as refused:
+        match classify(head, batches, token):
+            case RefusedBatch() as refused:
                 return self._published_long_ago(head, batches, paths) or _refuse(refused)
             case NoHead():
-                raise Refusal(Refused(False, "there is no catalog here yet"))
+                raise PublicationRefused(RefusedBatch(False, "there is no catalog here yet"))
             case Go(rows):
                 if head is not None:
                     self._settle(head)
@@ -197,23 +183,23 @@ class Compactor:
             case Won(after):
                 self._seen = after
                 self._base = self._held(new, after, state)
-                return Published(new.version, new.links[0].id)
+                return Publication(new.version, new.links[0].id)
             case Replaced(now=after):
                 self._seen = after
-                return Published(new.version, new.links[0].id)
+                return Publication(new.version, new.links[0].id)
             case _:
                 return None
 
-    def _demand_moved(self, seen: Versioned[Head] | None, wrong: str) -> None:
+    def _demand_moved(self, seen: Versioned[CatalogHead] | None, wrong: str) -> None:
         """What is wrong with a head is no wonder if it is not the newest.   Raises: Corrupt if it is."""
         now = self._head.read()
         if (now.version if now else None) == (seen.version if seen else None):
             raise Corrupt(wrong, hint="restore it from a backup")
 
-    def _held(self, new: Head, after: Versioned[Head], state: State | None) -> Loaded | None:
+    def _held(self, new: CatalogHead, after: Versioned[CatalogHead], state: CatalogState | None) -> LoadedState | None:
         """The newest state in memory that a later head's tail reaches back to."""
         if state is not None:
-            return Loaded(after, state)
+            return LoadedState(after, state)
         ready = self._ready
         return ready.loaded if ready and new.snapshot == ready.ref else self._base
 
@@ -223,8 +209,8 @@ class Compactor:
             raise Unavailable("another process holds the lock, or none", hint="send the same request again")
 
     def _published_long_ago(
-        self, head: Head | None, batches: Sequence[Batch], paths: Sequence[str]
-    ) -> Published | None:
+        self, head: CatalogHead | None, batches: Sequence[LedgerBatch], paths: Sequence[str]
+    ) -> Publication | None:
         """What the chain knows of batches that may have been published so long ago that the head forgot them.
 
         Raises: OutcomeUnknown if that is no longer kept.   Cost: 0; for an old `base_version` some GETs.
@@ -238,13 +224,13 @@ class Compactor:
         ):
             return None
         try:
-            commit = find(self._storage, head, lambda each: each.version <= base + 1)
+            commit = find_commit(self._storage, head, lambda each: each.version <= base + 1)
         except Missing as error:
             raise OutcomeUnknown(f"whether it was published is no longer kept: {error}") from None
-        return Published(commit.version, commit.id) if set(commit.paths) == set(paths) else None
+        return Publication(commit.version, commit.id) if set(commit.paths) == set(paths) else None
 
-    def _batches(self, paths: Sequence[str]) -> list[Batch]:
-        batches: list[Batch] = []
+    def _batches(self, paths: Sequence[str]) -> list[LedgerBatch]:
+        batches: list[LedgerBatch] = []
         for path in paths:
             try:
                 batch = self._storage.batch(path)
@@ -261,8 +247,8 @@ class Compactor:
         return batches
 
     def _build(
-        self, seen: Versioned[Head] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int
-    ) -> tuple[Head, State | None]:
+        self, seen: Versioned[CatalogHead] | None, paths: tuple[str, ...], rows: tuple[Row, ...], token: int
+    ) -> tuple[CatalogHead, CatalogState | None]:
         """The next head; if it comes with a snapshot of itself, that state. New objects have names above all it knows.
 
         Counterexamples 9 and 10: no two attempts share a name, and one whose swap is lost to GC starts from the floor.
@@ -273,7 +259,7 @@ class Compactor:
         id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")
         ready = self._ready_for(head) if head else None
         snapshot = ready.ref if ready else head.snapshot if head else None
-        commit = Commit(
+        commit = CommitRecord(
             domain=storage.keys.domain,
             id=id_,
             version=version,
@@ -288,8 +274,7 @@ class Compactor:
         new = next_head(head, publish)
         if seen is None or not _is_due(seen.value, rows, share=1.0) or (ready and not _is_due(new, (), share=1.0)):
             return new, None
-        state = self._forgetful(seen).state
-        state.apply(rows, at)
+        state = self._forgetful(seen).state.after(rows, at)
         snapshot_id = above(storage.runtime.new_id(), id_)
         snapshot = storage.add_snapshot(snapshot_id, state, version)
         commit = msgspec.structs.replace(commit, snapshot=snapshot)
@@ -297,12 +282,12 @@ class Compactor:
         return next_head(head, Publish(paths, rows, token, at, storage.link(commit), snapshot_id, snapshot)), state
 
 
-def _is_due(head: Head, rows: tuple[Row, ...], *, share: float) -> bool:
+def _is_due(head: CatalogHead, rows: tuple[Row, ...], *, share: float) -> bool:
     """Whether the tail, with those rows, is longer than it should be, or than that share of it."""
     if len(head.tail) >= SNAPSHOT_EVERY * share:
         return True
     return len(records.encode(head.tail)) + len(records.encode(rows)) > TAIL_BYTES_MAX * share
 
 
-def _refuse(refused: Refused) -> NoReturn:
-    raise Refusal(refused)
+def _refuse(refused: RefusedBatch) -> NoReturn:
+    raise PublicationRefused(refused)

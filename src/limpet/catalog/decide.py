@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from limpet.catalog.names import check_name, key_of, parsed
-from limpet.catalog.records import Applied, Batch, Change, Commit, Head, Link, Row, SnapshotRef, Tail
+from limpet.catalog.records import CatalogHead, Change, CommitRecord, LedgerBatch, Link, Row, SnapshotRef, Tail
+from limpet.catalog.state import check_name, key_of, parsed
 from limpet.errors import Invalid
+from limpet.ledger import AppliedBatch
 
 APPLIED_MAX = 16
 TAIL_BYTES_MAX = 256 << 10
@@ -27,7 +28,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedBatch:
     """The head says that it is not published and never will be. `stale`: by its token, else by its version."""
 
     stale: bool
@@ -47,36 +48,36 @@ class NoHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Partly:
+class PartlyPublished:
     """Some of the paths were published and others not: no such request was ever made by a leader."""
 
 
-def applied_in(head: Head | None, paths: Sequence[str]) -> Done | Partly | None:
+def applied_in(head: CatalogHead | None, paths: Sequence[str]) -> Done | PartlyPublished | None:
     """What the head remembers of those batches; None if nothing."""
     known = {applied.path: applied for applied in (head.applied if head else ())}
     found = [known[path] for path in paths if path in known]
     if not found:
         return None
     if len(found) < len(paths) or len({each.version for each in found}) > 1:
-        return Partly()
+        return PartlyPublished()
     return Done(found[0].version, found[0].commit)
 
 
-def judge(head: Head | None, batches: Sequence[Batch], token: int) -> Go | Refused | NoHead:
+def classify(head: CatalogHead | None, batches: Sequence[LedgerBatch], token: int) -> Go | RefusedBatch | NoHead:
     """Whether batches that the head does not remember may be published on it."""
     epoch = any(batch.base_version is None for batch in batches)
     for batch in batches:
         if batch.token != token:
-            return Refused(True, f"the batch was written with token {batch.token}, not {token}")
+            return RefusedBatch(True, f"the batch was written with token {batch.token}, not {token}")
     if head is None:
         return Go(_rows(batches)) if epoch else NoHead()
     if epoch:
         if token <= head.token:
-            return Refused(True, f"token {token} is not above {head.token}, which has led already")
+            return RefusedBatch(True, f"token {token} is not above {head.token}, which has led already")
     elif token != head.token:
-        return Refused(True, f"token {head.token} leads, not {token}")
+        return RefusedBatch(True, f"token {head.token} leads, not {token}")
     elif any(batch.base_version != head.version for batch in batches):
-        return Refused(False, f"the batch was validated on another version than {head.version}")
+        return RefusedBatch(False, f"the batch was validated on another version than {head.version}")
     return Go(_rows(batches))
 
 
@@ -135,7 +136,7 @@ def _is_path(path: str) -> bool:
     return len(path) <= PATH_CHARACTERS_MAX and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-def _rows(batches: Sequence[Batch]) -> tuple[Row, ...]:
+def _rows(batches: Sequence[LedgerBatch]) -> tuple[Row, ...]:
     return tuple(row for batch in batches for row in batch.rows)
 
 
@@ -153,7 +154,7 @@ class Publish:
     """A new snapshot: what it holds leaves the tail. It may hold these rows too."""
 
 
-def links_after(head: Head | None) -> tuple[Link, ...]:
+def links_after(head: CatalogHead | None) -> tuple[Link, ...]:
     """What the next commit points back to: the last one, then for each power of two the last multiple of it.
 
     So any older commit is reached in about as many steps as its distance has bits.
@@ -169,13 +170,16 @@ def links_after(head: Head | None) -> tuple[Link, ...]:
     return tuple(kept)
 
 
-def next_head(head: Head | None, publish: Publish) -> Head:
+def next_head(head: CatalogHead | None, publish: Publish) -> CatalogHead:
     """The head after a publication."""
     version = publish.commit.version
-    applied = [*(head.applied if head else ()), *(Applied(path, version, publish.commit.id) for path in publish.paths)]
+    applied = [
+        *(head.applied if head else ()),
+        *(AppliedBatch(path, version, publish.commit.id) for path in publish.paths),
+    ]
     snapshot = publish.snapshot or (head.snapshot if head else None)
     tail = (*(head.tail if head else ()), Tail(version, publish.at, publish.rows))
-    return Head(
+    return CatalogHead(
         version=version,
         token=publish.token,
         at=publish.at,
@@ -188,11 +192,11 @@ def next_head(head: Head | None, publish: Publish) -> Head:
     )
 
 
-def commit_of(head: Head, domain: str) -> Commit | None:
+def commit_of(head: CatalogHead, domain: str) -> CommitRecord | None:
     """The record of the head's own commit; None if a snapshot holds its rows, for then it is written already."""
     if not head.tail:
         return None
-    return Commit(
+    return CommitRecord(
         domain=domain,
         id=head.links[0].id,
         version=head.version,

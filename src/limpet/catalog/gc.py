@@ -6,31 +6,33 @@ swap and begins anew above the floor (counterexample 10). Table data is never to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from limpet.catalog.anti_entropy import MOST, Fate, judged, store_time
-from limpet.catalog.chain import find
-from limpet.catalog.executions import EventHead, Executions
-from limpet.catalog.records import Commit, Head, SnapshotRef, moment
-from limpet.catalog.storage import Storage, delete_all
-from limpet.catalog.view import newest_head
+from limpet.catalog.history import find_commit, log
+from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, SnapshotRef
+from limpet.catalog.storage import CatalogStorage, newest_head
 from limpet.errors import Corrupt, Invalid, Missing
+from limpet.events.fold import Executions, collect_events
 from limpet.keys import Key
+from limpet.ledger import delete_all, moment, store_time
 from limpet.store.api import Stat
 
 TRIES_MAX = 3
 GRACE_S = 3600.0
+_log = logging.getLogger("limpet.catalog")
+MOST = 10_000
 
-_SETTLED = (Fate.APPLIED, Fate.DEAD, Fate.PAST)
 
-
-def floor_at(snapshot: SnapshotRef | None, first: Commit) -> str:
+def floor_at(snapshot: SnapshotRef | None, first: CommitRecord) -> str:
     """The lowest name that is needed to tell a state from a snapshot and the commits since, of which `first` is one.
 
     Names of commits rise with their versions, and that of a snapshot lies above the commit of its own version: nothing
@@ -39,7 +41,7 @@ def floor_at(snapshot: SnapshotRef | None, first: Commit) -> str:
     return min(snapshot.id, first.id) if snapshot else ""
 
 
-def raise_floor(storage: Storage, *, keep: timedelta, keep_versions: int = 1) -> str:
+def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int = 1) -> str:
     """Give up the history that is older than `keep` and not among the newest `keep_versions`; the floor that holds now.
 
     What the catalog was at any moment within `keep` can still be told. Version and token of the head stay as they are.
@@ -69,28 +71,28 @@ def raise_floor(storage: Storage, *, keep: timedelta, keep_versions: int = 1) ->
     raise AssertionError
 
 
-def _floor(storage: Storage, head: Head, before: datetime, version: int) -> str:
+def _floor(storage: CatalogStorage, head: CatalogHead, before: datetime, version: int) -> str:
     """The floor under which nothing is needed to tell the newest state before both, and all later ones.
 
     Raises: Missing if there is none so old; Corrupt.
     """
 
-    def is_past(commit: Commit) -> bool:
+    def is_past(commit: CommitRecord) -> bool:
         return commit.version <= version and moment(commit.at) <= before
 
-    oldest = find(storage, head, is_past)
+    oldest = find_commit(storage, head, is_past)
     base = oldest.snapshot.version if oldest.snapshot else 0
-    first = oldest if oldest.version <= base + 1 else find(storage, head, lambda each: each.version <= base + 1)
+    first = oldest if oldest.version <= base + 1 else find_commit(storage, head, lambda each: each.version <= base + 1)
     return floor_at(oldest.snapshot, first)
 
 
-def _with_floor(head: Head | None, floor: str) -> Head | None:
+def _with_floor(head: CatalogHead | None, floor: str) -> CatalogHead | None:
     if head is None or floor <= head.gc_floor:
         return None
     return msgspec.structs.replace(head, gc_floor=floor)
 
 
-def delete_below(storage: Storage, *, grace_s: float = GRACE_S) -> int:
+def delete_below(storage: CatalogStorage, *, grace_s: float = GRACE_S) -> int:
     """Delete commits and snapshots below the head's floor that are older than `grace_s`; how many. For the compactor.
 
     Raises: Corrupt if the head itself reaches below its floor: then nothing is deleted.
@@ -127,16 +129,17 @@ class Ledger:
     past: int = 0
 
 
-def collect_ledger(storage: Storage, *, grace_s: float = GRACE_S, most: int = MOST) -> Ledger:
-    """Delete batches of the catalog that are settled and older than `grace_s`. For the API.
+def collect_ledger(storage: CatalogStorage, *, grace_s: float = GRACE_S, most: int = MOST) -> Ledger:
+    """Delete batches of the catalog whose outcome is known and that are older than `grace_s`. For the API.
 
     What it cannot read stays. The grace time must exceed the patience of a leader, which asks for them again.
-    Cost: as `judged`, and 1 DELETE each.   Crash: the rest goes next time.
+    Cost: as `classify_ledger`, and 1 DELETE each.   Crash: the rest goes next time.
     """
-    found = judged(storage, grace_s=grace_s, most=most)
-    settled = {fate: [Key(each.path) for each in found if each.fate is fate] for fate in _SETTLED}
-    delete_all(storage.store, [key for keys in settled.values() for key in keys])
-    return Ledger(*map(len, settled.values()))
+    found = classify_ledger(storage, grace_s=grace_s, most=most)
+    decided = (BatchOutcome.APPLIED, BatchOutcome.DEAD, BatchOutcome.PAST)
+    doomed = {fate: [Key(each.path) for each in found if each.fate is fate] for fate in decided}
+    delete_all(storage.store, [key for keys in doomed.values() for key in keys])
+    return Ledger(*map(len, doomed.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class Collected:
 
 
 def collect(
-    storage: Storage,
+    storage: CatalogStorage,
     executions: Executions,
     *,
     keep: timedelta,
@@ -180,42 +183,121 @@ def collect(
     return Collected(**found, faults=tuple(faults))
 
 
-def garbage(head: EventHead, listed: Iterable[Stat], ids: Iterable[str | None], before: datetime) -> list[str]:
-    """The files of events that no head names: merged before that time, or written before it and never named."""
-    named = {file.id for file in head.files}
-    merged = {gone.id: moment(gone.at) for gone in head.gone}
-    return [
-        id_
-        for stat, id_ in zip(listed, ids, strict=True)
-        if id_ is not None and id_ not in named and merged.get(id_, stat.modified) < before
-    ]
+class BatchOutcome(Enum):
+    """What became of a batch of the catalog."""
+
+    APPLIED = "a head published it"
+    DEAD = "no head published it, and none ever will"
+    OPEN = "it may be published yet"
+    PAST = "it is older than the history that is kept"
+    MALFORMED = "it cannot be read"
+    STRAY = "its name is not that of a batch"
 
 
-def collect_events(executions: Executions, *, grace_s: float = GRACE_S) -> int:
-    """Delete files of events that were merged into others, or that no head ever named; how many. For the compactor.
+@dataclass(frozen=True, slots=True)
+class ClassifiedBatch:
+    """A ledger object and its fate. Of a dead one: who wrote it, and on what."""
 
-    Before it deletes it swaps the head: whoever was about to name one of them loses, and begins anew with new names.
-    Raises: OutcomeUnknown (do it again).   Cost: 1 GET, 1 LIST per 1,000 files; if there is garbage 1 GET + 1 PUT, and
-    1 DELETE each.   Crash: the rest goes next time.
+    path: str
+    fate: BatchOutcome
+    modified: datetime
+    batch: LedgerBatch | None = None
+
+
+def will_never_be(batch: LedgerBatch, head: CatalogHead) -> bool:
+    """Whether no head from this one on can publish a batch, as tokens and versions only rise."""
+    if batch.base_version is None:
+        return batch.token <= head.token
+    return batch.token < head.token or batch.base_version < head.version
+
+
+def was_met(batch: LedgerBatch, commit: CommitRecord) -> bool:
+    """Whether a walk from the head down to this commit would have met the one that published the batch."""
+    if batch.base_version is None:
+        return commit.token < batch.token or commit.version == 1
+    return commit.version <= batch.base_version + 1
+
+
+def classify_ledger(storage: CatalogStorage, *, grace_s: float, most: int = MOST) -> list[ClassifiedBatch]:
+    """The fate of each ledger object that is older than `grace_s`, by the chain of the newest head.
+
+    Where a commit record is damaged, nothing older can be told: what is left there may be published yet, and stays.
+    Cost: 1 LIST per 1,000 objects, 1 GET, 1 GET for each commit since the oldest of them, and 1 GET for each batch that
+    is not among those; once a minute 1 PUT + 1 HEAD for the clock.
     """
-    cell, store, keys = executions.cell(), executions.store, executions.keys
+    store, cell = storage.store, storage.head()
     before = store_time(store, cell.read) - timedelta(seconds=grace_s)
-    seen = cell.read()
-    if seen is None:
-        return 0
-    listed = [*store.list(keys.states)]
-    doomed = {*garbage(seen.value, listed, [keys.id_of(stat.key) for stat in listed], before)}
-    if not doomed:
-        return 0
+    listed = [*islice(store.list(storage.keys.ledger), most)]
+    for tries in range(1, TRIES_MAX + 1):
+        seen = cell.read()
+        old = [stat for stat in listed if stat.modified < before]
+        judging = _Classifier(storage, seen.value if seen else None, old)
+        try:
+            return judging.run()
+        except Corrupt as error:  # or it was collected since this head was read
+            after = cell.read()
+            if tries == TRIES_MAX or after is None or seen is None or after.version == seen.version:
+                _log.warning("what became of some ledger objects cannot be told: %s", error)
+                return judging.leave_open()
+    raise AssertionError
 
-    def cleared(head: EventHead | None) -> EventHead | None:
-        if head is None:
-            return None
-        return msgspec.structs.replace(head, gone=tuple(each for each in head.gone if each.id not in doomed))
 
-    after = cell.update(cleared)
-    if after is None:
-        return 0
-    doomed -= {file.id for file in after.value.files}  # named between the listing and the swap
-    delete_all(store, [keys.state(id_) for id_ in sorted(doomed)])
-    return len(doomed)
+class _Classifier:
+    """One walk of the chain, and the batches whose fate it has not told yet."""
+
+    def __init__(self, storage: CatalogStorage, head: CatalogHead | None, old: Sequence[Stat]) -> None:
+        self._storage = storage
+        self._head = head
+        self._waiting = {str(stat.key): stat for stat in old}
+        self._batches: dict[str, LedgerBatch] = {}
+        self._found: list[ClassifiedBatch] = []
+
+    def run(self) -> list[ClassifiedBatch]:
+        keys = self._storage.keys
+        self._end(BatchOutcome.STRAY, [path for path in self._waiting if keys.batch_id(path) is None])
+        if self._head is None:
+            self._end(BatchOutcome.OPEN, [*self._waiting])
+        elif self._waiting:
+            self._walk(self._head)
+        return self._found
+
+    def leave_open(self) -> list[ClassifiedBatch]:
+        """What was told so far; the rest may be published yet."""
+        self._end(BatchOutcome.OPEN, [*self._waiting])
+        return self._found
+
+    def _walk(self, head: CatalogHead) -> None:
+        commit: CommitRecord | None = None
+        for commit in log(self._storage, head):
+            self._end(BatchOutcome.APPLIED, [path for path in commit.paths if path in self._waiting])
+            if self._waiting and not self._batches and commit.id < str(self._storage.keys.batch_id(min(self._waiting))):
+                self._read(head)  # older than all of them: the few that are left must be asked themselves
+            self._end(BatchOutcome.DEAD, self._met(commit))
+            if not self._waiting:
+                return
+        if not self._batches:
+            self._read(head)
+        self._end(BatchOutcome.DEAD, self._met(commit))
+        self._end(BatchOutcome.PAST, [*self._waiting])
+
+    def _met(self, commit: CommitRecord | None) -> list[str]:
+        known = {path: self._batches[path] for path in self._waiting if path in self._batches}
+        return [path for path, batch in known.items() if commit is not None and was_met(batch, commit)]
+
+    def _read(self, head: CatalogHead) -> None:
+        """Read what is left; only what is sound and settled goes on waiting."""
+        for path in [*self._waiting]:
+            try:
+                self._batches[path] = self._storage.batch(path)
+            except Missing:
+                del self._waiting[path]
+            except Corrupt:
+                self._end(BatchOutcome.MALFORMED, [path])
+            else:
+                if not will_never_be(self._batches[path], head):
+                    self._end(BatchOutcome.OPEN, [path])
+
+    def _end(self, fate: BatchOutcome, paths: Sequence[str]) -> None:
+        for path in paths:
+            stat = self._waiting.pop(path)
+            self._found.append(ClassifiedBatch(path, fate, stat.modified, self._batches.get(path)))

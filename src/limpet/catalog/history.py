@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
-from limpet.catalog import chain
-from limpet.catalog.entries import Content, Entry
-from limpet.catalog.names import Namespace, key_of, parsed, shown
-from limpet.catalog.records import Commit, moment
-from limpet.catalog.state import State
-from limpet.catalog.storage import Storage
-from limpet.catalog.tables import DROP, PURGE
-from limpet.catalog.view import Loaded
-from limpet.catalog.views import DROP as DROP_VIEW
+from limpet.catalog.decide import commit_of
+from limpet.catalog.records import DROP, DROP_VIEW, PURGE, CatalogHead, CommitRecord, Link
+from limpet.catalog.state import CatalogState, Content, Entry, Namespace, key_of, parsed, shown
+from limpet.catalog.storage import CatalogStorage, LoadedState
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Invalid, Missing
+from limpet.errors import Corrupt, Invalid, Missing
+from limpet.ledger import moment
 
 COMMITS_MAX = 10_000
 LOOK = "`limpet catalog log` shows the versions that are kept"
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastCatalog:
     """What the catalog held as of a version: names, properties, and where the metadata of tables and views lay."""
 
     version: int
@@ -34,26 +31,30 @@ class Past:
     views: Mapping[tuple[Namespace, str], str]
 
 
-def at(storage: Storage, loaded: Loaded | None, warehouse: Warehouse, when: int | datetime | None) -> Past:
+def at(
+    storage: CatalogStorage, loaded: LoadedState | None, warehouse: Warehouse, when: int | datetime | None
+) -> PastCatalog:
     """What the catalog held as of a version or a time; None: now.
 
-    Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: see `chain.find` and `chain.state_of`.
+    Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: see `find_commit` and `state_of`.
     """
     if loaded is None:
         raise Missing("nothing was ever published here", hint="`limpet serve` serves a catalog to publish in")
     if when is None:
         return _past(warehouse, loaded.head.version, loaded.head.at, loaded.state)
-    commit = chain.find(storage, loaded.head, _is_at_or_before(when, loaded.head.version))
-    return _past(warehouse, commit.version, commit.at, chain.state_of(storage, loaded.head, commit))
+    commit = find_commit(storage, loaded.head, _is_at_or_before(when, loaded.head.version))
+    return _past(warehouse, commit.version, commit.at, state_of(storage, loaded.head, commit))
 
 
-def last_dropped(storage: Storage, loaded: Loaded | None, namespace: Namespace, name: str) -> tuple[Content, Entry]:
+def last_dropped(
+    storage: CatalogStorage, loaded: LoadedState | None, namespace: Namespace, name: str
+) -> tuple[Content, Entry]:
     """The table or view of that name that was dropped last.   Raises: Missing, also if it was purged.
 
     Cost: 1 GET for each commit since, at most 10,000: one request must not read all the past there is.
     """
     kinds: dict[str, Content] = {key_of("t", namespace, name): "t", key_of("v", namespace, name): "v"}
-    commits = chain.log(storage, loaded.head) if loaded else iter(())
+    commits = log(storage, loaded.head) if loaded else iter(())
     for commit in islice(commits, COMMITS_MAX):
         for row in reversed(commit.rows):
             gone = next((kinds[each.key] for each in row.changes if each.key in kinds and each.value is None), None)
@@ -67,16 +68,18 @@ def last_dropped(storage: Storage, loaded: Loaded | None, namespace: Namespace, 
     )
 
 
-def _past(warehouse: Warehouse, version: int, when: str, state: State) -> Past:
+def _past(warehouse: Warehouse, version: int, when: str, state: CatalogState) -> PastCatalog:
     def located(kind: Content) -> dict[tuple[Namespace, str], str]:
         found = ((parsed(key), Entry.of(value)) for key, value in state.under(f"{kind}/"))
         return {name: warehouse.location(entry.path) for name, entry in found}
 
     spaces = ((parsed(key), value) for key, value in state.under("n/"))
-    return Past(version, when, {(*above, name): value for (above, name), value in spaces}, located("t"), located("v"))
+    return PastCatalog(
+        version, when, {(*above, name): value for (above, name), value in spaces}, located("t"), located("v")
+    )
 
 
-def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[Commit], bool]:
+def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[CommitRecord], bool]:
     if isinstance(when, int):
         if when > newest:
             raise Missing(f"there is no version {when} yet; the newest is {newest}", hint=LOOK)
@@ -86,3 +89,134 @@ def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[Commit], bo
     if when.tzinfo is None:
         raise Invalid("a time needs its zone", hint="such as 2026-11-16T12:00:00+00:00")
     return lambda commit: moment(commit.at) <= when
+
+
+@dataclass(frozen=True, slots=True)
+class ChainCheck:
+    """What a walk of the chain found: how many commits, the oldest version kept, and everything that is wrong."""
+
+    commits: int
+    oldest: int
+    faults: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> str | None:
+        """The first thing that is wrong; None if nothing is."""
+        return self.faults[0] if self.faults else None
+
+
+def log(
+    storage: CatalogStorage, head: CatalogHead, damaged: Callable[[Corrupt], None] | None = None
+) -> Iterator[CommitRecord]:
+    """The commits, the newest first, as far back as they are kept.   Cost: 1 GET each.
+
+    Raises: Corrupt; with `damaged` that is called instead, and the walk goes on with the next older commit that a
+    sound one names.
+    """
+    ahead = {link.version: link for link in head.links}
+    while ahead:
+        link = ahead.pop(max(ahead))
+        try:
+            commit = _read(storage, head, link)
+        except Corrupt as error:
+            if damaged is None:
+                raise
+            damaged(error)
+            continue
+        if commit is None:
+            return
+        yield commit
+        ahead |= {each.version: each for each in commit.links if each.version < commit.version}
+
+
+def find_commit(
+    storage: CatalogStorage, head: CatalogHead, is_at_or_before: Callable[[CommitRecord], bool]
+) -> CommitRecord:
+    """The newest commit for which it holds; it must hold for every older one too.
+
+    Raises: Missing if there is none, or it is no longer kept; Corrupt.
+    Cost: 1 GET a step; about as many steps as the square of the number of bits of the distance.
+    """
+    newer: CommitRecord | None = None
+    links = head.links
+    while links:
+        commit = None
+        for link in reversed(links):  # the farthest first: leap as far back as does not leap over it
+            commit = _read(storage, head, link)
+            if commit is not None and not is_at_or_before(commit):
+                break
+        else:
+            if commit is None:
+                break
+            return commit
+        newer, links = commit, commit.links
+    if newer is None and not head.links:
+        raise Missing("nothing was ever published here")
+    raise Missing("the catalog was never so, or that is no longer kept", hint="`limpet catalog log` shows what is kept")
+
+
+def state_of(storage: CatalogStorage, head: CatalogHead, commit: CommitRecord) -> CatalogState:
+    """The state right after a commit: the snapshot that it names, and the rows since.
+
+    Raises: Missing if what it needs is no longer kept; Corrupt.   Cost: 1 GET + 1 for each commit since the snapshot.
+    """
+    base = commit.snapshot.version if commit.snapshot else 0
+    commits = [commit] if commit.version > base else []
+    links = commit.links
+    while links and links[0].version > base:
+        before = _read(storage, head, links[0])
+        if before is None:
+            raise Missing(f"version {links[0].version} is no longer kept")
+        commits.append(before)
+        links = before.links
+    state = storage.snapshot(commit.snapshot)
+    for each in reversed(commits):
+        state = state.after(each.rows, each.at)
+    return state
+
+
+def verify(storage: CatalogStorage, head: CatalogHead) -> ChainCheck:
+    """Walk the whole chain and compare every digest, version, token and time; name all that is wrong.
+
+    Cost: 1 GET a commit.
+    """
+    commits, oldest, token, at = 0, head.version + 1, head.token, head.at
+    faults: list[str] = []
+    try:
+        with suppress(Missing):  # it is written before the next commit
+            storage.commit(head.links[0])
+    except Corrupt as error:
+        faults.append(str(error))
+    for commit in log(storage, head, lambda error: faults.append(str(error))):
+        if commit.version != oldest - 1:
+            faults.append(f"after version {oldest} comes {commit.version}")
+        if commit.token > token or commit.at > at:
+            faults.append(f"version {commit.version} has a later token or time than its successor")
+        commits, oldest, token, at = commits + 1, commit.version, commit.token, commit.at
+    return ChainCheck(commits, oldest, tuple(dict.fromkeys(faults)))
+
+
+def _read(storage: CatalogStorage, head: CatalogHead, link: Link) -> CommitRecord | None:
+    """A commit that another one names; None if it is so old that it is no longer kept.
+
+    Counterexample 11: GC may have raised the floor since `head` was read, so the newest one says what must be there.
+    """
+    newest = commit_of(head, storage.keys.domain) if link == head.links[0] else None
+    if newest is not None:
+        if storage.link(newest) != link:
+            raise Corrupt(f"{storage.keys.head} does not hold the commit that it names")
+        return newest
+    try:
+        return storage.commit(link)
+    except Missing:
+        if link.id < _floor(storage, head, link):
+            return None
+        raise Corrupt(f"the commit of version {link.version} is missing") from None
+
+
+def _floor(storage: CatalogStorage, head: CatalogHead, link: Link) -> str:
+    """The floor of names that are kept; it may have risen since the head was read (counterexample 11)."""
+    if link.id < head.gc_floor:
+        return head.gc_floor
+    seen = storage.head().read()
+    return seen.value.gc_floor if seen else ""

@@ -6,21 +6,21 @@ head decides what was published; an answer that cannot be decided on the head is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from limpet.catalog.compactor import Published, Publisher, Refusal, Unreachable
+from limpet.catalog.compactor import PublicationRefused, Unreachable
 from limpet.catalog.decide import unusable
-from limpet.catalog.records import ACTOR, Batch, Change, Row
-from limpet.catalog.state import State, time_text
-from limpet.catalog.storage import Storage, above
-from limpet.catalog.view import View
+from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
+from limpet.catalog.state import CatalogState, time_text
+from limpet.catalog.storage import CatalogStorage, CatalogView
 from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.lease import Heartbeat, Lease, Lock
+from limpet.ledger import Publication, Publisher, above
 from limpet.runtime import Flag
 from limpet.store.api import Put
 
@@ -62,8 +62,18 @@ class Grant:
     """Objects that the changes name: durable before anything is published, under names that nobody else uses."""
 
 
-Decide = Callable[[State], Grant]
-"""Pure: looks at the state and grants, or raises what its client is told instead."""
+@dataclass(frozen=True, slots=True)
+class NeedsMetadata:
+    """Not decided: a table has other metadata than the request was worked out on.
+
+    The client's thread works it out on each path by the function beside it, and asks again with the same id.
+    """
+
+    needs: Mapping[str, Callable[[Any], Any]]
+
+
+Decide = Callable[[CatalogState], Grant | NeedsMetadata]
+"""A function of the state: grants, or raises the refusal that its client gets."""
 
 
 class NotLeader(Unavailable):
@@ -97,7 +107,7 @@ class _Term:
     lease: Lease
     heartbeat: Heartbeat
     version: int
-    state: State
+    state: CatalogState
     last_id: str
 
 
@@ -113,12 +123,12 @@ class _Group:
 class Leader:
     """Leads one domain when it can. `start` it; `commit` from any thread; `stop` hands the lock back."""
 
-    def __init__(self, storage: Storage, publish: Publisher, lock: Lock) -> None:
+    def __init__(self, storage: CatalogStorage, publish: Publisher, lock: Lock) -> None:
         self._storage = storage
         self._runtime = storage.runtime
         self._publish = publish
         self._lock = lock
-        self._view = View(storage)
+        self._view = CatalogView(storage)
         self._mutex = self._runtime.mutex()
         self._waiting: list[_Pending] = []
         self._wake = self._runtime.flag()
@@ -139,7 +149,7 @@ class Leader:
         return term is not None and not term.lease.lost
 
     @property
-    def known(self) -> State | None:
+    def known(self) -> CatalogState | None:
         """The newest state that this process knows to be published; None unless it leads. Not to be changed."""
         term = self._term
         return term.state if term is not None else None
@@ -260,7 +270,7 @@ class Leader:
             path = self._add(term.lease, term.version, group, term.last_id)
             try:
                 published = self._send(term.lease, path, PATIENCE_S)
-            except Refusal as refusal:
+            except PublicationRefused as refusal:
                 self._after_refusal(term, refusal)
                 continue
             except OutcomeUnknown:
@@ -289,11 +299,10 @@ class Leader:
         with self._mutex:
             self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
 
-    def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, State]:
+    def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, CatalogState]:
         """Decide in order, each on what those before it leave behind; as many as can be decided in good time."""
-        group, state = _Group(), term.state.copy()
-        at = time_text(self._storage.store.now())
-        state.tidy(at)
+        group, at = _Group(), time_text(self._storage.store.now())
+        state = term.state.tidied(at)
         begun_s = self._runtime.elapsed_s()
         for number, pending in enumerate(waiting):
             if number and self._runtime.elapsed_s() - begun_s > DECIDE_S:
@@ -307,13 +316,16 @@ class Leader:
             except (LimpetError, *BUGS) as error:  # whatever is wrong with one request, the others go on
                 group.told.append((pending, None, error))
                 continue
+            if isinstance(grant, NeedsMetadata):
+                group.told.append((pending, grant, None))
+                continue
             signed = (Change(ACTOR, pending.actor),) if pending.actor else ()
             row = Row(pending.id, grant.what, (*grant.changes, *signed), grant.result)
             wrong = unusable([row])
             if wrong is not None:
                 group.told.append((pending, None, Invalid(f"it cannot be published: {wrong}")))
                 continue
-            state.apply([row], at)
+            state = state.after([row], at)
             group.rows.append(row)
             group.writes += grant.writes
             group.told.append((pending, grant.result, None))
@@ -333,7 +345,7 @@ class Leader:
         term.version, term.state, term.last_id = loaded.head.version, loaded.state, loaded.head.last_id
         return False
 
-    def _after_refusal(self, term: _Term, refusal: Refusal) -> None:
+    def _after_refusal(self, term: _Term, refusal: PublicationRefused) -> None:
         """A refused batch is not a refused commit: go on with what is published, or give up the lead.
 
         Raises: OutcomeUnknown, if another process leads: a copy of a request may be granted there.
@@ -346,13 +358,13 @@ class Leader:
     def _add(self, lease: Lease, base_version: int | None, group: _Group, last_id: str) -> str:
         """Write the batch of a group, and what it names.   Raises: Unavailable: nobody was told of it, it is dead."""
         domain, rows = self._storage.keys.domain, tuple(group.rows)
-        batch = Batch(domain=domain, token=lease.token, base_version=base_version, rows=rows)
+        batch = LedgerBatch(domain=domain, token=lease.token, base_version=base_version, rows=rows)
         try:
             return str(self._storage.add_batch(above(self._runtime.new_id(), last_id), batch, group.writes))
         except OutcomeUnknown as error:
             raise Unavailable(f"nothing was published: {error}") from error
 
-    def _send(self, lease: Lease, path: str, patience_s: float) -> Published:
+    def _send(self, lease: Lease, path: str, patience_s: float) -> Publication:
         """Have a batch published: the same request until the head has decided, or patience ends.
 
         Raises: Refusal; Unavailable if nobody could be told of it, so that it is dead; OutcomeUnknown.
@@ -361,7 +373,7 @@ class Leader:
         while True:
             try:
                 return self._publish([path], lease.token)
-            except Refusal:
+            except PublicationRefused:
                 raise
             except Invalid as error:
                 raise OutcomeUnknown(f"the compactor does not take the batch: {error}") from error

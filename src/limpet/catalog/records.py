@@ -5,12 +5,11 @@ All of it has bounds: what is beyond them is `Corrupt`, whoever wrote it.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 
-from limpet.errors import Corrupt
+from limpet.ledger import AppliedBatch, Moment
 from limpet.records import Count, Digest, Name, Positive
 
 SCHEMA = 1
@@ -25,14 +24,13 @@ SNAPSHOT_BYTES_MAX = 1 << 30
 UlidOrNone = Annotated[str, msgspec.Meta(pattern="^([0-9a-hjkmnp-tv-z]{26})?$", max_length=26)]
 StateKey = Annotated[str, msgspec.Meta(max_length=16_384)]
 """16 levels and a name of 255 characters each, of which each may be escaped into three."""
-_MOMENT = r"(19[7-9]\d|2[0-4]\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z)"
-Moment = Annotated[str, msgspec.Meta(pattern=f"^{_MOMENT}$", max_length=32)]
-"""A time in UTC as text that sorts. `moment` reads it."""
-MomentOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_MOMENT})?$", max_length=32)]
-"""The same; an empty text if there is none yet."""
 ACTOR = "@"
 """The key under which a row says who sent its request. It is a change like others, because version 0.1 compares digests
 of what it has decoded and encoded again: a new field of `Row` would make it refuse the head."""
+
+
+CREATE, DROP, PURGE, DROP_VIEW = "create table", "drop table", "purge table", "drop view"
+"""What rows are called that are looked for later."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +58,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
         return said if isinstance(said, str) else ""
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger object. `base_version` is what its rows were validated on; None for the epoch of a new leader."""
 
     schema: Positive = SCHEMA
@@ -70,7 +68,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)] = ()
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class RememberedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What the client of a request was told, and when that was published."""
 
     what: Name
@@ -95,7 +93,7 @@ class SnapshotRef(msgspec.Struct, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=0, le=SNAPSHOT_BYTES_MAX)]
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A commit record. `links`: the commit before, then older ones at ever greater distances. `snapshot` is the newest
     one that the head named when this was published, as of its own version or an earlier one."""
 
@@ -119,15 +117,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=ROWS_MAX)]
 
 
-class Applied(msgspec.Struct, frozen=True, array_like=True):
-    """A batch that was published, and as what."""
-
-    path: Name
-    version: Count
-    commit: Name
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogHead(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it.
 
     `links[0]` is the commit of this very version. Unless that came with a snapshot, its record is not written yet: the
@@ -140,19 +130,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=LINKS_MAX)]
     snapshot: SnapshotRef | None
     tail: Annotated[tuple[Tail, ...], msgspec.Meta(max_length=TAIL_MAX)]
-    applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=APPLIED_KEPT_MAX)]
+    applied: Annotated[tuple[AppliedBatch, ...], msgspec.Meta(max_length=APPLIED_KEPT_MAX)]
     last_id: UlidOrNone
     gc_floor: UlidOrNone = ""
     seal: Name = ""
     """SHA-256 of the head without it, only where it is stored: what another hand changed is seen on reading (F23)."""
-
-
-def moment(text: str) -> datetime:
-    """The time of a stored text.   Raises: Corrupt."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise Corrupt(f"{text[:40]!r} is no time with a zone")
-    return at

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from limpet import records
-from limpet.catalog.names import Namespace, slug
+from limpet.catalog.state import Namespace, slug
 from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.keys import Key, check, disk_name
 from limpet.runtime import Runtime
@@ -135,6 +135,10 @@ class Warehouse:
         """A random UUID (version 4)."""
         bits = f"{self.runtime.rng.getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62:032x}"
         return f"{bits[:8]}-{bits[8:12]}-{bits[12:16]}-{bits[16:20]}-{bits[20:]}"
+
+    def now_ms(self) -> int:
+        """The time by this machine's clock, in milliseconds since 1970."""
+        return int(self.runtime.wall().timestamp() * 1000)
 
     def root_of(self, url: str, what: str = "location") -> str:
         """The path below the warehouse of a folder that a client names.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from limpet.cli.catalog_options import URL_VARIABLES, demand_extra
+from limpet.cli.catalog.options import URL_VARIABLES, demand_extra
 from limpet.cli.shared import JsonOption, lines, print_json
 from limpet.errors import Invalid
 

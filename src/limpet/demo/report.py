@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from limpet.cli.catalog_options import demand_extra
+from limpet.cli.catalog.options import demand_extra
 from limpet.cli.queue_options import in_store, many
 from limpet.cli.shared import clean
 from limpet.demo.screen import MARGIN, DemoScreen

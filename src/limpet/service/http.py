@@ -26,7 +26,7 @@ from prometheus_client import Histogram
 from starlette.routing import compile_path
 
 from limpet import records
-from limpet.catalog.refusals import (
+from limpet.catalog.state import (
     AlreadyExists,
     CommitFailed,
     NamespaceNotEmpty,

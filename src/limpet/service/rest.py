@@ -14,11 +14,8 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from limpet.catalog.catalog import Catalog
-from limpet.catalog.loaded import LoadedTable, Page
-from limpet.catalog.names import shown
-from limpet.catalog.refusals import NoSuchTable, NoSuchView
-from limpet.catalog.state import ID_LIFETIME
+from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage
+from limpet.catalog.state import ID_LIFETIME, NoSuchTable, NoSuchView, shown
 from limpet.errors import Invalid, NotModified
 from limpet.service.auth import Tokens
 from limpet.service.http import Rejected, Request, Response, Route, json_response
@@ -395,11 +392,11 @@ def _etag_known(request: Request, suffix: str = "") -> str | None:
 # ---- writing answers ----
 
 
-def _next(page: Page) -> dict[str, str | None]:
+def _next(page: NamesPage) -> dict[str, str | None]:
     return {"next-page-token": _token_of(page.next) if page.next else None}
 
 
-def _identifiers(namespace: list[str], page: Page) -> Response:
+def _identifiers(namespace: list[str], page: NamesPage) -> Response:
     return json_response(
         {"identifiers": [{"namespace": namespace, "name": name} for name in page.names], **_next(page)}
     )

@@ -18,9 +18,9 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from limpet import records
-from limpet.catalog import Published, Publisher, Refusal
+from limpet.catalog import Publication, PublicationRefused, Publisher
 from limpet.catalog.compactor import Unreachable
-from limpet.catalog.decide import Refused
+from limpet.catalog.decide import RefusedBatch
 from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
 from limpet.runtime import Runtime
 from limpet.service.auth import Tokens
@@ -79,7 +79,7 @@ def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens) -> lis
             raise Invalid(f"{order.fencing_token} is no fencing token")
         try:
             published = publish(order.event_paths, order.fencing_token)
-        except Refusal as refusal:
+        except PublicationRefused as refusal:
             kind = "stale_fencing_token" if refusal.stale else "version_conflict"
             raise Rejected(409, kind, str(refusal)) from refusal
         return json_response(PublishAnswer(manifest_version=f"v{published.version}", commit_ulid=published.commit))
@@ -129,10 +129,10 @@ class RpcPublisher:
         self._busy: set[http.client.HTTPConnection] = set()
         self._closed = False
 
-    def __call__(self, paths: Sequence[str], token: int) -> Published:
+    def __call__(self, paths: Sequence[str], token: int) -> Publication:
         """Publish, as `Compactor.publish` does: the same answers and errors.
 
-        Raises: Refusal; Invalid; Unavailable; OutcomeUnknown; Denied for a secret that is not known there.
+        Raises: PublicationRefused; Invalid; Unavailable; OutcomeUnknown; Denied for a secret that is not known there.
         """
         order = PublishOrder(domain=self._domain, event_paths=[*paths], fencing_token=token)
         status, body = self._exchange(records.encode(order))
@@ -227,7 +227,7 @@ class RpcPublisher:
             raise OutcomeUnknown(f"{self.url} answered {status}, but not as a compactor does") from None
         match status, error.type:
             case 409, "stale_fencing_token" | "version_conflict" as kind:
-                raise Refusal(Refused(kind == "stale_fencing_token", error.message))
+                raise PublicationRefused(RefusedBatch(kind == "stale_fencing_token", error.message))
             case 400, "BadRequestException":
                 raise Invalid(error.message, hint="")
             case 401, "NotAuthorizedException":
@@ -258,7 +258,7 @@ class RpcPublisher:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def _published(body: bytes) -> Published:
+def _published(body: bytes) -> Publication:
     try:
         answer = records.decoder(PublishAnswer).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -266,7 +266,7 @@ def _published(body: bytes) -> Published:
     version = _VERSION.fullmatch(answer.manifest_version)
     if version is None:
         raise OutcomeUnknown(f"the compactor's answer names no version: {answer.manifest_version!r}")
-    return Published(int(version[1]), answer.commit_ulid)
+    return Publication(int(version[1]), answer.commit_ulid)
 
 
 def _parts_of(url: str) -> SplitResult:

@@ -34,14 +34,14 @@ from limpet.app.catalogs import (
     open_catalog,
     storage_of,
 )
-from limpet.catalog import Compactor, Published, Publisher
-from limpet.catalog.anti_entropy import hand_over
+from limpet.catalog import Compactor, Publication, Publisher
 from limpet.catalog.gc import collect, collect_ledger
-from limpet.catalog.parquet import ParquetSnapshots, arrow
-from limpet.catalog.records import Batch
-from limpet.catalog.storage import Own, Storage
+from limpet.catalog.records import LedgerBatch
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentBatches
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import EXECUTIONS
+from limpet.events.fold import hand_over
+from limpet.events.parquet import arrow
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import Runtime, ThreadHandle
 from limpet.service.auth import Tokens
@@ -134,7 +134,7 @@ class ServiceContext:
         self.fleet = fleet
         self.runtime = runtime
         self.log = log
-        self.own = Own()
+        self.own = RecentBatches()
         """What the API has written; a compactor in the same process need not read it back."""
         self.registry = CollectorRegistry()
         self._turns = Counter(
@@ -173,7 +173,7 @@ class ServiceContext:
             "limpet_publish_seconds", "Time to publish a batch.", ("outcome",), registry=self.registry, buckets=SECONDS
         )
 
-        def publish_timed(paths: Sequence[str], token: int) -> Published:
+        def publish_timed(paths: Sequence[str], token: int) -> Publication:
             since_s, outcome = self.runtime.elapsed_s(), "fault"
             try:
                 published = publish(paths, token)
@@ -387,12 +387,12 @@ class ApiPart(ServicePart):
         self._log_leader()
 
 
-class _CountedStorage(Storage):
+class _CountedStorage(CatalogStorage):
     """The storage of a leader, with the size of each group counted."""
 
     groups: Histogram
 
-    def add_batch(self, id_: str, batch: Batch, writes: Sequence[Put] = ()) -> Key:
+    def add_batch(self, id_: str, batch: LedgerBatch, writes: Sequence[Put] = ()) -> Key:
         if batch.rows:
             self.groups.observe(len(batch.rows))
         return super().add_batch(id_, batch, writes)

@@ -17,23 +17,22 @@ import limpet.catalog.leader as leader_module
 import limpet.catalog.state as state_module
 import limpet.cell.decide as cell_module
 from limpet import records
-from limpet.catalog import Compactor, Grant, Leader, Published, Refusal, View
-from limpet.catalog.anti_entropy import judged
-from limpet.catalog.chain import find, log, state_of, verify
+from limpet.catalog import CatalogView, Compactor, Grant, Leader, PublicationRefused
+from limpet.catalog.commit import WorkedMetadata
 from limpet.catalog.compactor import Unreachable
-from limpet.catalog.gc import collect_ledger, delete_below, raise_floor
-from limpet.catalog.leader import Decide
-from limpet.catalog.loaded import Ahead
-from limpet.catalog.records import Change, Head, SnapshotRef
-from limpet.catalog.refusals import NeedsMetadata
-from limpet.catalog.state import MINTED, State
-from limpet.catalog.storage import Storage
+from limpet.catalog.gc import classify_ledger, collect_ledger, delete_below, raise_floor
+from limpet.catalog.history import find_commit, log, state_of, verify
+from limpet.catalog.leader import Decide, NeedsMetadata
+from limpet.catalog.records import CatalogHead, Change, SnapshotRef
+from limpet.catalog.state import MINTED, CatalogState
+from limpet.catalog.storage import CatalogStorage
 from limpet.cell import Header
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key
 from limpet.lease import Lock, VersionWatch
 from limpet.lease.decide import LeaseRecord
 from limpet.lease.decide import State as LeaseState
+from limpet.ledger import Publication
 from limpet.sim.actors import Actor, Actors, Settings, Turns
 from limpet.sim.bucket import SimStore
 from limpet.sim.catalog_model import (
@@ -194,7 +193,7 @@ class CatalogActors(Actors):
 
     def look_back(self, newcomer: CatalogClient) -> None:
         """Every way to read the catalog shows what was published."""
-        head = newcomer.look_at(View(newcomer.storage))
+        head = newcomer.look_at(CatalogView(newcomer.storage))
         if head is None or head.version != self.bucket.version:
             raise Violation("a newcomer does not read the newest version")
         self.bucket.walked([*log(newcomer.storage, head)], head)
@@ -316,7 +315,7 @@ class CatalogActor(Actor):
         self.actors = actors
         self.model = actors.model
         self.bucket = actors.bucket
-        self.storage = Storage(self.store, KEYS, runtime, JsonSnapshots())
+        self.storage = CatalogStorage(self.store, KEYS, runtime, JsonSnapshots())
 
     def turns(self) -> Turns:
         """Servers have no turns: they serve."""
@@ -336,14 +335,14 @@ class CompactorProcess(CatalogActor):
         self.compactor = Compactor(self.storage)
         self.preparing = False
 
-    def publish(self, paths: Sequence[str], token: int) -> Published:
+    def publish(self, paths: Sequence[str], token: int) -> Publication:
         """See `Compactor.publish`; often the record of the commit is written after the answer is out."""
         newest = self.bucket.heads[-1] if self.bucket.heads else None
         try:
             published = self.compactor.publish(paths, token)
         except Corrupt as error:
             raise Violation(f"{self.process.name} takes a sound catalog for broken: {error}") from error
-        except Refusal:
+        except PublicationRefused:
             self.bucket.refused(paths)
             raise
         except Invalid:
@@ -392,7 +391,7 @@ class ApiProcess(CompactorProcess):
         """Lead, or wait for the lead."""
         self.leader.run()
 
-    def ask(self, paths: Sequence[str], token: int) -> Published:
+    def ask(self, paths: Sequence[str], token: int) -> Publication:
         """Called by the leader. It takes a violation for a bug of ours, so the world must record it first."""
         try:
             return self.carry(paths, token)
@@ -400,14 +399,14 @@ class ApiProcess(CompactorProcess):
             self.world.failure = self.world.failure or violation
             raise
 
-    def carry(self, paths: Sequence[str], token: int) -> Published:
+    def carry(self, paths: Sequence[str], token: int) -> Publication:
         """Publish, or ask a compactor to.   Raises: Violation if a term continues before its last batch is settled."""
         if self.asked is not None and self.asked[0] != paths and self.asked[1] == token:
             raise Violation(f"{self.process.name} continues its term, and {self.asked[0]} may still be published")
         before, self.asked = self.asked, None if self.bucket.is_epoch(paths) else (paths, token)
         try:
             published = self.publish(paths, token) if self.actors.embedded else self.send(paths, token)
-        except Refusal:
+        except PublicationRefused:
             self.asked = None
             raise
         except Unreachable:
@@ -416,10 +415,10 @@ class ApiProcess(CompactorProcess):
         self.asked = None
         return published
 
-    def send(self, paths: Sequence[str], token: int) -> Published:
+    def send(self, paths: Sequence[str], token: int) -> Publication:
         """Ask some compactor to publish."""
         slot = f"k{int(self.chance() * self.actors.compactors)}"
-        published: Published = self.actors.pipe.call(
+        published: Publication = self.actors.pipe.call(
             self.runtime,
             "publish.rpc",
             slot,
@@ -451,30 +450,34 @@ class ApiProcess(CompactorProcess):
         """Let the leader decide a request; a swap is worked out ahead of that, as in `Catalog.commit_table`."""
         if request.what != "swap":
             return self.leader.commit(id_, self.decide(id_, request, _ruled), actor)
-        ahead, known = Ahead(_Pages()), self.leader.known  # type: ignore[arg-type]
+        ahead, known = WorkedMetadata(_Pages()), self.leader.known  # type: ignore[arg-type]
         if known is not None:
             ahead.work_out(_needs(request, known))
 
-        def worked_out(request: EntryRequest, state: State) -> Granted:
+        def worked_out(request: EntryRequest, state: CatalogState) -> Granted | NeedsMetadata:
             needs = _needs(request, state)
             (path,) = needs
             if not ahead.has(path):
-                raise NeedsMetadata(needs)
+                return NeedsMetadata(needs)
             made: Any = ahead.result(path)
             return cast(_WorkedDocument, made).granted
 
         for _ in range(TRIES_MAX):
-            try:
-                return self.leader.commit(id_, self.decide(id_, request, worked_out), actor)
-            except NeedsMetadata as need:
-                ahead.work_out(need.needs)
+            answer = self.leader.commit(id_, self.decide(id_, request, worked_out), actor)
+            if not isinstance(answer, NeedsMetadata):
+                return answer
+            ahead.work_out(answer.needs)
         raise Unavailable("others were first too often")
 
-    def decide(self, id_: str, request: EntryRequest, rule: Callable[[EntryRequest, State], Granted]) -> Decide:
+    def decide(
+        self, id_: str, request: EntryRequest, rule: Callable[[EntryRequest, CatalogState], Granted | NeedsMetadata]
+    ) -> Decide:
         """The request in the form that the leader takes."""
 
-        def decide(state: State) -> Grant:
+        def decide(state: CatalogState) -> Grant | NeedsMetadata:
             rules = rule(request, state)
+            if isinstance(rules, NeedsMetadata):
+                return rules
             file = None
             if request.with_file:
                 self.files += 1
@@ -500,7 +503,7 @@ class _WorkedDocument:
 
 
 class _Pages:
-    """A warehouse for `Ahead`: an entry's text is its metadata, and its path is the entry and the text."""
+    """A warehouse for `WorkedMetadata`: an entry's text is its metadata, and its path is the entry and the text."""
 
     def cached(self, path: str) -> None:
         return None
@@ -509,7 +512,7 @@ class _Pages:
         return path
 
 
-def _ruled(request: EntryRequest, state: State) -> Granted:
+def _ruled(request: EntryRequest, state: CatalogState) -> Granted:
     """Raises: RequestRefused."""
     rules = ruling(request, {key: state.get(key) for key in request.wanted if state.get(key)})
     if not isinstance(rules, Granted):
@@ -517,19 +520,19 @@ def _ruled(request: EntryRequest, state: State) -> Granted:
     return rules
 
 
-def _needs(request: EntryRequest, state: State) -> dict[str, Callable[[Any], Any]]:
+def _needs(request: EntryRequest, state: CatalogState) -> dict[str, Callable[[Any], Any]]:
     """By the path of an entry's metadata, how a request for that entry is worked out."""
     ((key, value),) = ((key, state.get(key)) for key in request.wanted)
-    base = State({key: value} if value else {}, {})
+    base = CatalogState({key: value} if value else {}, {})
     return {f"{key}={value['v'] if value else ''}": lambda _: _WorkedDocument(_ruled(request, base))}
 
 
-class _SlowStorage(Storage):
+class _SlowStorage(CatalogStorage):
     """Delays a reader between a head and the snapshot that it names, often until GC has run."""
 
     bucket: CatalogBucket
 
-    def snapshot(self, ref: SnapshotRef | None) -> State:
+    def snapshot(self, ref: SnapshotRef | None) -> CatalogState:
         for _ in range(20):
             self.runtime.sleep(self.runtime.rng.random() * 10)
             if ref is None or self.keys.snapshot(ref.id) not in self.bucket.objects:
@@ -542,12 +545,12 @@ class CatalogClient(CatalogActor):
 
     def __init__(self, actors: CatalogActors, process: SimProcess) -> None:
         super().__init__(actors, process)
-        self.view = View(self.storage)
+        self.view = CatalogView(self.storage)
         self.api = 0
         self.name = process.name if process.index % 2 else ""
         """The name by which the service knows it; some clients have none."""
         self.seen: dict[str, str | None] = {}
-        self.old: Head | None = None
+        self.old: CatalogHead | None = None
 
     def turns(self) -> Turns:
         return [
@@ -629,13 +632,13 @@ class CatalogClient(CatalogActor):
         elif self.chance() < 0.5:
             self.look_at(self.view)
         elif self.chance() < 0.5:
-            self.look_at(View(self.storage))
+            self.look_at(CatalogView(self.storage))
         else:
             slow = _SlowStorage(self.store, KEYS, self.runtime, JsonSnapshots())
             slow.bucket = self.bucket
-            self.look_at(View(slow))
+            self.look_at(CatalogView(slow))
 
-    def look_at(self, view: View) -> Head | None:
+    def look_at(self, view: CatalogView) -> CatalogHead | None:
         """Read.   Raises: Violation unless it is what was published at some moment of the call."""
         self.model.operations += 1
         least = self.bucket.version
@@ -654,13 +657,13 @@ class CatalogClient(CatalogActor):
         self.seen = {key: value["v"] for key, value in loaded.state.entries().items()}
         return loaded.head
 
-    def same(self, state: State, version: int) -> None:
+    def same(self, state: CatalogState, version: int) -> None:
         """Raises: Violation unless the state is that of the version."""
         if state.entries() != self.bucket.known[version].entries:
             known = self.bucket.known[version].entries
             raise Violation(f"{self.process.name} read {state.entries()} as version {version}, which is {known}")
 
-    def head(self) -> Head | None:
+    def head(self) -> CatalogHead | None:
         """A head to walk from: the newest, or one that was read a while ago."""
         head = self.old if self.old and self.chance() < 0.4 else self.look_at(self.view)
         self.old = head
@@ -683,7 +686,7 @@ class CatalogClient(CatalogActor):
             return
         wanted = version or 1 + int(self.chance() * head.version)
         try:
-            commit = find(self.storage, head, lambda commit: commit.version <= wanted)
+            commit = find_commit(self.storage, head, lambda commit: commit.version <= wanted)
             if commit != self.bucket.known[wanted].commit:
                 raise Violation(f"version {wanted} was found as {commit}")
             self.same(state_of(self.storage, head, commit), wanted)
@@ -699,5 +702,5 @@ class CatalogClient(CatalogActor):
         if self.chance() < 0.8:
             delete_below(self.storage, grace_s=grace_s)
         if self.chance() < 0.5:
-            self.bucket.judged(judged(self.storage, grace_s=grace_s))
+            self.bucket.judged(classify_ledger(self.storage, grace_s=grace_s))
             collect_ledger(self.storage, grace_s=grace_s)

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.catalog.anti_entropy import Fate, Judged, will_never_be
-from limpet.catalog.compactor import Published
-from limpet.catalog.records import ACTOR, Batch, Commit, Head, Link, Row, Told
-from limpet.catalog.state import State, is_live
+from limpet.catalog.gc import BatchOutcome, ClassifiedBatch, will_never_be
+from limpet.catalog.records import ACTOR, CatalogHead, CommitRecord, LedgerBatch, Link, RememberedAnswer, Row
+from limpet.catalog.state import CatalogState, is_live
 from limpet.errors import Conflict
 from limpet.keys import CatalogKeys, Key
+from limpet.ledger import Publication
 from limpet.sim.bucket import Bucket
 from limpet.sim.nemesis import Knobs
 from limpet.sim.world import Violation, World
@@ -197,28 +197,28 @@ def _later(at: str) -> str:
 class JsonSnapshots:
     """Snapshots as JSON."""
 
-    def to_bytes(self, state: State) -> bytes:
+    def to_bytes(self, state: CatalogState) -> bytes:
         """The state as JSON."""
         return msgspec.json.encode([state.entries(), state.answers()])
 
-    def from_bytes(self, data: bytes, *, what: str) -> State:
+    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
         """The state that `to_bytes` encoded."""
-        entries, answers = msgspec.json.decode(data, type=tuple[dict[str, Any], dict[str, Told]])
-        return State(entries, answers)
+        entries, answers = msgspec.json.decode(data, type=tuple[dict[str, Any], dict[str, RememberedAnswer]])
+        return CatalogState(entries, answers)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownVersion:
     """A version that was published: its commit, and the serial point that it left behind."""
 
-    commit: Commit
+    commit: CommitRecord
     link: Link
     entries: Entries
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenBatch:
-    batch: Batch
+    batch: LedgerBatch
     by: str
     at_s: float
 
@@ -230,7 +230,7 @@ class CatalogBucket(Bucket):
         super().__init__(world, knobs)
         self.world = world
         self.model = model
-        self.heads: list[Head] = []
+        self.heads: list[CatalogHead] = []
         """In the order in which they were swapped in, those of GC too."""
         self.known: dict[int, KnownVersion] = {}
         self.kept_from = 1
@@ -254,10 +254,10 @@ class CatalogBucket(Bucket):
             except Violation as violation:
                 self.world.failure = self.world.failure or violation
         elif key.startswith(KEYS.ledger) and key not in self._batches:
-            self._batches[key] = _WrittenBatch(msgspec.json.decode(data, type=Batch), who, self.world.now_s)
+            self._batches[key] = _WrittenBatch(msgspec.json.decode(data, type=LedgerBatch), who, self.world.now_s)
         return version
 
-    def _swapped(self, head: Head) -> None:
+    def _swapped(self, head: CatalogHead) -> None:
         before = self.heads[-1] if self.heads else None
         self.heads.append(head)
         if before is not None and before.version == head.version:
@@ -273,7 +273,7 @@ class CatalogBucket(Bucket):
         self._state(head)
         self.world.note("bucket", "publishes", f"version {head.version}", f"token {head.token}", commit.id)
 
-    def _follows(self, before: Head | None, head: Head) -> None:
+    def _follows(self, before: CatalogHead | None, head: CatalogHead) -> None:
         if head.version != (before.version if before else 0) + 1:
             raise Violation(f"version {head.version} follows {before.version if before else 0}")
         if head.links[0].version != head.version:
@@ -291,7 +291,7 @@ class CatalogBucket(Bucket):
         if any(one.version <= other.version for one, other in pairwise(head.links)):
             raise Violation(f"the links of version {head.version} are out of order")
 
-    def _commit(self, before: Head | None, head: Head) -> Commit:
+    def _commit(self, before: CatalogHead | None, head: CatalogHead) -> CommitRecord:
         """The commit of a head; the one before it must be on record by now."""
         if before is not None and before.links[0].id >= before.gc_floor:
             self._on_record(before.links[0])
@@ -302,8 +302,8 @@ class CatalogBucket(Bucket):
             raise Violation(f"version {head.version} remembers what was never published")
         self._paths.update(paths)
         if not head.tail:
-            return msgspec.json.decode(self._on_record(head.links[0]), type=Commit)
-        commit = Commit(
+            return msgspec.json.decode(self._on_record(head.links[0]), type=CommitRecord)
+        commit = CommitRecord(
             domain=KEYS.domain,
             id=head.links[0].id,
             version=head.version,
@@ -324,7 +324,7 @@ class CatalogBucket(Bucket):
             raise Violation(f"the commit of version {link.version} is not on record, or is another")
         return found.data
 
-    def _rows(self, before: Head | None, head: Head, commit: Commit) -> None:
+    def _rows(self, before: CatalogHead | None, head: CatalogHead, commit: CommitRecord) -> None:
         rows: list[Row] = []
         for path in commit.paths:
             written = self._batches.get(path)
@@ -344,10 +344,10 @@ class CatalogBucket(Bucket):
         found = self.objects.get(Key(key))
         return found.data if found else None
 
-    def _state(self, head: Head) -> None:
+    def _state(self, head: CatalogHead) -> None:
         """The state that a reader derives from the head is the one that was published."""
         entries: dict[str, Any] = {}
-        answers: dict[str, Told] = {}
+        answers: dict[str, RememberedAnswer] = {}
         base = 0
         if head.snapshot is not None:
             found = self.objects.get(KEYS.snapshot(head.snapshot.id))
@@ -359,7 +359,7 @@ class CatalogBucket(Bucket):
             raise Violation(f"the tail of version {head.version} does not follow its snapshot of {base}")
         for tail in head.tail:
             for row in tail.rows:
-                answers[row.id] = Told(row.what, tail.at, row.result)
+                answers[row.id] = RememberedAnswer(row.what, tail.at, row.result)
                 entries.update({change.key: change.value for change in row.changes if change.key != ACTOR})
         if {key: value for key, value in entries.items() if value is not None} != self.model.points[-1]:
             raise Violation(f"the head of version {head.version} says {entries}, not {self.model.points[-1]}")
@@ -368,7 +368,7 @@ class CatalogBucket(Bucket):
             if (answer is None or answer.result != grants[-1].result) and is_live(id_, grants[-1].at, head.at):
                 raise Violation(f"the head of version {head.version} has forgotten {id_}")
 
-    def walked(self, commits: Sequence[Commit], head: Head) -> None:
+    def walked(self, commits: Sequence[CommitRecord], head: CatalogHead) -> None:
         """A client walked the chain from `head`.   Raises: Violation unless it is the true one, down to the floor."""
         for commit, version in zip(commits, range(head.version, 0, -1), strict=False):
             if commit != self.known[version].commit:
@@ -381,7 +381,7 @@ class CatalogBucket(Bucket):
         """Whether those are epochs: they change nothing, and a token has only one that is published."""
         return all(self._batches[path].batch.base_version is None for path in paths if path in self._batches)
 
-    def answered(self, paths: Sequence[str], published: Published) -> None:
+    def answered(self, paths: Sequence[str], published: Publication) -> None:
         """A compactor says that those batches were published.   Raises: Violation unless they were, as that."""
         known = self.known.get(published.version)
         if known is None or known.commit.paths != tuple(paths) or known.commit.id != published.commit:
@@ -400,25 +400,25 @@ class CatalogBucket(Bucket):
                 raise Violation(f"{paths} were refused, and may still be published: {written.batch}")
         self._dead.update(paths)
 
-    def not_taken(self, paths: Sequence[str], before: Head | None) -> None:
+    def not_taken(self, paths: Sequence[str], before: CatalogHead | None) -> None:
         """A compactor says that they are no batches.   Raises: Violation if the head remembered them all the time."""
         if before is not None and {*paths} <= {each.path for each in before.applied}:
             raise Violation(f"{paths} were published, and then called invalid")
 
-    def judged(self, found: Sequence[Judged]) -> None:
+    def judged(self, found: Sequence[ClassifiedBatch]) -> None:
         """A client classified the ledger.   Raises: Violation unless each batch has the fate that was reported."""
         for each in found:
-            if each.fate is Fate.APPLIED and each.path not in self._paths:
+            if each.fate is BatchOutcome.APPLIED and each.path not in self._paths:
                 raise Violation(f"{each.path} counts as applied, and never was published")
-            if each.fate is Fate.DEAD:
+            if each.fate is BatchOutcome.DEAD:
                 if each.path in self._paths:
                     raise Violation(f"{each.path} counts as dead, and was published")
                 self._dead.add(each.path)
 
 
-def _unsealed(data: bytes) -> Head:
+def _unsealed(data: bytes) -> CatalogHead:
     """A head without its seal.   Raises: Violation unless its seal is the digest of the rest."""
-    head = msgspec.json.decode(data, type=Head)
+    head = msgspec.json.decode(data, type=CatalogHead)
     bare = msgspec.structs.replace(head, seal="")
     if head.seal != _digest(records.encode(bare)):
         raise Violation(f"the head of version {head.version} is not sealed")

@@ -1,7 +1,7 @@
 """Iceberg's metadata: the only package that knows PyIceberg."""
 
-from limpet.catalog.iceberg.tables import (
-    Commit,
+from limpet.catalog.iceberg.updates import (
+    TableCommit,
     apply,
     check_table,
     check_view,
@@ -16,7 +16,7 @@ from limpet.catalog.iceberg.tables import (
 )
 
 __all__ = [
-    "Commit",
+    "TableCommit",
     "apply",
     "check_table",
     "check_view",

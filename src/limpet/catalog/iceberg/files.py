@@ -6,11 +6,13 @@ and under which ids its files hold the columns, so that a later writer knows whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Final
 
 import msgspec
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -33,11 +35,10 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from limpet import records
-from limpet.catalog.iceberg.buffers import Fetch, Input, Output, Source
-from limpet.catalog.iceberg.tables import table_of
-from limpet.catalog.parquet import write_table
+from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt
+from limpet.events.parquet import write_table
 
 FORMAT_VERSION: Final = 2
 CODEC: Final = "deflate"
@@ -68,7 +69,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class TableFiles:
     """What becomes of a table's files."""
 
     keep: Sequence[File]
@@ -173,7 +174,7 @@ def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
     return File(url, rows.num_rows, len(data), entry), data
 
 
-def commit_of(contents: Contents, files: Files, stamp: Stamp) -> tuple[dict[str, Any], dict[str, bytes]]:
+def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The commit after which the table holds just `files.keep` and `files.add`; what to write before it, by URL.
 
     With no file to add or drop it has no snapshot: the table is created, or gets other columns.
@@ -299,7 +300,7 @@ def _files(manifest_list: str, fetch: Fetch) -> list[File]:
     try:
         for manifest in read_manifest_list(Input(manifest_list, fetch)):
             if manifest.content == ManifestContent.DATA:
-                for entry in manifest.fetch_manifest_entry(Source(fetch)):
+                for entry in manifest.fetch_manifest_entry(BufferIO(fetch)):
                     data = entry.data_file
                     found.append(File(data.file_path, data.record_count, data.file_size_in_bytes, entry))
     except _UNREADABLE as error:
@@ -309,7 +310,7 @@ def _files(manifest_list: str, fetch: Fetch) -> list[File]:
     return found
 
 
-def _write_manifests(contents: Contents, files: Files, snapshot_id: int, manifest: Output, listed: Output) -> None:
+def _write_manifests(contents: Contents, files: TableFiles, snapshot_id: int, manifest: Output, listed: Output) -> None:
     table, spec = contents.table, UNPARTITIONED_PARTITION_SPEC
     # others may have given the table a partition spec; what they wrote by it cannot stand in this manifest
     gone = [file for file in files.drop if file.entry.data_file.spec_id == spec.spec_id]
@@ -327,7 +328,7 @@ def _write_manifests(contents: Contents, files: Files, snapshot_id: int, manifes
         list_writer.add_manifests([writer.to_manifest_file()])
 
 
-def _summary(contents: Contents, files: Files) -> dict[str, str]:
+def _summary(contents: Contents, files: TableFiles) -> dict[str, str]:
     after = (*files.keep, *files.add)
     counts = {
         "added-data-files": len(files.add),
@@ -350,3 +351,79 @@ def _summary(contents: Contents, files: Files) -> dict[str, str]:
         SOURCE: contents.source,
         COLUMNS: msgspec.json.encode(ids).decode(),
     }
+
+
+Fetch = Callable[[str], bytes]
+"""The bytes of the file at a URL."""
+
+
+class Input(InputFile):
+    """A file to read."""
+
+    def __init__(self, location: str, fetch: Fetch) -> None:
+        super().__init__(location)
+        self._fetch = fetch
+
+    def __len__(self) -> int:
+        return len(self._fetch(self.location))
+
+    def exists(self) -> bool:
+        """Whoever asks for a file here has been told of it."""
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        """Its bytes."""
+        return BytesIO(self._fetch(self.location))
+
+
+class Output(OutputFile):
+    """A file to write; `data` is what was written, once it is closed."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.data = b""
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def exists(self) -> bool:
+        """Its name is new."""
+        return False
+
+    def to_input_file(self) -> InputFile:
+        """The same file, to read."""
+        return Input(self.location, lambda _: self.data)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        """A stream into it."""
+        return _Sink(self)
+
+
+class BufferIO(FileIO):
+    """Files to read, by URL."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        super().__init__()
+        self._fetch = fetch
+
+    def new_input(self, location: str) -> InputFile:
+        """One of them."""
+        return Input(location, self._fetch)
+
+    def new_output(self, location: str) -> OutputFile:
+        """A file that nobody stores but whoever asked for it."""
+        return Output(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Nothing: it is not ours."""
+
+
+class _Sink(BytesIO):
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self._output = output
+
+    def close(self) -> None:
+        if not self.closed:
+            self._output.data = self.getvalue()
+        super().close()

@@ -232,7 +232,7 @@ def publish(
 
     Without --catalog this process leads the catalog for a moment. Where `limpet serve` leads it, name that one.
     """
-    from limpet.cli.catalog_options import demand_extra, identifier
+    from limpet.cli.catalog.options import demand_extra, identifier
 
     demand_extra()
     named = identifier(table, ".") if table is not None else None

@@ -1,6 +1,8 @@
-"""Events: what happened in the fleet, told to whoever keeps it. Rooms know this protocol and nothing behind it.
+"""Events: task runs and compactions of the fleet. Other packages emit them through `EventSink` and know no more.
 
-An event tells; nothing depends on it. A sink that is slow or broken never holds up, fails or changes the work itself.
+`sink` writes them in batches to the ledger, `fold` merges the batches into Parquet files that a head names, and
+`quarantine` keeps what could not be read. Nothing depends on an event: a sink that is slow or broken never holds up,
+fails or changes the work itself.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import msgspec
 
 from limpet.records import Name
 from limpet.runtime import Runtime
+
+__all__ = ["EXECUTIONS", "Event", "EventSink", "compaction", "task_run"]
 
 EXECUTIONS = "executions"
 """The domain that events are kept under."""

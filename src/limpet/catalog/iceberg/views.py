@@ -1,4 +1,4 @@
-"""Views: their metadata, which is plain JSON here, and decisions on the state."""
+"""The metadata of views, which is plain JSON here: new views, and replacements parsed and applied."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from limpet import records
-from limpet.catalog import iceberg
-from limpet.catalog.entries import LIVE, Entry, check_free, entry_in, reserve
-from limpet.catalog.leader import Decide, Grant
-from limpet.catalog.loaded import Ahead
-from limpet.catalog.names import Namespace, key_of
-from limpet.catalog.records import Change
-from limpet.catalog.refusals import CommitFailed, NeedsMetadata
-from limpet.catalog.state import State
-from limpet.catalog.tables import METADATA_PATH, Draft, metadata_folder, new_root, outside
-from limpet.catalog.warehouse import Document, Warehouse, property_text
+from limpet.catalog.iceberg.updates import check_view, listed
+from limpet.catalog.state import CommitFailed
+from limpet.catalog.warehouse import Document, property_text
 from limpet.errors import Corrupt, Invalid
 
-DROP = "drop view"
 HISTORY = "version.history.num-entries"
 HISTORY_MAX = 10
 UPDATES_MAX = 1000
@@ -31,112 +23,65 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """A replacement whose locations are checked: the UUIDs that it requires, its updates, where the view moves to, and
-    the folders that its properties name."""
+class ViewChanges:
+    """A replacement, parsed: the UUIDs that it requires, and its updates."""
 
     uuids: Sequence[Any]
     updates: Sequence[Json]
-    root: str | None
-    places: Mapping[str, str]
 
 
-def draft(warehouse: Warehouse, known: State, namespace: Namespace, name: str, request: Mapping[str, Any]) -> Draft:
-    """The view that a client asks to create; `known` is what is known of others' folders.   Raises: Invalid."""
-    schema, version = _object(request, "schema"), _object(request, "view-version")
-    properties = _strings(request.get("properties") or {})
-    places = warehouse.check_properties(properties)
-    given = request.get("location")
-    root = new_root(warehouse, known, namespace, name) if given is None else warehouse.root_of(given)
-    first = {**_dated(warehouse, version), "version-id": 1, "schema-id": 0}
-    metadata = {
-        "view-uuid": warehouse.new_uuid(),
-        "format-version": 1,
-        "location": warehouse.location(root),
-        "current-version-id": 1,
-        "versions": [first],
-        "version-log": [{"timestamp-ms": first["timestamp-ms"], "version-id": 1}],
-        "schemas": [{**schema, "schema-id": 0}],
-        "properties": properties,
+def parse_new(request: Mapping[str, Any], now_ms: int) -> Json:
+    """The schema, the first version and the properties of a view that a client asks to create.   Raises: Invalid."""
+    return {
+        "schema": _object(request, "schema"),
+        "version": _dated(_object(request, "view-version"), now_ms),
+        "properties": _strings(request.get("properties") or {}),
     }
-    document = _document(metadata)
-    path = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), None, document)
-    return Draft(document, Entry(root, path, outside(root, places.values())))
 
 
-def create(warehouse: Warehouse, namespace: Namespace, name: str, new: Draft) -> Decide:
-    """Create a view. The result of this and of every replacement is the path of its metadata."""
+def created(new: Json, location: str, uuid: str) -> Document:
+    """The metadata of a new view, of what `parse_new` found.   Raises: Invalid."""
+    first = {**new["version"], "version-id": 1, "schema-id": 0}
+    return _document(
+        {
+            "view-uuid": uuid,
+            "format-version": 1,
+            "location": location,
+            "current-version-id": 1,
+            "versions": [first],
+            "version-log": [{"timestamp-ms": first["timestamp-ms"], "version-id": 1}],
+            "schemas": [{**new["schema"], "schema-id": 0}],
+            "properties": new["properties"],
+        }
+    )
 
-    def decide(state: State) -> Grant:
-        check_free(state, namespace, name, "v")
-        changes = (Change(key_of("v", namespace, name), new.entry.value()), *reserve(state, new.entry.roots()))
-        return Grant("create view", changes, new.entry.path, (warehouse.put_of(new.entry.path, new.document),))
 
-    return decide
-
-
-def prepare(warehouse: Warehouse, request: Mapping[str, Any]) -> Changes:
-    """The changes that a client asks for: all are known, and all locations inside.   Raises: Invalid."""
-    requirements = _objects(iceberg.listed(request, "requirements", UPDATES_MAX), "requirements")
-    updates = _objects(iceberg.listed(request, "updates", UPDATES_MAX), "updates")
-    places: dict[str, str] = {}
+def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
+    """The changes that a client asks for, all of known kinds. Locations are not checked yet.   Raises: Invalid."""
+    requirements = _objects(listed(request, "requirements", UPDATES_MAX), "requirements")
+    updates = _objects(listed(request, "updates", UPDATES_MAX), "updates")
     for requirement in requirements:
         if requirement.get("type") != "assert-view-uuid":
             raise Invalid(f"there is no requirement {requirement.get('type')!r} of views")
-    root: str | None = None
     for update in updates:
         match update.get("action"):
             case "set-location":
-                root = warehouse.root_of(_text(update, "location"))
-                update["location"] = warehouse.location(root)
+                _text(update, "location")
             case "set-properties":
                 update["updates"] = _strings(update.get("updates"))
-                places |= warehouse.check_properties(update["updates"])
             case "add-view-version":
-                update["view-version"] = _dated(warehouse, _object(update, "view-version"))
+                update["view-version"] = _dated(_object(update, "view-version"), now_ms)
             case action if not isinstance(action, str) or action not in _UPDATES:
                 raise Invalid(f"there is no update {action!r} of views")
-    return Changes([requirement.get("uuid") for requirement in requirements], updates, root, places)
+    return ViewChanges([requirement.get("uuid") for requirement in requirements], updates)
 
 
-def needs_of(wanted: Changes, path: str) -> dict[str, Callable[[Document], Document]]:
-    """How a replacement is worked out on the metadata at a path: for `Ahead.work_out`."""
-    return {path: lambda document: _document(_applied(_json(document), wanted))}
+def replaced(document: Document, wanted: ViewChanges) -> Document:
+    """The metadata after a replacement.   Raises: CommitFailed; Invalid; Corrupt."""
+    return _document(_applied(_json(document), wanted))
 
 
-def replace(warehouse: Warehouse, namespace: Namespace, name: str, wanted: Changes, ahead: Ahead) -> Decide:
-    """Change a view."""
-
-    def decide(state: State) -> Grant:
-        old = entry_in(state, "v", namespace, name)
-        if not ahead.has(old.path):
-            raise NeedsMetadata(needs_of(wanted, old.path))
-        new = ahead.result(old.path)
-        assert new is not None
-        root = wanted.root or old.root
-        more = outside(root, (*old.roots(), *wanted.places.values()), keep=old.more)
-        entry = Entry(root, warehouse.new_file(metadata_folder(warehouse, new, root), old.path, new), more)
-        changes = (Change(key_of("v", namespace, name), entry.value()), *reserve(state, entry.roots(), old.roots()))
-        return Grant("replace view", changes, entry.path, (warehouse.put_of(entry.path, new),))
-
-    return decide
-
-
-def drop(namespace: Namespace, name: str) -> Decide:
-    """Take a view out of the catalog. Its result is the entry; its metadata stays, so that it can be put back."""
-
-    def decide(state: State) -> Grant:
-        old = entry_in(state, "v", namespace, name)
-        gone = (Change(key_of("v", namespace, name), None), *(Change(f"{LIVE}/{root}", None) for root in old.roots()))
-        return Grant(DROP, gone, old.value())
-
-    return decide
-
-
-# ---- metadata ----
-
-
-def _applied(base: Json, wanted: Changes) -> Json:
+def _applied(base: Json, wanted: ViewChanges) -> Json:
     """The metadata after the updates.   Raises: CommitFailed; Invalid."""
     for uuid in wanted.uuids:
         if str(uuid).lower() != str(base["view-uuid"]).lower():
@@ -244,7 +189,7 @@ def _version(view: Json, id_: object) -> Json:
     raise Invalid(f"the view has no version {id_!r}")
 
 
-def _dated(warehouse: Warehouse, version: Json) -> Json:
+def _dated(version: Json, now_ms: int) -> Json:
     """A version of a client's, with a time.   Raises: Invalid if it has two SQL texts for one dialect."""
     given = version.get("representations")
     representations = given if isinstance(given, list) else []
@@ -255,7 +200,7 @@ def _dated(warehouse: Warehouse, version: Json) -> Json:
     if twice is not None:
         raise Invalid(f"Invalid view version: Cannot add multiple queries for dialect {twice[:100]}")
     if version.get("timestamp-ms") is None:
-        return {**version, "timestamp-ms": int(warehouse.runtime.wall().timestamp() * 1000)}
+        return {**version, "timestamp-ms": now_ms}
     return dict(version)
 
 
@@ -269,13 +214,13 @@ def _first_twice(texts: Iterable[str]) -> str | None:
 
 
 def _document(metadata: Json) -> Document:
-    iceberg.check_view(metadata)
+    check_view(metadata)
     return Document(records.plain_bytes(metadata, what="the view"), metadata)
 
 
 def _json(document: Document) -> Json:
     try:
-        iceberg.check_view(document.json())
+        check_view(document.json())
     except Invalid as error:
         raise Corrupt(f"the metadata of the view is not sound: {error}") from None
     return document.json()

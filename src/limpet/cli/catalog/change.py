@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.catalog_options import CatalogUrlOption, SeparatorOption, TableArgument, identifier, opened
+from limpet.cli.catalog.options import CatalogUrlOption, SeparatorOption, TableArgument, identifier, opened
 from limpet.cli.queue_options import DELAY_HELP, duration_s, many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, clean, console, lines, print_json
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.catalog.executions import Executions
+    from limpet.events.fold import Executions
 
 UNDROP_EPILOG = lines(
     "Example: where no service runs; then through the one that leads",
@@ -157,7 +157,7 @@ quarantine = typer.Typer(
 )
 def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
     """List what lies in quarantine, and why. Changes nothing."""
-    from limpet.catalog.quarantine import quarantined
+    from limpet.events.quarantine import quarantined
 
     fleet = opened(url, read_only=True)
     executions = _executions(fleet)
@@ -196,8 +196,8 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Have batches of events read again, by a newer limpet say. What can be read leaves quarantine."""
-    from limpet.catalog.quarantine import quarantined
-    from limpet.catalog.quarantine import retry as retry_one
+    from limpet.events.quarantine import quarantined
+    from limpet.events.quarantine import retry as retry_one
 
     if bool(ids) is every:
         raise Invalid("name the ids, or say --all", hint="`limpet catalog quarantine ls` shows them")

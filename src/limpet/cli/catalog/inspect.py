@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.catalog_options import CatalogUrlOption, opened
+from limpet.cli.catalog.options import CatalogUrlOption, opened
 from limpet.cli.queue_options import many
 from limpet.cli.shared import EXIT_FAILED, JsonOption, clean, console, lines, print_json
 from limpet.errors import Invalid
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from limpet.app import Fleet
-    from limpet.catalog.history import Past
-    from limpet.catalog.records import Commit, Row
+    from limpet.catalog.history import PastCatalog
+    from limpet.catalog.records import CommitRecord, Row
 
 LOG_EPILOG = lines(
     "Example:",
@@ -63,7 +63,7 @@ def log(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print_log(fleet: Fleet, commits: Sequence[Commit]) -> None:
+def _print_log(fleet: Fleet, commits: Sequence[CommitRecord]) -> None:
     out = console()
     if not commits:
         out.print(f"nothing was ever published at {fleet.url}", soft_wrap=True, markup=False)
@@ -166,7 +166,7 @@ def _when(text: str | None) -> int | datetime | None:
 
 def _names(row: Row) -> list[tuple[str, str]]:
     """Kinds and dotted names of what a row changed."""
-    from limpet.catalog.names import parsed, shown
+    from limpet.catalog.state import parsed, shown
 
     found = [(change.key[:1], parsed(change.key)) for change in row.changes if change.key[:2] in ("n/", "t/", "v/")]
     return [(_KINDS[kind], shown(*where)) for kind, where in found]
@@ -177,7 +177,7 @@ def _said(row: Row) -> str:
     return clean(f"{row.what} {' -> '.join(names) if row.what.startswith('rename') else ', '.join(names)}".strip())
 
 
-def _commit_facts(commit: Commit) -> dict[str, Any]:
+def _commit_facts(commit: CommitRecord) -> dict[str, Any]:
     rows = [
         {
             "id": row.id,
@@ -190,7 +190,7 @@ def _commit_facts(commit: Commit) -> dict[str, Any]:
     return {"version": commit.version, "commit": commit.id, "at": commit.at, "token": commit.token, "rows": rows}
 
 
-def _past_facts(past: Past) -> dict[str, Any]:
+def _past_facts(past: PastCatalog) -> dict[str, Any]:
     def entries(found: Any) -> list[dict[str, Any]]:
         return [
             {"namespace": namespace, "name": name, "metadata_location": location}

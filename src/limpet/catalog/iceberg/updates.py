@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import pydantic
 from pyiceberg.exceptions import CommitFailedException, ValidationError
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, TableMetadataV1, new_table_metadata
 from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
+    AddSchemaUpdate,
     AddSnapshotUpdate,
+    AddSortOrderUpdate,
     AssertCreate,
     AssertCurrentSchemaId,
     AssertDefaultSortOrderId,
@@ -26,6 +29,11 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     AssignUUIDUpdate,
+    RemovePropertiesUpdate,
+    RemoveSnapshotsUpdate,
+    SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
+    SetDefaultSpecUpdate,
     SetLocationUpdate,
     SetPartitionStatisticsUpdate,
     SetPropertiesUpdate,
@@ -39,9 +47,7 @@ from pyiceberg.table.update import (
 from pyiceberg.view.metadata import ViewMetadata
 
 from limpet import records
-from limpet.catalog.iceberg import quick
-from limpet.catalog.iceberg.settle import UNSET_ID, check_schema, settled
-from limpet.catalog.refusals import CommitFailed
+from limpet.catalog.state import CommitFailed
 from limpet.catalog.warehouse import Document, property_text
 from limpet.errors import Corrupt, Invalid
 
@@ -66,30 +72,30 @@ _REJECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImp
             StopIteration, TypeError, ValidationError, ValueError)  # fmt: skip
 
 
-class _Peek(msgspec.Struct):
+class _FormatVersion(msgspec.Struct):
     format_version: Annotated[int, msgspec.Meta(ge=0, le=1000)] = msgspec.field(name="format-version")
 
 
-class _Kept(list[Any]):
+class _SharedList(list[Any]):
     """A list that copies share. Metadata is never changed in place, and its lists grow with every commit."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SharedList:
         return self
 
-    def __add__(self, other: Sequence[Any]) -> _Kept:
-        return _Kept([*self, *other])
+    def __add__(self, other: Sequence[Any]) -> _SharedList:
+        return _SharedList([*self, *other])
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return _Kept(found) if isinstance(index, slice) else found
+        return _SharedList(found) if isinstance(index, slice) else found
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class TableCommit:
     """A request to change a table, parsed.
 
-    `plain` are its updates as JSON, if all are of the quick kind; `files` are (what it is, URL) of each file that it
-    names.
+    `plain` are its updates as JSON, if the fast path knows all of them; `files` are (what it is, URL) of each file that
+    it names.
     """
 
     requirements: tuple[Any, ...]
@@ -102,7 +108,7 @@ class Commit:
 
     @property
     def is_light(self) -> bool:
-        """Whether it can be worked out at once, whatever the table is: few updates, all of the quick kind."""
+        """Whether it can be worked out at once, whatever the table is: few updates, all known to the fast path."""
         return self.plain is not None and len(self.plain) <= LIGHT_MAX
 
     @property
@@ -148,7 +154,7 @@ def _form(asked: bytes) -> Mapping[str, Any]:
     return _document(metadata).json()
 
 
-def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> Commit:
+def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> TableCommit:
     """A client's request to change a table.   Raises: Invalid, also for an update or requirement nobody knows.
 
     How much there is of it is checked first: what PyIceberg makes of it takes a thousand times as long. `canonical`
@@ -158,7 +164,7 @@ def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = s
     check_size(asked, "the commit")
     try:
         raw = [_with_defaults(update, canonical) for update in joined(asked)]
-        heavy = sum(update.get("action") not in quick.ACTIONS for update in raw if isinstance(update, Mapping))
+        heavy = sum(update.get("action") not in FAST_ACTIONS for update in raw if isinstance(update, Mapping))
         if heavy > ADDED_MAX:
             raise Invalid(
                 f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
@@ -187,7 +193,7 @@ def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = s
             case UpgradeFormatVersionUpdate() if update.format_version > FORMAT_VERSION_MAX:
                 _refuse_version(update.format_version)
     creates = any(isinstance(requirement, AssertCreate) for requirement in requirements)
-    return Commit(requirements, updates, _plain(updates), creates, location, properties, tuple(files))
+    return TableCommit(requirements, updates, _plain(updates), creates, location, properties, tuple(files))
 
 
 def listed(request: Mapping[str, Any], name: str, most: int) -> list[Any]:
@@ -245,7 +251,7 @@ def parse_table(document: Document) -> TableMetadata:
     """Metadata that somebody wrote, parsed once.   Raises: Invalid."""
     if document.model is None:
         try:
-            version = records.decoder(_Peek).decode(document.data).format_version
+            version = records.decoder(_FormatVersion).decode(document.data).format_version
             if version > FORMAT_VERSION_MAX:
                 _refuse_version(version)
             document.model = TableMetadataUtil.parse_raw(document.data.decode())
@@ -275,7 +281,7 @@ def files_of(document: Document) -> Iterator[tuple[str, str]]:
         yield "statistics path", statistics.statistics_path
 
 
-def apply(document: Document, commit: Commit, metadata_location: str, now_ms: int) -> Document | None:
+def apply(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
     """The metadata after a commit; None if it asks for no change. `metadata_location` is where `document` lies.
 
     Raises: CommitFailed if a requirement does not hold, or the commit was made for an older table; Invalid; Corrupt.
@@ -288,24 +294,24 @@ def apply(document: Document, commit: Commit, metadata_location: str, now_ms: in
         _refuse("the commit", error)
 
 
-def _applied(document: Document, commit: Commit, metadata_location: str, now_ms: int) -> Document | None:
+def _applied(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
     if document.is_plain is None:
-        document.is_plain = quick.fits(document.data)
+        document.is_plain = fits_fast_path(document.data)
     if document.is_plain:
         for requirement in commit.requirements:
             _check(requirement, document.json())
         if commit.plain is not None:
-            return _quick(quick.updated(document.json(), commit.plain, metadata_location, now_ms))
+            return _fast_document(fast_path(document.json(), commit.plain, metadata_location, now_ms))
     table = table_of(document)
     if not document.is_plain:
         for requirement in commit.requirements:
             requirement.validate(table)
-    updates = settled(table, commit.updates, is_new=False)
+    updates = resolved_updates(table, commit.updates, is_new=False)
     new = _updated(table, updates, metadata_location)
     return None if new is None else _document(new)
 
 
-def _quick(table: dict[str, Any] | None) -> Document | None:
+def _fast_document(table: dict[str, Any] | None) -> Document | None:
     if table is None:
         return None
     new = Document(msgspec.json.encode(table), table)
@@ -313,7 +319,7 @@ def _quick(table: dict[str, Any] | None) -> Document | None:
     return new
 
 
-def create(commit: Commit, location: str, uuid: str) -> Document:
+def create(commit: TableCommit, location: str, uuid: str) -> Document:
     """The metadata of a table that a commit creates. `location` and `uuid` are for those that name none.
 
     Raises: Invalid; CommitFailed if it requires a table that is there.
@@ -323,7 +329,7 @@ def create(commit: Commit, location: str, uuid: str) -> Document:
             requirement.validate(None)
         first = [AssignUUIDUpdate(uuid=_uuid(uuid)), SetLocationUpdate(location=location)]
         empty = TableMetadataV1.model_construct(last_column_id=-1, schema=Schema())
-        updates = settled(empty, (*first, *commit.updates), is_new=True)
+        updates = resolved_updates(empty, (*first, *commit.updates), is_new=True)
         return _document(_not_back(empty, update_table_metadata(empty, updates, enforce_validation=True), updates))
     except CommitFailedException as error:
         raise CommitFailed(_line(error)) from None
@@ -348,7 +354,7 @@ def check_view(metadata: Mapping[str, Any]) -> None:
 
 
 def _updated(table: TableMetadata, updates: tuple[Any, ...], metadata_location: str) -> TableMetadata | None:
-    shared = {name: _Kept(value) for name, value in table if isinstance(value, list)}
+    shared = {name: _SharedList(value) for name, value in table if isinstance(value, list)}
     new = update_table_metadata(table.model_copy(update=shared), updates, metadata_location=metadata_location)
     new = _not_back(table, new, updates)
     if new.metadata_log is shared["metadata_log"]:
@@ -462,7 +468,7 @@ def _properties(given: Any) -> dict[str, str]:
 
 
 def _plain(updates: Sequence[Any]) -> Sequence[dict[str, Any]] | None:
-    """The updates as JSON, if all are of the quick kind.   Raises: Invalid for a reference that may not be."""
+    """The updates as JSON, if all are that the fast path knows.   Raises: Invalid for a reference that may not be."""
     for update in updates:
         if isinstance(update, SetSnapshotRefUpdate):
             fields = update.model_dump(exclude={"action", "ref_name"})
@@ -470,7 +476,7 @@ def _plain(updates: Sequence[Any]) -> Sequence[dict[str, Any]] | None:
                 SnapshotRef.model_validate(fields)
             except _REJECTS as error:
                 _refuse(f"the reference {update.ref_name!r}", error)
-    if all(update.action in quick.ACTIONS for update in updates):
+    if all(update.action in FAST_ACTIONS for update in updates):
         return [update.model_dump(mode="json") for update in updates]
     return None
 
@@ -506,3 +512,373 @@ def _line(error: BaseException) -> str:
         return "it needs a schema, a partition spec or a sort order that is not there"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text[:300]} is missing" if isinstance(error, KeyError) else text[:300]
+
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+UNSET_ID = -1
+"""In a request: the schema, spec or order that was added last. As the id of a partition field: not assigned yet."""
+
+
+def resolved_updates(table: TableMetadata, updates: tuple[Any, ...], *, is_new: bool) -> tuple[Any, ...]:
+    """The updates as PyIceberg applies them rightly: no id twice, none left open, none for what is not there."""
+    resolver = _Resolver(table, is_new)
+    for update in updates:
+        new = resolver.resolve(update)
+        if new is not None:
+            resolver.resolved.append(new)
+    return tuple(resolver.resolved)
+
+
+class _Resolver:
+    """What a table will hold after the updates so far."""
+
+    def __init__(self, table: TableMetadata, is_new: bool) -> None:
+        self.resolved: list[Any] = []
+        self._table = table
+        self._is_new = is_new
+        self._schemas = _Ids({schema.schema_id: schema for schema in table.schemas})
+        self._specs = _Ids({spec.spec_id: spec.fields for spec in table.partition_specs})
+        self._orders = _Ids({order.order_id: order.fields for order in table.sort_orders})
+        self._properties = {*table.properties}
+        self._snapshots = {snapshot.snapshot_id for snapshot in table.snapshots}
+        self._number: int = getattr(table, "last_sequence_number", 0)
+        self._version: int = table.format_version
+
+    def resolve(self, update: Any) -> Any:
+        """The update to make instead; None for none.   Raises: Invalid; CommitFailed."""
+        match update:
+            case AssignUUIDUpdate():
+                if not self._is_new and update.uuid != self._table.table_uuid:
+                    raise Invalid(f"Cannot reassign uuid: the table has {self._table.table_uuid}")
+            case UpgradeFormatVersionUpdate():
+                self._version = update.format_version
+            case SetLocationUpdate():
+                return _with(update, location=update.location.rstrip("/"))
+            case SetPropertiesUpdate():
+                self._properties |= {*update.updates}
+            case RemovePropertiesUpdate():
+                removals = [key for key in dict.fromkeys(update.removals) if key in self._properties]
+                self._properties -= {*removals}
+                return _with(update, removals=removals) if removals else None
+            case AddSnapshotUpdate():
+                self._add_snapshot(update.snapshot)
+            case RemoveSnapshotsUpdate():
+                gone = [id_ for id_ in dict.fromkeys(update.snapshot_ids) if id_ in self._snapshots]
+                self._snapshots -= {*gone}
+                return _with(update, snapshot_ids=gone) if gone else None
+            case _:
+                return self._with_ids(update)
+        return update
+
+    def _add_snapshot(self, snapshot: Any) -> None:
+        number = snapshot.sequence_number or 0
+        if self._version > 1 and is_stale(number, self._number, snapshot.parent_snapshot_id):
+            raise stale_snapshot(number, self._number)
+        self._number = max(number, self._number)
+        self._snapshots.add(snapshot.snapshot_id)
+
+    def _with_ids(self, update: Any) -> Any:
+        match update:
+            case AddSchemaUpdate():
+                check_schema(update.schema_, self._version)
+                id_ = self._schemas.place(update.schema_.schema_id, update.schema_)
+                return None if id_ is None else _with(update, schema_=_with(update.schema_, schema_id=id_))
+            case SetCurrentSchemaUpdate():
+                return _with(update, schema_id=self._schemas.meant(update.schema_id, "schema"))
+            case AddPartitionSpecUpdate():
+                spec = _numbered(self._table, update.spec, self.resolved)
+                id_ = self._specs.place(spec.spec_id, spec.fields)
+                return None if id_ is None else _with(update, spec=_with(spec, spec_id=id_))
+            case SetDefaultSpecUpdate():
+                return _with(update, spec_id=self._specs.meant(update.spec_id, "partition spec"))
+            case AddSortOrderUpdate():
+                order = update.sort_order
+                id_ = self._orders.place(order.order_id if order.fields else 0, order.fields)
+                return None if id_ is None else _with(update, sort_order=_with(order, order_id=id_))
+            case SetDefaultSortOrderUpdate():
+                return _with(update, sort_order_id=self._orders.meant(update.sort_order_id, "sort order"))
+        return update
+
+
+def check_schema(schema: Schema, format_version: int) -> None:
+    """Nothing, if tables of a format may have this schema.   Raises: Invalid for types and defaults of a later one."""
+    try:
+        schema.check_format_version_compatibility(format_version)
+    except ValueError as error:
+        raise Invalid(f"Invalid schema for v{format_version}: {error}") from None
+    for field in index_by_id(schema).values():
+        if field.initial_default is not None:
+            raise Invalid(
+                f"Invalid schema for v{format_version}: Invalid initial default for {field.name}: non-null default "
+                f"({field.initial_default!r:.40}) is not supported until v3"
+            )
+        if field.write_default is not None:
+            raise Invalid(
+                f"Invalid schema for v{format_version}: Invalid write default for {field.name}: non-null default "
+                f"({field.write_default!r:.40}) is not supported until v3"
+            )
+
+
+class _Ids:
+    """The schemas, specs or orders of a table by id, and what a request means by the ids that it gives."""
+
+    def __init__(self, known: dict[int, Any]) -> None:
+        self._known = known
+        self._ids: dict[bytes, int] | None = None
+        self._meant: dict[int, int] = {}
+
+    def place(self, wanted: int, body: Any) -> int | None:
+        """The id for a new one; None if the table has it already, under whatever id.
+
+        They are compared by their bytes: to compare each with each takes seconds for a thousand of them.
+        """
+        if self._ids is None:
+            self._ids = {}
+            for id_, known in self._known.items():
+                self._ids.setdefault(_bytes_of(known), id_)
+        new = _bytes_of(body)
+        found = self._ids.get(new)
+        id_ = found if found is not None else wanted if wanted not in self._known else max(self._known) + 1
+        is_new = found is None
+        if is_new:
+            self._known[id_] = body
+            self._ids[new] = id_
+        self._meant[wanted] = self._meant[UNSET_ID] = id_
+        return id_ if is_new else None
+
+    def meant(self, id_: int, what: str) -> int:
+        """The id that a request means.   Raises: Invalid."""
+        if id_ == UNSET_ID and UNSET_ID not in self._meant:
+            raise Invalid(f"Cannot set last added {what}: no {what} has been added")
+        return self._meant.get(id_, id_)
+
+
+def _numbered(table: TableMetadata, spec: PartitionSpec, resolved: Sequence[Any]) -> PartitionSpec:
+    """The spec with ids for fields that have none: those that the same field had in an older spec, else new ones."""
+    if all(field.field_id != UNSET_ID for field in spec.fields):
+        return spec
+    added = [update.spec for update in resolved if isinstance(update, AddPartitionSpecUpdate)]
+    older = [field for known in (*table.partition_specs, *added) for field in known.fields]
+    last = max([field.field_id for field in (*older, *spec.fields)] + [table.last_partition_id or 0, 999])
+    fields: list[PartitionField] = []
+    for field in spec.fields:
+        if field.field_id == UNSET_ID:
+            same = [one for one in older if (one.source_id, one.transform, one.name) == _parts(field)]
+            last += 0 if same else 1
+            field = field.model_copy(update={"field_id": same[0].field_id if same else last})
+        fields.append(field)
+    return _with(spec, fields=tuple(fields))
+
+
+def _bytes_of(body: Any) -> bytes:
+    """A schema, or the fields of a spec or order, without its id."""
+    if isinstance(body, Schema):
+        return body.model_dump_json(exclude={"schema_id"}).encode()
+    return "\n".join(field.model_dump_json() for field in body).encode()
+
+
+def _parts(field: PartitionField) -> tuple[Any, ...]:
+    return field.source_id, field.transform, field.name
+
+
+def _with(model: M, **fields: Any) -> M:
+    return model.model_copy(update=fields)
+
+
+Json = dict[str, Any]
+
+MAIN = "main"
+LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
+
+
+_MANY = 1 << 20
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+
+
+class _Snapshot(msgspec.Struct, rename="kebab"):
+    snapshot_id: _Long
+    timestamp_ms: _Long
+    parent_snapshot_id: _Long | None = None
+
+
+class _SnapshotId(msgspec.Struct, rename="kebab"):
+    snapshot_id: _Long
+
+
+class _FastTable(msgspec.Struct, rename="kebab"):
+    """What is looked at here, and its types."""
+
+    format_version: Literal[2]
+    table_uuid: _Short
+    last_updated_ms: _Long
+    last_sequence_number: _Long
+    last_column_id: _Long
+    current_schema_id: _Long
+    default_spec_id: _Long
+    default_sort_order_id: _Long
+    last_partition_id: _Long
+    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
+    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
+    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
+    metadata_log: Annotated[
+        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
+    ]
+    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
+    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
+    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
+
+
+def fits_fast_path(data: bytes) -> bool:
+    """Whether metadata is fast_path here: it is of version 2, and has all that PyIceberg and we write."""
+    try:
+        table = records.decoder(_FastTable).decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
+
+
+def fast_path(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
+    """The metadata after those updates; None if they change nothing. `table` itself is left as it is.
+
+    Raises: CommitFailed for a snapshot that was made for an older table; Invalid.
+    """
+    work = _Work(dict(table), now_ms)
+    for update in updates:
+        _FAST[update["action"]](work, update)
+    if not work.changed:
+        return None
+    new = work.table
+    limit = _log_limit(new["properties"])
+    entry = {"metadata-file": metadata_location, "timestamp-ms": table["last-updated-ms"]}
+    new["metadata-log"] = [*new["metadata-log"][-(limit - 1) :], entry] if limit > 1 else [entry]
+    if new["last-updated-ms"] == table["last-updated-ms"]:
+        new["last-updated-ms"] = now_ms
+    return new
+
+
+class _Work:
+    """Metadata that is being changed. What it holds is replaced, never changed: older metadata holds the same."""
+
+    def __init__(self, table: Json, now_ms: int) -> None:
+        self.table = table
+        self.now_ms = now_ms
+        self.changed = False
+        self.added: set[int] = set()
+
+    def snapshot(self, id_: int) -> Json | None:
+        """The snapshot of that id."""
+        # the one that is looked for is nearly always the newest
+        return next((each for each in reversed(self.table["snapshots"]) if each["snapshot-id"] == id_), None)
+
+    def set(self, **fields: Any) -> None:
+        """Give fields new values."""
+        self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
+        self.changed = True
+
+
+def is_stale(number: int, last: int, parent: int | None) -> bool:
+    """Whether a snapshot was made for an older table, by its sequence number and that of the table.
+
+    A snapshot without a parent builds on nothing, so it is never stale: a concurrent CREATE OR REPLACE TABLE adds one.
+    The table's own number does not go back for it.
+    """
+    return number <= last and parent is not None
+
+
+def stale_snapshot(number: int, last: int) -> CommitFailed:
+    """The refusal of a stale_snapshot snapshot, in the words of the reference implementation."""
+    return CommitFailed(f"Cannot add snapshot with sequence number {number} older than last sequence number {last}")
+
+
+def _add_snapshot(work: _Work, update: Json) -> None:
+    new, last = update["snapshot"], work.table["last-sequence-number"]
+    number = new.get("sequence-number") or 0
+    if is_stale(number, last, new.get("parent-snapshot-id")):
+        raise stale_snapshot(number, last)
+    if work.snapshot(new["snapshot-id"]) is not None:
+        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
+    work.added.add(new["snapshot-id"])
+    work.set(
+        last_updated_ms=new["timestamp-ms"],
+        last_sequence_number=max(number, last),
+        snapshots=[*work.table["snapshots"], new],
+    )
+
+
+def _set_ref(work: _Work, update: Json) -> None:
+    name = update["ref-name"]
+    ref = {key: value for key, value in update.items() if key not in ("action", "ref-name")}
+    if work.table["refs"].get(name) == ref:
+        return
+    snapshot = work.snapshot(ref["snapshot-id"])
+    if snapshot is None:
+        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
+    at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
+    if name == MAIN:
+        entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}
+        work.set(current_snapshot_id=ref["snapshot-id"], snapshot_log=[*work.table["snapshot-log"], entry])
+    if name == MAIN or ref["snapshot-id"] in work.added:
+        work.set(last_updated_ms=at_ms)
+    work.set(refs={**work.table["refs"], name: ref})
+
+
+def _remove_ref(work: _Work, update: Json) -> None:
+    name = update["ref-name"]
+    if name not in work.table["refs"]:
+        return
+    work.set(refs={key: ref for key, ref in work.table["refs"].items() if key != name})
+    if name == MAIN:
+        work.table.pop("current-snapshot-id", None)
+
+
+def _remove_snapshots(work: _Work, update: Json) -> None:
+    table = work.table
+    gone = {*update["snapshot-ids"]} & {each["snapshot-id"] for each in table["snapshots"]}
+    if not gone:
+        return
+    for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
+        _remove_ref(work, {"ref-name": name})
+    work.set(
+        snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
+        snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
+        statistics=[each for each in table["statistics"] if each["snapshot-id"] not in gone],
+    )
+
+
+def _orphaned(snapshot: Json, gone: set[int]) -> Json:
+    if snapshot.get("parent-snapshot-id") not in gone:
+        return snapshot
+    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
+
+
+def _put_properties(work: _Work, update: Json) -> None:
+    if update["updates"]:
+        work.set(properties={**work.table["properties"], **update["updates"]})
+
+
+def _remove_properties(work: _Work, update: Json) -> None:
+    gone = {*update["removals"]} & {*work.table["properties"]}
+    if gone:
+        work.set(properties={key: value for key, value in work.table["properties"].items() if key not in gone})
+
+
+def _log_limit(properties: Mapping[str, str]) -> int:
+    try:
+        return max(1, int(properties.get(LOG_MAX_PROPERTY, LOG_MAX)))
+    except ValueError:
+        raise Invalid(f"the property {LOG_MAX_PROPERTY} must be a whole number") from None
+
+
+_FAST: Mapping[str, Callable[[_Work, Json], None]] = {
+    "add-snapshot": _add_snapshot,
+    "set-snapshot-ref": _set_ref,
+    "remove-snapshot-ref": _remove_ref,
+    "remove-snapshots": _remove_snapshots,
+    "set-properties": _put_properties,
+    "remove-properties": _remove_properties,
+}
+
+FAST_ACTIONS = frozenset(_FAST)
+"""The updates that are known here."""

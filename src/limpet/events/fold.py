@@ -8,27 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 
 from limpet import records
-from limpet.catalog.compactor import Published
-from limpet.catalog.parquet import ParquetEvents
-from limpet.catalog.quarantine import isolate
-from limpet.catalog.records import Applied, Moment, MomentOrNone, moment
-from limpet.catalog.sink import SCHEMA, EventBatch
-from limpet.catalog.storage import OBJECT_BYTES_MAX, above
 from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.events import Event
+from limpet.events.parquet import ParquetEvents
+from limpet.events.quarantine import isolate
+from limpet.events.sink import SCHEMA, EventBatch
 from limpet.keys import CatalogKeys, Key, is_ulid
+from limpet.ledger import (
+    OBJECT_BYTES_MAX,
+    AppliedBatch,
+    Moment,
+    MomentOrNone,
+    Publication,
+    Publisher,
+    above,
+    delete_all,
+    moment,
+    store_time,
+)
 from limpet.records import Count, Digest, Name
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Blob, Store
+from limpet.store.api import Absent, Blob, Stat, Store
 from limpet.store.outcome import put_bytes
 
 TRIES_MAX = 10
@@ -54,7 +64,7 @@ class StateFile(msgspec.Struct, frozen=True, array_like=True):
     last: Name
 
 
-class Gone(msgspec.Struct, frozen=True, array_like=True):
+class MergedFile(msgspec.Struct, frozen=True, array_like=True):
     """A file that was merged into another one, and when. Readers may still be at it."""
 
     id: Name
@@ -67,8 +77,8 @@ class EventHead(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Count = 0
     files: Annotated[tuple[StateFile, ...], msgspec.Meta(max_length=FILES_MAX)] = ()
-    gone: Annotated[tuple[Gone, ...], msgspec.Meta(max_length=GONE_MAX)] = ()
-    applied: Annotated[tuple[Applied, ...], msgspec.Meta(max_length=2 * APPLIED_MAX)] = ()
+    gone: Annotated[tuple[MergedFile, ...], msgspec.Meta(max_length=GONE_MAX)] = ()
+    applied: Annotated[tuple[AppliedBatch, ...], msgspec.Meta(max_length=2 * APPLIED_MAX)] = ()
     last_id: Name = ""
     newest: MomentOrNone = ""
     events: Count = 0
@@ -143,7 +153,7 @@ class Executions:
         """The cell of the head."""
         return Cell(self.store, self.keys.head, struct_codec(EventHead), self.runtime)
 
-    def publish(self, paths: Sequence[str], token: int = 0) -> Published:
+    def publish(self, paths: Sequence[str], token: int = 0) -> Publication:
         """Fold those ledger objects. When it returns, each is folded or in quarantine, or was and has been removed.
 
         `token` is not looked at: events are facts, and nobody leads here.
@@ -162,15 +172,15 @@ class Executions:
             seen = cell.read() or self._begin(cell)
             done = {each.path: each for each in seen.value.applied if each.path in paths}
             if len(done) == len(paths) and len({each.version for each in done.values()}) == 1:
-                return Published(done[paths[0]].version, done[paths[0]].commit)
+                return Publication(done[paths[0]].version, done[paths[0]].commit)
             if blobs is None:
                 blobs = self._get([path for path in paths if path not in done])
             waiting = {path: blob for path, blob in blobs.items() if path not in done}
             if not waiting:
-                return Published(seen.value.version, seen.value.last_id)
+                return Publication(seen.value.version, seen.value.last_id)
             published = self._attempt(cell, seen, self._read(waiting))
             if published is not None:
-                return Published(published.version, published.last_id)
+                return Publication(published.version, published.last_id)
         raise Unavailable("the head was swapped by others too often")
 
     def fold(self, id_: str, blob: Blob) -> int:
@@ -310,13 +320,13 @@ class Executions:
             written = [*self._write(whole, head.last_id)]
             last_id, files = written[-1].id, (*kept, *written)
             at = self.store.now().isoformat(timespec="microseconds")
-            gone = (*head.gone, *(Gone(file.id, at) for file in merged))[-GONE_MAX:]
+            gone = (*head.gone, *(MergedFile(file.id, at) for file in merged))[-GONE_MAX:]
         version = head.version + 1
         return EventHead(
             version=version,
             files=files,
             gone=gone,
-            applied=(*head.applied, *(Applied(path, version, last_id) for path in read.paths))[-APPLIED_MAX:],
+            applied=(*head.applied, *(AppliedBatch(path, version, last_id) for path in read.paths))[-APPLIED_MAX:],
             last_id=last_id,
             newest=max(read.newest, head.newest),
             events=head.events + len(fresh),
@@ -350,3 +360,100 @@ class Executions:
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise Corrupt(f"{key} is not what was folded: its digest differs")
         return self._codec.from_bytes(data, what=key)
+
+
+# ---- handing over, and garbage ----
+
+HANDED_PATHS_MAX = 64
+HANDED_BYTES_MAX = 16 << 20
+HANDED_MOST = 10_000
+GRACE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverReport:
+    """What a pass over the events found: batches that were handed over and removed, and objects that are no batch, or
+    too large for one, or that the compactor does not take. Those stay where they are."""
+
+    batches: int
+    strays: int
+
+
+def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = HANDED_MOST) -> HandoverReport:
+    """Have the batches of events that wait folded, and remove each from the ledger once that is published.
+
+    One that the compactor does not take holds up no other: then they are handed over one by one.
+    Raises: Unavailable and the like; what was not folded still waits.   Cost: 1 LIST per 1,000 batches, 1 publication
+    for each 64 of them or 16 MiB, 1 DELETE each.   Crash: what was folded and not removed is recognised by the next.
+    """
+    batches = strays = 0
+    waiting: list[Stat] = []
+
+    def send() -> None:
+        nonlocal batches, strays
+        groups = [[stat.key for stat in waiting]] if waiting else []
+        waiting.clear()
+        while groups:
+            keys_ = groups.pop(0)
+            try:
+                publish(keys_, 0)
+            except (Invalid, Corrupt) as error:
+                if len(keys_) > 1:
+                    groups = [[key] for key in keys_]
+                    continue
+                _log.warning("the events in %s cannot be folded, and stay there: %s", keys_[0], error)
+                batches, strays = batches - 1, strays + 1
+                continue
+            delete_all(store, keys_)
+
+    for stat in islice(store.list(keys.ledger), most):
+        if keys.batch_id(stat.key) is None or stat.size > OBJECT_BYTES_MAX:
+            strays += 1  # it stays; the compactor would have to take all of it into memory (F32)
+            continue
+        if len(waiting) == HANDED_PATHS_MAX or sum(each.size for each in waiting) + stat.size > HANDED_BYTES_MAX:
+            send()
+        waiting.append(stat)
+        batches += 1
+    send()
+    return HandoverReport(batches, strays)
+
+
+def garbage(head: EventHead, listed: Iterable[Stat], ids: Iterable[str | None], before: datetime) -> list[str]:
+    """The files of events that no head names: merged before that time, or written before it and never named."""
+    named = {file.id for file in head.files}
+    merged = {gone.id: moment(gone.at) for gone in head.gone}
+    return [
+        id_
+        for stat, id_ in zip(listed, ids, strict=True)
+        if id_ is not None and id_ not in named and merged.get(id_, stat.modified) < before
+    ]
+
+
+def collect_events(executions: Executions, *, grace_s: float = GRACE_S) -> int:
+    """Delete files of events that were merged into others, or that no head ever named; how many. For the compactor.
+
+    Before it deletes it swaps the head: whoever was about to name one of them loses, and begins anew with new names.
+    Raises: OutcomeUnknown (do it again).   Cost: 1 GET, 1 LIST per 1,000 files; if there is garbage 1 GET + 1 PUT, and
+    1 DELETE each.   Crash: the rest goes next time.
+    """
+    cell, store, keys = executions.cell(), executions.store, executions.keys
+    before = store_time(store, cell.read) - timedelta(seconds=grace_s)
+    seen = cell.read()
+    if seen is None:
+        return 0
+    listed = [*store.list(keys.states)]
+    doomed = {*garbage(seen.value, listed, [keys.id_of(stat.key) for stat in listed], before)}
+    if not doomed:
+        return 0
+
+    def cleared(head: EventHead | None) -> EventHead | None:
+        if head is None:
+            return None
+        return msgspec.structs.replace(head, gone=tuple(each for each in head.gone if each.id not in doomed))
+
+    after = cell.update(cleared)
+    if after is None:
+        return 0
+    doomed -= {file.id for file in after.value.files}  # named between the listing and the swap
+    delete_all(store, [keys.state(id_) for id_ in sorted(doomed)])
+    return len(doomed)

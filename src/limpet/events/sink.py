@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 
 from limpet import records
-from limpet.catalog.sequence import Sequence
-from limpet.errors import LimpetError, OutcomeUnknown, Unavailable
+from limpet.cell import Cell, struct_codec
+from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import Event
 from limpet.keys import CatalogKeys, Key
 from limpet.records import Name, Positive
@@ -46,7 +46,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SinkLoad:
     """What a sink holds: how many events, for how long the oldest has waited, what writing them costs, and how many
     requests events and everything else took so far."""
 
@@ -57,7 +57,7 @@ class Held:
     other_requests: int
 
 
-def is_due(held: Held) -> bool:
+def is_due(held: SinkLoad) -> bool:
     """Whether it is time to write: 10,000 wait, or they wait for 15 minutes, or for 10 s and the work pays for it.
 
     So events take at most 1.5 % of the requests, or one for 10,000 tasks, or one in 15 minutes, whichever is most; and
@@ -71,7 +71,7 @@ def is_due(held: Held) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _UnsentBatch:
     """A batch on its way: the same bytes under the same name, however often it takes."""
 
     key: Key
@@ -101,7 +101,7 @@ class LedgerSink:
         self._closed = runtime.flag()
         self._events: list[Event] = []
         self._since_s = 0.0
-        self._ready: _Ready | None = None
+        self._ready: _UnsentBatch | None = None
         self._started = False
         self._said = False
 
@@ -147,13 +147,13 @@ class LedgerSink:
                 if not self._closed.is_set() and is_due(self._held()):
                     self._write()
 
-    def _held(self) -> Held:
+    def _held(self) -> SinkLoad:
         own = self._store.snapshot().total()
         with self._mutex:
             count = len(self._events) + (self._ready.count if self._ready else 0)
             age_s = self._runtime.elapsed_s() - self._since_s
         cost = 1 if self._ready else 1 + self._sequence.cost(min(count, FLUSH_COUNT))
-        return Held(count, age_s, cost, own, self._spent() - own)
+        return SinkLoad(count, age_s, cost, own, self._spent() - own)
 
     def _write(self) -> bool:
         """Write one batch; whether it is settled. One whose fate is open stays, to be sent again."""
@@ -168,7 +168,7 @@ class LedgerSink:
         self._ready = None
         return True
 
-    def _gather(self) -> _Ready:
+    def _gather(self) -> _UnsentBatch:
         with self._mutex:
             events, self._events = self._events[:FLUSH_COUNT], self._events[FLUSH_COUNT:]
             self._since_s = self._runtime.elapsed_s()
@@ -181,7 +181,7 @@ class LedgerSink:
             position=self._sequence.take(len(sound)),
             events=tuple(sound),
         )
-        return _Ready(self._keys.batch(self._runtime.new_id()), records.encode(batch), len(sound))
+        return _UnsentBatch(self._keys.batch(self._runtime.new_id()), records.encode(batch), len(sound))
 
     def _lose(self, count: int, why: str) -> None:
         with self._mutex:
@@ -197,3 +197,50 @@ def _is_sound(event: Event) -> bool:
     except (TypeError, ValueError, OverflowError):
         return False
     return True
+
+
+BLOCK = 100_000
+NEXT_MAX = 1 << 62
+
+
+class SequenceRecord(msgspec.Struct, frozen=True):
+    """The fields of `sequence/<domain>.json` beside the cell's header: the first position that nobody has."""
+
+    next: Annotated[int, msgspec.Meta(ge=0, le=NEXT_MAX)]
+
+
+class Sequence:
+    """The positions of one process: a block at a time. What is left of a block when the process ends is left out."""
+
+    def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime) -> None:
+        self._cell = Cell(store, keys.sequence, struct_codec(SequenceRecord), runtime)
+        self._next = 0
+        self._end = 0
+
+    def cost(self, count: int) -> int:
+        """How many requests `take` would make."""
+        return 0 if self._next + count <= self._end else 2
+
+    def take(self, count: int) -> int | None:
+        """The first of `count` positions in a row; None if they cannot be had now. Never raises.
+
+        Cost: nothing mostly; for each block 1 GET + 1 PUT.   Crash: the block is left out.
+        """
+        if self.cost(count):
+            size = max(BLOCK, count)
+
+            def further(record: SequenceRecord | None) -> SequenceRecord:
+                after = (record.next if record else 1) + size
+                if after > NEXT_MAX:
+                    raise Invalid(f"{self._cell.key} stands at {after}: no process hands out so many")
+                return SequenceRecord(after)
+
+            try:
+                seen = self._cell.update(further)
+            except LimpetError:
+                return None
+            assert seen is not None
+            self._next, self._end = seen.value.next - size, seen.value.next
+        first = self._next
+        self._next += count
+        return first

@@ -1,27 +1,22 @@
-"""Parquet: snapshots of the catalog, and folded events, as files that any engine can read."""
+"""Parquet files that any engine can read: tables with a fixed schema, and folded events as such."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from io import BytesIO
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from limpet.catalog.records import Told
-from limpet.catalog.state import State
 from limpet.errors import Corrupt, Unsupported
 from limpet.events import Event
 
-ENTRY, ANSWERS = "entry", "answers"
 TABLE_BYTES_MAX = 4 << 30
 ROWS_ALWAYS = 1000
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
-_answers = msgspec.json.Decoder(dict[str, Told]).decode
 
 
 def arrow() -> Any:
@@ -62,47 +57,6 @@ def read_table(data: bytes, schema: Any, *, what: str) -> Any:
     return table
 
 
-def _schema() -> Any:
-    pa = arrow()
-    return pa.schema([(name, pa.string()) for name in ("kind", "key", "value")])
-
-
-class ParquetSnapshots:
-    """The `SnapshotCodec` of the catalog: a row for each entry in the order of keys, then one row with all answers."""
-
-    def to_bytes(self, state: State) -> bytes:
-        """Equal states give equal bytes.   Raises: Unsupported without pyarrow."""
-        entries = sorted(state.entries().items())
-        columns = {
-            "kind": [ENTRY] * len(entries) + [ANSWERS],
-            "key": [key for key, _ in entries] + [""],
-            "value": [_text(value) for _, value in entries] + [_text(state.answers())],
-        }
-        table = arrow().table(columns, schema=_schema())
-        return write_table(table, use_dictionary=["kind"], write_statistics=False)
-
-    def from_bytes(self, data: bytes, *, what: str) -> State:
-        """Raises: Corrupt, with the reason; Unsupported without pyarrow."""
-        columns = [column.to_pylist() for column in read_table(data, _schema(), what=what).columns]
-        kinds, keys, values = columns
-        if kinds != [ENTRY] * (len(kinds) - 1) + [ANSWERS]:
-            raise Corrupt(f"{what} has rows of another kind, or out of order")
-        if None in keys or None in values:
-            raise Corrupt(f"{what} lacks values")
-        keys.pop()
-        told = values.pop()
-        if any(first >= second for first, second in pairwise(keys)):
-            raise Corrupt(f"{what} has a key twice, or keys out of order")
-        try:
-            entries = dict(zip(keys, map(_decode, values), strict=True))
-            answers = _answers(told)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise Corrupt(f"{what} holds a value that is not what it should be: {error}") from None
-        if None in entries.values():
-            raise Corrupt(f"{what} has an entry without a value")
-        return State(entries, answers)
-
-
 class ParquetEvents:
     """Folded events as Parquet: a row an event, in the order of their ids; `fields` is JSON text."""
 
@@ -114,7 +68,7 @@ class ParquetEvents:
 
     def table(self, events: Iterable[tuple[Event, int | None]]) -> Any:
         """A table of events with their positions."""
-        rows = [(each.id, each.kind, each.at, position, _text(each.fields)) for each, position in events]
+        rows = [(each.id, each.kind, each.at, position, json_text(each.fields)) for each, position in events]
         columns = [[*column] for column in zip(*rows, strict=True)] or [[] for _ in self.schema().names]
         return arrow().table(columns, schema=self.schema())
 
@@ -143,5 +97,6 @@ class ParquetEvents:
         return table
 
 
-def _text(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """A value as JSON text. Equal values give equal texts."""
     return _encode(value).decode()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from limpet.cli import catalog_change, catalog_look
+from limpet.cli.catalog import change, inspect
 from limpet.cli.shared import lines
+
+__all__ = ["app"]
 
 app = typer.Typer(
     name="catalog",
@@ -18,9 +20,9 @@ app = typer.Typer(
         "$ limpet catalog show --at 41 -u s3://acme/prod",
     ),
 )
-app.command(epilog=catalog_look.LOG_EPILOG)(catalog_look.log)
-app.command(epilog=catalog_look.SHOW_EPILOG)(catalog_look.show)
-app.command(epilog=catalog_look.VERIFY_EPILOG)(catalog_look.verify)
-app.command(epilog=catalog_change.UNDROP_EPILOG)(catalog_change.undrop)
-app.command(epilog=catalog_change.GC_EPILOG)(catalog_change.gc)
-app.add_typer(catalog_change.quarantine)
+app.command(epilog=inspect.LOG_EPILOG)(inspect.log)
+app.command(epilog=inspect.SHOW_EPILOG)(inspect.show)
+app.command(epilog=inspect.VERIFY_EPILOG)(inspect.verify)
+app.command(epilog=change.UNDROP_EPILOG)(change.undrop)
+app.command(epilog=change.GC_EPILOG)(change.gc)
+app.add_typer(change.quarantine)
