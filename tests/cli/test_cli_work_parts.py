@@ -17,7 +17,7 @@ from limpet.worker.child import jobs_of
 from limpet.worker.pool import error_of
 from limpet.worker.protocol import (
     Backlog,
-    LineReader,
+    PipeReader,
     StartRefused,
     TaskCounts,
     WorkerEnded,
@@ -210,7 +210,7 @@ def test_messages_come_back_as_they_were() -> None:
 
 
 def test_lines_out_of_pieces() -> None:
-    lines = LineReader()
+    lines = PipeReader()
     assert [lines.feed(piece) for piece in (b"a", b"b\nc", b"\n\nd")] == [[], [b"ab"], [b"c", b""]]
 
 

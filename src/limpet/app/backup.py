@@ -137,7 +137,7 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BackupProgress:
     """How far a run is: which kind of object it copies, how many objects and bytes were met and how many copied."""
 
     kind: str
@@ -146,7 +146,7 @@ class Progress:
     copied: int
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[BackupProgress], None]
 
 
 @dataclass(slots=True)
@@ -293,7 +293,7 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
             size += stat.size
             if digest is not None and digest != line.sha256:
                 changed.append(stat.key)
-        tell(Progress("check", len(changed), size, 0))
+        tell(BackupProgress("check", len(changed), size, 0))
     missing = [key for key in known if key not in listed]
     if record.state == "finished" and sum(ref.lines for ref in record.lists) != len(known):
         missing.append("some of the lists in backup/")
@@ -485,7 +485,7 @@ class _Run:
             at_once = max(source.at_once, target.at_once)
             for stat, outcome in zip(todo, self.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
                 self._note(stat, outcome, (wanted or {}).get(stat.key))
-            self._tell(Progress(kind, len(self.lines), self.report.bytes, self.report.copied))
+            self._tell(BackupProgress(kind, len(self.lines), self.report.bytes, self.report.copied))
 
     def get(self, key: str) -> bytes | None:
         """The bytes of an object of the source; None if there is none, or it cannot be a record.   Cost: 1 GET."""

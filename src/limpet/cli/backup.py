@@ -15,7 +15,7 @@ from limpet.cli.shared import EXIT_FAILED, JsonOption, clean, console, lines, pr
 from limpet.errors import Invalid, Unsupported
 
 if TYPE_CHECKING:
-    from limpet.app.backup import BackupReport, CheckReport, Progress
+    from limpet.app.backup import BackupProgress, BackupReport, CheckReport
     from limpet.store import Store
 
 BACKUP_EPILOG = lines(
@@ -116,17 +116,17 @@ def _plain(url: str) -> str:
 
 
 @contextmanager
-def _bar(*, json: bool) -> Iterator[Callable[[Progress], None]]:
+def _bar(*, json: bool) -> Iterator[Callable[[BackupProgress], None]]:
     """A moving bar on stderr. Only on a terminal."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=err, transient=True, disable=json or not err.is_terminal) as bar:
         task = bar.add_task("listing", total=None)
 
-        def tell(at: Progress) -> None:
+        def tell(at: BackupProgress) -> None:
             said = f"{at.kind}: {many(at.objects, 'object')}, {size_text(at.bytes)}, {at.copied:,} copied"
             bar.update(task, description=said)
 

@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class BrokenLimit:
     """A rule that does not hold, or could not be checked: then there is no `value`."""
 
     queue: str
@@ -96,7 +96,7 @@ def check(
 
 def violations(
     fleet: Fleet, limits: Limits, queues: Sequence[str] | None, runtime: Runtime
-) -> tuple[list[str], list[Violation]]:
+) -> tuple[list[str], list[BrokenLimit]]:
     """The queues that were looked at, and the rules that do not hold there.
 
     Raises: Missing for a queue that is not there: an alert on a typo would never fire.
@@ -118,17 +118,17 @@ def violations(
     return wanted or [each.queue for each in found], wrong
 
 
-def _broken_on_sqs(counted: QueueSummary, limits: Limits) -> list[Violation]:
+def _broken_on_sqs(counted: QueueSummary, limits: Limits) -> list[BrokenLimit]:
     name, wrong = counted.queue, []
     if limits.age_s is not None:
         said = f"{name}: --max-age cannot be checked: SQS does not tell how old a task is"
-        wrong.append(Violation(name, "max-age", limits.age_s, None, said))
+        wrong.append(BrokenLimit(name, "max-age", limits.age_s, None, said))
     if limits.failed is not None and counted.failed > limits.failed:
         said = f"{name}: about {many(counted.failed, 'task')} failed, and --max-failed is {limits.failed:,}"
-        wrong.append(Violation(name, "max-failed", limits.failed, counted.failed, said))
+        wrong.append(BrokenLimit(name, "max-failed", limits.failed, counted.failed, said))
     if limits.pending is not None and counted.pending > limits.pending:
         said = f"{name}: about {many(counted.pending, 'task')} pending, and --max-pending is {limits.pending:,}"
-        wrong.append(Violation(name, "max-pending", limits.pending, counted.pending, said))
+        wrong.append(BrokenLimit(name, "max-pending", limits.pending, counted.pending, said))
     return wrong
 
 
@@ -144,7 +144,7 @@ def _folders(limits: Limits) -> Mapping[Folder, float]:
     }
 
 
-def _broken(fleet: Fleet, found: QueueCount, limits: Limits, runtime: Runtime) -> list[Violation]:
+def _broken(fleet: Fleet, found: QueueCount, limits: Limits, runtime: Runtime) -> list[BrokenLimit]:
     from limpet.queue.inspect import count_failed
 
     wrong = []
@@ -164,8 +164,8 @@ def _broken(fleet: Fleet, found: QueueCount, limits: Limits, runtime: Runtime) -
     return wrong
 
 
-def _violation(found: QueueCount, rule: str, limit: float, value: float, said: str) -> Violation:
-    return Violation(found.queue, rule, limit, value, f"{found.queue}: {said}")
+def _violation(found: QueueCount, rule: str, limit: float, value: float, said: str) -> BrokenLimit:
+    return BrokenLimit(found.queue, rule, limit, value, f"{found.queue}: {said}")
 
 
 def _age_s(moment: datetime, now: datetime) -> float:

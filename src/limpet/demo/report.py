@@ -69,7 +69,7 @@ class EndedTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskCounts:
+class DemoCounts:
     """How the tasks that were pushed ended. All numbers are counts of tasks."""
 
     pushed: int
@@ -134,7 +134,7 @@ def runs_in(logs: Path) -> Counter[int]:
     return Counter(int(line) for log in sorted(logs.glob("*.log")) for line in log.read_text().split())
 
 
-def count_tasks(ids: Sequence[str], ended: EndedTasks, runs: Mapping[int, int]) -> TaskCounts:
+def count_tasks(ids: Sequence[str], ended: EndedTasks, runs: Mapping[int, int]) -> DemoCounts:
     """Compare what was pushed (task `n` got the id `ids[n]`) with how it ended. Pure."""
     strange = (ended.completed.keys() | ended.failed.keys()) - {*ids}
     wrong = sum(
@@ -144,7 +144,7 @@ def count_tasks(ids: Sequence[str], ended: EndedTasks, runs: Mapping[int, int]) 
         or (id_ in ended.failed and expected(n) is not None)
     )
     again = [n for n, times in runs.items() if times > 1]
-    return TaskCounts(
+    return DemoCounts(
         pushed=len(ids),
         completed=len(ended.completed),
         failed=len(ended.failed),

@@ -63,7 +63,7 @@ LEASES_MAX = 10_000
 
 
 @dataclass(slots=True)
-class PollSchedule:
+class PollBackoff:
     """When to poll a queue again: after an empty poll the pause grows from 0.2 s to 24 s, by half each time."""
 
     pause_s: float = POLL_MIN_S
@@ -259,7 +259,7 @@ class BucketQueue(AsyncQueue):
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
         self._watch = watch or VersionWatch(runtime)
-        self._poll = PollSchedule()
+        self._poll = PollBackoff()
         self._token: str | None = None
         self._is_paused = False
         self._ask_control_at_s = float("-inf")

@@ -23,8 +23,8 @@ from limpet.worker.protocol import (
     NOW,
     STOP,
     EventKind,
-    LineReader,
     Message,
+    PipeReader,
     StartRefused,
     TaskCounts,
     WorkerEnded,
@@ -50,7 +50,7 @@ class _PoolProcess:
     control_fd: int
     report_fd: int
     started_s: float
-    lines: LineReader = field(default_factory=LineReader)
+    lines: PipeReader = field(default_factory=PipeReader)
     counts: TaskCounts = field(default_factory=TaskCounts)
     ended: WorkerEnded | None = None
     refused: StartRefused | None = None
@@ -169,7 +169,7 @@ class ProcessPool:
         child = _PoolProcess(process, control_write, report_read, self._runtime.elapsed_s())
         if self._printed:
             os.set_blocking(printed_read, False)
-            self._selector.register(printed_read, selectors.EVENT_READ, LineReader())
+            self._selector.register(printed_read, selectors.EVENT_READ, PipeReader())
         self._selector.register(report_read, selectors.EVENT_READ, child)
         child.tell(encode_line(structs.replace(self._order, count=count)))
         return child
@@ -182,7 +182,7 @@ class ProcessPool:
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, _PoolProcess):
                 self._read(key.data)
-            elif isinstance(key.data, LineReader):
+            elif isinstance(key.data, PipeReader):
                 self._read_printed(key.fd, key.data)
             else:
                 for _number in [number for number in signals.read() if number in STOP_SIGNALS]:
@@ -214,7 +214,7 @@ class ProcessPool:
                 self._ever_ready = True
         self._listener(message)
 
-    def _read_printed(self, fd: int, lines: LineReader) -> None:
+    def _read_printed(self, fd: int, lines: PipeReader) -> None:
         """Read what a worker, or a command that it started, has printed. The last to close the pipe ends it."""
         assert self._printed is not None
         try:
@@ -231,7 +231,7 @@ class ProcessPool:
     def _drain_printed(self) -> None:
         """Read what was printed last. A command that a task has left behind may hold the pipe open; we do not."""
         for fd, lines in [(key.fd, key.data) for key in self._selector.get_map().values()]:
-            if isinstance(lines, LineReader):
+            if isinstance(lines, PipeReader):
                 self._read_printed(fd, lines)
                 if fd in self._selector.get_map():
                     self._selector.unregister(fd)

@@ -140,7 +140,7 @@ def decode_message(line: bytes) -> Message:
     return _decoder.decode(line)
 
 
-class LineReader:
+class PipeReader:
     """Joins the pieces that come out of a pipe into whole lines."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class ControlPipe:
         """Whether anything came after the order: `STOP`, `NOW`, or the end."""
         self.now = False
         """Whether that was `NOW`, or the end: limpet has died."""
-        self._lines = LineReader()
+        self._lines = PipeReader()
         self._order: bytes | None = None
 
     def order(self) -> WorkerOrder | None:
