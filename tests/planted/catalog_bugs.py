@@ -114,7 +114,7 @@ CATALOG_BUGS = [
         9,
         ("ledger.above", "for character in floor[:TIME_CHARACTERS]:", "for character in floor:"),
         (
-            "above",
+            "ledger.above",
             "return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]",
             "number += 1\nreturn ulid(number >> 80, number & ((1 << 80) - 1))",
         ),
