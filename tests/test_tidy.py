@@ -466,7 +466,7 @@ STANDARD = frozenset(
     schema scope screen search sender sent sequence shape shell sink slow source stat state step stop storage styled sum
     sweeper table tail take taken temp template term threads times typed unavailable unclear unknown unreachable unread
     unreadable unsupported user usv verified verifier view violation wait waiting warehouse watch watched won work world
-    write writer written app context versioned resolution warning
+    write writer written app context versioned resolution warning disconnected pull reconnected
     """.split()  # noqa: SIM905 (as a list it would have a line for each word)
 )
 """Ordinary words of the trade, which need no entry in the glossary. A word that a reader must look up is not one."""

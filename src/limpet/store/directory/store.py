@@ -73,7 +73,7 @@ class DirectoryStore(Store):
         self._file_clock = FileClock(self._runtime, self._clock)
         self._folders = Folders(self._base, files, self._runtime, durable=durable)
         self._writer = FileWriter(files, self._folders, self._runtime, self._file_clock, durable=durable)
-        self._walks: dict[str, tuple[str, Iterator[_Listed]]] = {}
+        self._walks: dict[str, tuple[str, Iterator[_ListedFile]]] = {}
 
     def __repr__(self) -> str:
         return f"DirectoryStore({str(self.root)!r})"
@@ -183,7 +183,7 @@ class DirectoryStore(Store):
         owner, walked = self._walks.pop(prefix, ("", iter(())))
         try:
             # A forked child shares its parent's place in the folder.
-            found: Sequence[_Listed] = [*islice(walked, n)] if owner == self._runtime.owner else []
+            found: Sequence[_ListedFile] = [*islice(walked, n)] if owner == self._runtime.owner else []
             if len(found) < n:
                 skip = 0 if owner else self._runtime.rng.randrange(SKIP_PAGES * n)
                 found, walked = self._begin_again(path, below, found, n, skip)
@@ -195,8 +195,8 @@ class DirectoryStore(Store):
         return [Stat(key, met.st_size, version_of(met), self._modified(met)) for key, met in found]
 
     def _begin_again(
-        self, path: str, below: str, found: Sequence[_Listed], n: int, skip: int
-    ) -> tuple[Sequence[_Listed], Iterator[_Listed]]:
+        self, path: str, below: str, found: Sequence[_ListedFile], n: int, skip: int
+    ) -> tuple[Sequence[_ListedFile], Iterator[_ListedFile]]:
         """Enough objects from the beginning of the folder to make `n`, each once."""
         known = {met.key: met for met in found}
         walked = _from_anywhere(self._files, path, below, skip)
@@ -252,30 +252,30 @@ def _missing(key: Key) -> Missing:
 # A folder is open while it is read, and what is below it is looked at through it. Links are passed over.
 
 
-class _Listed(NamedTuple):
+class _ListedFile(NamedTuple):
     """An object in a listing."""
 
     key: Key
     stat: FileStat
 
 
-class _Name(NamedTuple):
+class _FolderEntry(NamedTuple):
     """A name in a folder, and its key; that of a folder ends in a slash, so that it sorts like the keys below it."""
 
     key: str
     name: str
 
 
-_Visit = Callable[[int, str], Iterator[_Name]]
+_Visit = Callable[[int, str], Iterator[_FolderEntry]]
 
 
-def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_Listed]:
+def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_ListedFile]:
     """The objects below `prefix` (empty, or with a slash at its end) whose key is above `after`, in key order.
 
     A folder is read when its first key is due, and not at all if all its keys come before `after`.
     """
 
-    def visit(folder: int, prefix: str) -> Iterator[_Name]:
+    def visit(folder: int, prefix: str) -> Iterator[_FolderEntry]:
         entries = [
             entry
             for name, is_folder in files.scandir(folder)
@@ -289,16 +289,16 @@ def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_Lis
     return _walk(files, visit, path, prefix, visit)
 
 
-def _from_anywhere(files: Files, path: str, prefix: str, skip: int) -> Iterator[_Listed]:
+def _from_anywhere(files: Files, path: str, prefix: str, skip: int) -> Iterator[_ListedFile]:
     """The objects below `prefix` in no order, behind the first `skip` names of its folder. Folders are read lazily."""
 
-    def visit(folder: int, prefix: str) -> Iterator[_Name]:
+    def visit(folder: int, prefix: str) -> Iterator[_FolderEntry]:
         for name, is_folder in files.walk(folder):
             entry = _named(prefix, name, is_folder)
             if entry is not None:
                 yield entry
 
-    def first(folder: int, prefix: str) -> Iterator[_Name]:
+    def first(folder: int, prefix: str) -> Iterator[_FolderEntry]:
         return islice(visit(folder, prefix), skip, None)
 
     return _walk(files, visit, path, prefix, first)
@@ -325,10 +325,10 @@ class _Level(NamedTuple):
 
     path: str
     fd: int
-    entries: Iterator[_Name]
+    entries: Iterator[_FolderEntry]
 
 
-def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit) -> Iterator[_Listed]:
+def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit) -> Iterator[_ListedFile]:
     """One that is not there, or was removed meanwhile, has no names; any other error is an error (F23)."""
     levels: list[_Level] = []
 
@@ -361,7 +361,7 @@ def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit) ->
             elif entry.key.endswith("/"):
                 enter(f"{level.path}/{entry.name}", entry.key, visit)
             elif (found := _plain_stat(files, level.fd, entry.name)) is not None:
-                yield _Listed(Key(entry.key), found)
+                yield _ListedFile(Key(entry.key), found)
     finally:
         for level in levels:
             files.close(level.fd)
@@ -375,11 +375,11 @@ def _plain_stat(files: Files, folder: int, name: str) -> FileStat | None:
     return found if stat.S_ISREG(found.st_mode) else None
 
 
-def _named(prefix: str, name: str, is_folder: bool) -> _Name | None:
+def _named(prefix: str, name: str, is_folder: bool) -> _FolderEntry | None:
     part = _segment_of(name, leaf=not is_folder)
     if part is None:
         return None
-    return _Name(f"{prefix}{part}/" if is_folder else prefix + part, name)
+    return _FolderEntry(f"{prefix}{part}/" if is_folder else prefix + part, name)
 
 
 # ---- keys as file names below the root (F26, F28) ----
