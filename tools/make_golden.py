@@ -26,7 +26,7 @@ from limpet.index.typed import typed
 from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim
-from limpet.runtime import SystemRuntime, Worker, ulid
+from limpet.runtime import SystemRuntime, ThreadHandle, ulid
 from limpet.store import DirectoryStore
 from limpet.store.probe import Findings
 
@@ -163,7 +163,7 @@ class _FixedRuntime(SystemRuntime):
     def rng(self) -> Random:
         return Random(1)
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         return _NoThread()
 
 

@@ -43,7 +43,7 @@ from limpet.catalog.storage import Own, Storage
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import EXECUTIONS
 from limpet.keys import CatalogKeys, Key
-from limpet.runtime import Runtime, Worker
+from limpet.runtime import Runtime, ThreadHandle
 from limpet.service.auth import Tokens
 from limpet.service.http import RETRY_AFTER, HttpApp, Request, Response, Route, Routes, json_response
 from limpet.service.limits import CONNECTIONS_MAX, FILES_KEPT, PEER_MAX, Gate, LimitedProtocol, Seat, TlsAcceptor
@@ -92,7 +92,7 @@ class BackgroundJob:
         self._runtime = runtime
         self._wake = runtime.flag()
         self._stopped = False
-        self._thread: Worker | None = None
+        self._thread: ThreadHandle | None = None
 
     def start(self) -> None:
         """Start the thread. It does not keep the process alive, and `work` may be cut off at any point."""
@@ -321,7 +321,7 @@ class ApiPart(ServicePart):
         )
         leads = Gauge("limpet_leader", "1 if this process leads the catalog.", registry=context.registry)
         leads.set_function(lambda: self.leader.leads)
-        self._thread: Worker | None = None
+        self._thread: ThreadHandle | None = None
         self._handed_at_s: float | None = None
         self._logged = (False, "", "")
 

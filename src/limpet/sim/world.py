@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 
 from limpet.errors import LimpetError
-from limpet.runtime import Flag, Worker
+from limpet.runtime import Flag, ThreadHandle
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -384,7 +384,7 @@ class SimRuntime:
         """A lock between the tasks of this process."""
         return SimMutex(self)
 
-    def spawn(self, work: Callable[[], None], *, name: str) -> Worker:
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         """Run `work` as a task of this process."""
         self.world.check_alive(self.process)
         return self.world.spawn(self.process, work, name=name)
