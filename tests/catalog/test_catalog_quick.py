@@ -150,3 +150,14 @@ def test_metadata_that_another_program_wrote_goes_by_pyiceberg() -> None:
         assert after is not None
         assert metadata_of(after)["refs"]["main"]["snapshot-id"] == 2
         assert metadata_of(after)["last-sequence-number"] == number + 1
+
+
+def test_the_time_of_a_table_does_not_go_back() -> None:
+    """A commit's time is taken before it waits for the leader, so a later commit may have an earlier one."""
+    request = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": []}}
+    document = iceberg.new_table(request, "s3://bucket/warehouse/a/t", "9c12d441-03fe-4693-9a96-a0705ddf69c1", 2_000)
+    commit = iceberg.parse_commit({"updates": [{"action": "set-properties", "updates": {"a": "1"}}]})
+    after = iceberg.apply(document, commit, "s3://bucket/0", 1_000)
+    assert after is not None
+    assert after.is_plain
+    assert metadata_of(after)["last-updated-ms"] == 2_000

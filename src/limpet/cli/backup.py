@@ -118,8 +118,8 @@ def _plain(url: str) -> str:
 @contextmanager
 def _bar(*, json: bool) -> Iterator[Callable[[BackupProgress], None]]:
     """A moving bar on stderr. Only on a terminal."""
-    from rich.progress import Progress as Bar
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -301,6 +301,8 @@ def _applied(document: Document, commit: TableCommit, metadata_location: str, no
         for requirement in commit.requirements:
             _check(requirement, document.json())
         if commit.plain is not None:
+            # The commit's time was taken before it waited for the leader; the table may have changed since.
+            now_ms = max(now_ms, document.json()["last-updated-ms"])
             return _fast_document(fast_path(document.json(), commit.plain, metadata_location, now_ms))
     table = table_of(document)
     if not document.is_plain:

@@ -1,6 +1,6 @@
 """A queue on Amazon SQS: `queue` has the queue and its claims, `messages` their form, `client` the requests."""
 
-from limpet.queue.sqs.client import SqsClient
+from limpet.queue.sqs.client import Message, Refusal, SqsClient
 from limpet.queue.sqs.queue import SqsClaim, SqsQueue, SqsTask, connect, names_of
 
-__all__ = ["SqsClaim", "SqsClient", "SqsQueue", "SqsTask", "connect", "names_of"]
+__all__ = ["Message", "Refusal", "SqsClaim", "SqsClient", "SqsQueue", "SqsTask", "connect", "names_of"]

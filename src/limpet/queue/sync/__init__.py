@@ -6,6 +6,7 @@ Read `records` for the stored formats, `decide` for the rules, `log` for journal
 
 from limpet.queue.sync.apply import Collision, Cycle, RemoteLeases
 from limpet.queue.sync.log import ClientLog, Outbox
+from limpet.queue.sync.records import RemoteLease
 from limpet.queue.sync.supervisor import Blocked, Disconnected, Reconnected, Supervisor, SyncEvent
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Disconnected",
     "Outbox",
     "Reconnected",
+    "RemoteLease",
     "RemoteLeases",
     "Supervisor",
     "SyncEvent",
