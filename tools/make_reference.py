@@ -6,7 +6,9 @@ frames and colours change with the library that draws them.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import tomllib
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +23,10 @@ from typer.models import ArgumentInfo, OptionInfo
 from limpet.cli.commands import build
 from limpet.store import roles
 
-__all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "main", "roles_page"]
+__all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "house_page", "main", "roles_page"]
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
 MADE = "*Made from the code by `tools/make_reference.py`; a test keeps it up to date.*"
 
 
@@ -193,7 +196,37 @@ def roles_page() -> str:
     return "\n\n".join(["# Roles", MADE, _text(roles.__doc__), roles.as_markdown()])
 
 
-PAGES = {"cli.md": cli_page, "roles.md": roles_page}
+def house_page() -> str:
+    """The rooms of the package from top to bottom, as the import contract in pyproject.toml orders them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each["type"] == "layers"]
+    width = max(len(name) for layer in layers for name in _rooms(layer))
+    line = f"+{'-' * (width + 2)}+"
+    picture = [line]
+    for layer in layers:
+        for name in _rooms(layer):
+            picture.append(f"| {name:<{width}} |  {_summary(name)}")
+        picture.append(line)
+    text = "A module imports only from boxes below its own, and modules that share a box do not import each other."
+    return (
+        "\n\n".join(["# The house", MADE, f"{text} `lint-imports` checks it.", "```\n" + "\n".join(picture) + "\n```"])
+        + "\n"
+    )
+
+
+def _rooms(layer: str) -> list[str]:
+    return [name.strip().removeprefix("limpet.") for name in layer.split("|")]
+
+
+def _summary(name: str) -> str:
+    """The first sentence of the module's docstring."""
+    path = ROOT / "src" / "limpet" / name.replace(".", "/")
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(source.read_text())) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+PAGES = {"cli.md": cli_page, "house.md": house_page, "roles.md": roles_page}
 """What makes each page."""
 
 
