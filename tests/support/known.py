@@ -20,7 +20,6 @@ KNOWN: dict[str, frozenset[str]] = {
             "Head",
             "Held",
             "Limits",
-            "Order",
             "Page",
             "Part",
             "Place",
