@@ -87,7 +87,7 @@ def test_a_very_long_string_comes_back_up_to_a_limit() -> None:
     assert SITE.values(line(SITE, domain="a", title=long))["title"] == long
     with pytest.raises(Invalid, match=r"record 1: it has \d+ bytes, more than the 16777216") as caught:
         line(SITE, domain="a", title=long + "x" * 1000)
-    assert "object of its own" in caught.value.hint
+    assert "separate objects" in caught.value.hint
 
 
 @pytest.mark.parametrize(
