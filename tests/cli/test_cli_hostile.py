@@ -12,7 +12,7 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from limpet.cli.shared import clean, print_json, printable
+from limpet.cli.output import clean, print_json, printable
 from limpet.lease import Lease
 
 EVIL = "a\x1b[31mb\x07c\nforged: d\u202ee\x9bf\r\u2028g\x7f[bold]h"

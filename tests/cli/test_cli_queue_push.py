@@ -14,8 +14,8 @@ import pytest
 
 import limpet
 from cli.harness import Here, limpet_command
+from limpet.cli.options import duration_s
 from limpet.cli.queue.push import CHUNK_BATCHES
-from limpet.cli.queue_options import duration_s
 
 PUSH = ("queue", "push", "enrich", "-u", "fleet")
 

@@ -1,7 +1,7 @@
 """The command line: `limpet demo | work | queue | index | catalog | serve | status | check | lock | ...`.
 
-`commands` has the table of commands, with one module or package for each; `shared` has exit codes, options and output.
-What a command needs is imported when it runs: `limpet --version` answers before Typer is imported.
+`commands` has the table of commands, with one module or package for each; `output` has exit codes and how commands
+print, `options` what they share. What a command needs is imported when it runs: `limpet --version` answers before Typer is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(_run(words))
     except Exception as error:  # noqa: BLE001 (nothing above this could report it)
-        from limpet.cli.shared import complain_of_mistake
+        from limpet.cli.output import complain_of_mistake
 
         sys.exit(complain_of_mistake(error))
 
@@ -36,7 +36,7 @@ def _run(words: list[str]) -> int:
         print(f"limpet {__version__}")
         return 0
     from limpet.cli.commands import run
-    from limpet.cli.shared import EXIT_INTERRUPTED, complain
+    from limpet.cli.output import EXIT_INTERRUPTED, complain
 
     try:
         run(words)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.queue_options import DELAY_HELP, demand_queue, duration_s, many, now_of
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, ago, lines, opened, print_json, say
+from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, demand_queue, duration_s, opened
+from limpet.cli.output import EXIT_FAILED, ago, lines, many, now_of, print_json, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from limpet import __version__
-from limpet.cli.shared import TRACEBACK, lines
+from limpet.cli.output import TRACEBACK, lines
 
 COMMANDS = {
     "demo": "limpet.demo.show:demo",

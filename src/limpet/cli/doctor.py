@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.queue_options import many
-from limpet.cli.shared import ENV_URL, EXIT_FAILED, JsonOption, console, lines, print_json
+from limpet.cli.options import ENV_URL, JsonOption
+from limpet.cli.output import EXIT_FAILED, console, lines, many, print_json
 
 if TYPE_CHECKING:
     from limpet.store import MeteredStore, Store

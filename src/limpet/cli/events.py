@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import DELAY_HELP, duration_s, many
-from limpet.cli.shared import JsonOption, UrlOption, clean, console, lines, opened, print_json, printable_json, say
+from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, opened
+from limpet.cli.output import clean, console, lines, many, print_json, printable_json, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:

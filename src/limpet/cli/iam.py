@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.shared import UrlOption, lines, print_json, say
+from limpet.cli.options import UrlOption
+from limpet.cli.output import lines, print_json, say
 from limpet.errors import Invalid
 
 EPILOG = lines(

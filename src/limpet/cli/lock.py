@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import now_of
-from limpet.cli.shared import (
-    EXIT_FAILED,
-    JsonOption,
-    UrlOption,
-    ago,
-    clean,
-    complain,
-    console,
-    existing,
-    lines,
-    opened,
-    print_json,
-    say,
-)
+from limpet.cli.options import JsonOption, UrlOption, existing, opened
+from limpet.cli.output import EXIT_FAILED, ago, clean, complain, console, lines, now_of, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from limpet.cli.catalog.options import URL_VARIABLES, demand_extra
-from limpet.cli.shared import JsonOption, lines, print_json
+from limpet.cli.options import JsonOption
+from limpet.cli.output import lines, print_json
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:

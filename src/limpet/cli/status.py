@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import many, now_of
-from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, lines, opened, print_json
+from limpet.cli.options import JsonOption, UrlOption, opened
+from limpet.cli.output import ago, clean, console, lines, many, now_of, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import many
-from limpet.cli.shared import JsonOption, ago, lines, printable
+from limpet.cli.options import JsonOption
+from limpet.cli.output import ago, lines, many, printable
 
 if TYPE_CHECKING:
     from limpet.app import Fleet

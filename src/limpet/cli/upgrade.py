@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.shared import JsonOption, UrlOption, existing, lines, print_json, say
+from limpet.cli.options import JsonOption, UrlOption, existing
+from limpet.cli.output import lines, print_json, say
 
 EPILOG = lines(
     "Example: every machine has the new limpet by now",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.shared import JsonOption, UrlOption, complain, lines, print_json
+from limpet.cli.options import JsonOption, UrlOption
+from limpet.cli.output import complain, lines, print_json
 from limpet.errors import Unavailable
 
 if TYPE_CHECKING:

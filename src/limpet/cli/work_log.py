@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from limpet import records
-from limpet.cli.shared import ago, console, printable, printable_json
+from limpet.cli.output import ago, console, printable, printable_json
 from limpet.runtime import Runtime
 from limpet.worker.protocol import Backlog, LogLine, Message, TaskCounts, WorkerEvent
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from limpet.cli.catalog.options import demand_extra
-from limpet.cli.queue_options import in_store, many
-from limpet.cli.shared import clean
+from limpet.cli.options import in_store
+from limpet.cli.output import clean, many
 from limpet.demo.screen import MARGIN, DemoScreen
 from limpet.demo.tasks import INDEX, KEY, QUEUE, expected, payload
 from limpet.errors import LimpetError, Unsupported

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from limpet.cli.shared import clean
+from limpet.cli.output import clean
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import typer
 
 import limpet
-from limpet.cli.queue_options import in_store
-from limpet.cli.shared import EXIT_FAILED, clean, console, lines, say
+from limpet.cli.options import in_store
+from limpet.cli.output import EXIT_FAILED, clean, console, lines, say
 from limpet.demo.screen import DemoProcess, DemoScreen, DemoState
 from limpet.demo.tasks import BATCH, INDEX, KEY, QUEUE, TTL_S, DemoResult, payload, split_id
 from limpet.errors import Invalid, Unavailable

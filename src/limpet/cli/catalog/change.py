@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.catalog.options import CatalogUrlOption, SeparatorOption, TableArgument, identifier, opened
-from limpet.cli.queue_options import DELAY_HELP, duration_s, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, clean, console, lines, print_json
+from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
+from limpet.cli.output import EXIT_FAILED, clean, console, lines, many, print_json
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:

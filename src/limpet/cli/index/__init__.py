@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from limpet.cli.index import compiling, importing, maintain, records, schema
-from limpet.cli.shared import lines
+from limpet.cli.output import lines
 
 __all__ = ["app"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index.options import EngineOption, IndexArgument, demand_index, requests_text, size_text, table
-from limpet.cli.queue_options import many
-from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, existing, lines, print_json
+from limpet.cli.options import JsonOption, UrlOption, existing
+from limpet.cli.output import ago, clean, console, lines, many, print_json
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from limpet.cli.index.options import (
     progress_bar,
     size_text,
 )
-from limpet.cli.queue_options import many
-from limpet.cli.shared import JsonOption, UrlOption, ago, existing, lines, opened, print_json, say
+from limpet.cli.options import JsonOption, UrlOption, existing, opened
+from limpet.cli.output import ago, lines, many, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index.options import IndexArgument, demand_index
-from limpet.cli.queue_options import DELAY_HELP, duration_s, many
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, console, existing, lines, opened, print_json, say
+from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, existing, opened
+from limpet.cli.output import EXIT_FAILED, console, lines, many, print_json, say
 from limpet.errors import Invalid, Missing
 from limpet.keys import IndexKeys, Key
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import many
-from limpet.cli.shared import EXIT_FAILED, console, say
+from limpet.cli.output import EXIT_FAILED, console, many, say
 from limpet.errors import Corrupt, Invalid, Missing
 
 if TYPE_CHECKING:

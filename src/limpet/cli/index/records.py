@@ -22,19 +22,8 @@ from limpet.cli.index.options import (
     skipping,
     until_reader_leaves,
 )
-from limpet.cli.queue_options import many
-from limpet.cli.shared import (
-    EXIT_FAILED,
-    JsonOption,
-    UrlOption,
-    clean,
-    console,
-    existing,
-    lines,
-    opened,
-    print_json,
-    say,
-)
+from limpet.cli.options import JsonOption, UrlOption, existing, opened
+from limpet.cli.output import EXIT_FAILED, clean, console, lines, many, print_json, say
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -128,7 +117,7 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
 
 def _print_record(record: dict[str, Any]) -> None:
     from limpet import records
-    from limpet.cli.shared import clean
+    from limpet.cli.output import clean
 
     out = console()
     width = max(map(len, record))

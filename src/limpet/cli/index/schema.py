@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli.index.options import IndexArgument, demand_index, field_of, package_of, requests_text, size_text, table
-from limpet.cli.queue_options import many, now_of, when
-from limpet.cli.shared import JsonOption, UrlOption, ago, clean, console, existing, lines, opened, print_json, say
+from limpet.cli.options import JsonOption, UrlOption, existing, opened
+from limpet.cli.output import ago, clean, console, lines, many, now_of, print_json, say, when
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from limpet.cli.output import lines
 from limpet.cli.queue import change, cost, push, show
-from limpet.cli.shared import lines
 
 __all__ = ["app"]
 

@@ -7,17 +7,19 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli.queue.show import nothing_failed
-from limpet.cli.queue_options import (
+from limpet.cli.options import (
     IdArgument,
+    JsonOption,
     QueueArgument,
     SinceOption,
+    UrlOption,
     WhereOption,
     demand_queue,
+    existing,
     in_store,
-    many,
 )
-from limpet.cli.shared import EXIT_FAILED, JsonOption, UrlOption, existing, lines, print_json, say
+from limpet.cli.output import EXIT_FAILED, lines, many, print_json, say
+from limpet.cli.queue.show import nothing_failed
 from limpet.errors import Invalid, Missing
 
 IDS_SHOWN = 10

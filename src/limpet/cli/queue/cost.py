@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from limpet.cli.queue_options import QueueArgument, demand_queue, in_store, many
-from limpet.cli.shared import JsonOption, UrlOption, clean, console, lines, opened, print_json
+from limpet.cli.options import JsonOption, QueueArgument, UrlOption, demand_queue, in_store, opened
+from limpet.cli.output import clean, console, lines, many, print_json
 from limpet.queue.cost import (
     MILLION,
     NOT_COUNTED,

@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.queue_options import DELAY_HELP, QueueArgument, duration_s, many
-from limpet.cli.shared import JsonOption, UrlOption, console, lines, opened, print_json, say
+from limpet.cli.options import DELAY_HELP, JsonOption, QueueArgument, UrlOption, duration_s, opened
+from limpet.cli.output import console, lines, many, print_json, say
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:

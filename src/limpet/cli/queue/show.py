@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 
-from limpet.cli.queue_options import (
+from limpet.cli.options import (
     IdArgument,
+    JsonOption,
     QueueArgument,
     SinceOption,
+    UrlOption,
     WhereOption,
     demand_queue,
     in_store,
     inspection,
-    many,
-    now_of,
-    when,
+    opened,
 )
-from limpet.cli.shared import JsonOption, UrlOption, ago, clean, clean_lines, console, lines, opened, print_json
+from limpet.cli.output import ago, clean, clean_lines, console, lines, many, now_of, print_json, when
 from limpet.cli.status import APPROXIMATE, print_queues, summaries
 from limpet.errors import Invalid, Missing
 

@@ -1,10 +1,10 @@
-"""What all commands share: exit codes, options, errors, and how things are printed."""
+"""What commands print: lines, tables, JSON, errors and exit codes. Nothing reaches a terminal unescaped."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,28 +12,19 @@ from limpet import records
 from limpet.errors import Held, Invalid, LeaseLost, LimpetError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.console import Console, RenderHook
     from rich.table import Table
 
-    from limpet.app import Fleet
 
-ENV_URL = "LIMPET_URL"
 TRACEBACK = "LIMPET_TRACEBACK"
-
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LOST = 70
 EXIT_INTERNAL = 71
 EXIT_HELD = 75
 EXIT_INTERRUPTED = 130
-
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", "-u", envvar=ENV_URL, show_default=False, help="The fleet: ./dir, s3://bucket/prefix, gs://, az://."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 
 
 def lines(*each: str) -> str:
@@ -171,20 +162,6 @@ def _rows_of(out: Console, table: Table) -> list[list[str]]:
     ]
 
 
-def opened(url: str | None, *, read_only: bool = False, create: bool = True) -> Fleet:
-    """The fleet at `url`, connected: what is wrong with the place is said before anything else."""
-    import limpet
-
-    fleet = limpet.open(url, read_only=read_only, create=create)
-    fleet.check()
-    return fleet
-
-
-def existing(url: str | None) -> Fleet:
-    """The fleet at `url`, to write to. One that is not there is `Missing`, so that a typo creates nothing."""
-    return opened(url, create=False)
-
-
 def ago(seconds: float) -> str:
     """A span of time, as people say it."""
     if seconds < 120:
@@ -194,3 +171,20 @@ def ago(seconds: float) -> str:
     if seconds < 48 * 3600:
         return f"{seconds / 3600:.0f} h"
     return f"{seconds / 86400:.0f} days"
+
+
+def now_of(*stamps: datetime | None) -> datetime:
+    """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
+    from limpet.runtime import system
+
+    return max([system().wall(), *(stamp for stamp in stamps if stamp is not None)])
+
+
+def when(moment: datetime | None) -> str:
+    """A moment, for people."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "-"
+
+
+def many(count: int, one: str, more: str | None = None) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"

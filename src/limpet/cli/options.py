@@ -1,4 +1,4 @@
-"""What the queue's commands share: options, how a queue is opened, and how a task is shown."""
+"""Options and arguments that commands share, and how a command opens a fleet or a queue."""
 
 from __future__ import annotations
 
@@ -10,17 +10,37 @@ import typer
 from limpet.errors import Unsupported
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from limpet.app import Fleet
     from limpet.queue import BucketQueue, Queue
     from limpet.queue.inspect import Inspection
 
+ENV_URL = "LIMPET_URL"
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", "-u", envvar=ENV_URL, show_default=False, help="The fleet: ./dir, s3://bucket/prefix, gs://, az://."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+
+
+def opened(url: str | None, *, read_only: bool = False, create: bool = True) -> Fleet:
+    """The fleet at `url`, connected: what is wrong with the place is said before anything else."""
+    import limpet
+
+    fleet = limpet.open(url, read_only=read_only, create=create)
+    fleet.check()
+    return fleet
+
+
+def existing(url: str | None) -> Fleet:
+    """The fleet at `url`, to write to. One that is not there is `Missing`, so that a typo creates nothing."""
+    return opened(url, create=False)
+
+
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The task's id.")]
-
 DELAY_HELP = "such as 90s, 15m, 1h or 2d"
-
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -71,20 +91,3 @@ def demand_queue(fleet: Fleet, queue: Queue) -> None:
     from limpet.app.fleet import demand_queue
 
     demand_queue(fleet, queue)
-
-
-def now_of(*stamps: datetime | None) -> datetime:
-    """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
-    from limpet.runtime import system
-
-    return max([system().wall(), *(stamp for stamp in stamps if stamp is not None)])
-
-
-def when(moment: datetime | None) -> str:
-    """A moment, for people."""
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "-"
-
-
-def many(count: int, one: str, more: str | None = None) -> str:
-    """`1 task`, `2 tasks`."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
