@@ -1,7 +1,8 @@
 """The command line: `limpet demo | work | queue | index | catalog | serve | status | check | lock | ...`.
 
 `commands` has the table of commands, with one module or package for each; `output` has exit codes and how commands
-print, `options` what they share. What a command needs is imported when it runs: `limpet --version` answers before Typer is imported.
+print, `options` what they share. What a command needs is imported when it runs: `limpet --version` answers before Typer
+is imported.
 """
 
 from __future__ import annotations
