@@ -28,15 +28,17 @@ from limpet.queue.decide import (
     claimable,
     claimed,
     error_of,
+    errors_of,
     exhausted,
     freed,
     handed_back,
+    lists_done,
     must_charge,
     open_tasks,
     progressed,
     waits_left,
 )
-from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, EntryLease
+from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, EntryLease, Receipt
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0
@@ -515,3 +517,26 @@ def test_backoff_is_never_negative_or_longer_than_its_limit(
 ) -> None:
     wait_s = backoff_s(Policy(backoff_s=first_s, backoff_max_s=most_s), n, chance)
     assert 0 <= wait_s <= most_s
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "kept", "found"),
+    [
+        ("failed", "no", [], ["no"]),
+        ("retried", "no", [], ["no"]),
+        ("failed", None, [], []),
+        ("completed", "no", [], []),
+        ("cancelled", "cancelled", [], []),
+        ("failed", "no", ["first", "no"], ["first", "no"]),
+        ("completed", None, ["first"], ["first"]),
+    ],
+)
+def test_the_failed_attempts_in_a_receipt(state: Any, error: str | None, kept: list[str], found: list[str]) -> None:
+    records = [AttemptRecord(attempt=n, at=EPOCH, worker="w", error=text) for n, text in enumerate(kept, 1)]
+    receipt = Receipt(state=state, id="x", attempts=3, label="w", finished_at=EPOCH, error=error, errors=records)
+    assert [each.error for each in errors_of(receipt)] == found
+
+
+@pytest.mark.parametrize(("n", "done"), [(0, True), (1, False), (2, True), (3, False)])
+def test_which_tasks_the_receipt_of_a_batch_lists_as_done(n: int, done: bool) -> None:
+    assert lists_done(Receipt(state="completed", id="x", count=3, finished_at=EPOCH, failed=[1]), n) is done
