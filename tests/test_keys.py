@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from limpet import keys
 from limpet.errors import Invalid
-from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, names, segment
+from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, segment
 from support.clock import steady
 
 SAFE = set(string.ascii_letters + string.digits + "_-.%")
@@ -24,7 +24,7 @@ NASTY = [
     "<script>", "=cmd()", "{}", "*", '"', "'", "`", "$HOME", "-rf", "x.lock", "limpet.json",
     ".uploads", "x.versions", "x%2Eversions", ".versions",
 ]  # fmt: skip
-NAMES = st.text(min_size=1).filter(lambda name: not names._CONTROL.search(name))
+NAMES = st.text(min_size=1).filter(lambda name: not keys._CONTROL.search(name))
 SEGMENTS = NAMES.map(segment) | st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="/"), min_size=1, max_size=40
 ).filter(lambda part: part not in (".", ".."))
@@ -38,7 +38,7 @@ def test_a_nasty_name_becomes_one_harmless_segment(name: str) -> None:
     made = segment(name)
     assert set(made) <= SAFE
     assert not made.startswith(".")
-    assert len(made) <= names.SEGMENT_BYTES_MAX
+    assert len(made) <= keys.SEGMENT_BYTES_MAX
     assert check(f"cells/{made}.json")
     assert check(f"probe/{made}/x.json")
     assert name_of(made) == (name if not made.startswith("%h") else made)
@@ -65,13 +65,13 @@ def test_a_name_that_no_key_can_carry_is_invalid(name: object) -> None:
         segment(name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("length", "hashed"), [(names.SEGMENT_BYTES_MAX, False), (names.SEGMENT_BYTES_MAX + 1, True)])
+@pytest.mark.parametrize(("length", "hashed"), [(keys.SEGMENT_BYTES_MAX, False), (keys.SEGMENT_BYTES_MAX + 1, True)])
 def test_only_over_long_names_are_hashed(length: int, hashed: bool) -> None:
     assert segment("a" * length).startswith("%h") is hashed
 
 
 @steady
-@given(st.text(min_size=1, max_size=8).filter(lambda name: not names._CONTROL.search(name)))
+@given(st.text(min_size=1, max_size=8).filter(lambda name: not keys._CONTROL.search(name)))
 def test_a_users_name_cannot_leave_its_prefix(name: str) -> None:
     for key, prefix in [(keys.lock_key(name), "locks/user"), (keys.cell_key(name), "cells")]:
         assert key.count("/") == prefix.count("/") + 1

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid, LimpetError
-from limpet.records import DEPTH_MAX, RECORD_BYTES_MAX, decode, encode, parse_json, plain, to_fields
+from limpet.records import DEPTH_MAX, RECORD_BYTES_MAX, builtins, decode, encode, parse_json, plain
 from support.clock import steady
 
 JSON = st.recursive(
@@ -78,7 +78,7 @@ def test_a_record_reads_back() -> None:
     point = Point(7, "é")
     assert encode(point) == '{"x":7,"name":"é"}'.encode()
     assert decode(encode(point), Point, what="it") == point
-    assert to_fields(point) == {"x": 7, "name": "é"}
+    assert builtins(point) == {"x": 7, "name": "é"}
 
 
 # ---- plain ----

@@ -4,7 +4,7 @@
     ├── Invalid          fix the input; nothing was changed
     ├── Missing          no object of that name
     ├── NotModified      the reader already has this version
-    ├── Conflict         somebody else wrote first, and nothing of yours is there: re-read, retry
+    ├── Conflict         another process wrote first, and nothing of yours is there: re-read, retry
     ├── Held             the lock is taken: wait, or come back after `until`
     ├── LeaseLost        you no longer hold it: stop
     ├── Unavailable      nothing was acknowledged: back off, retry
@@ -62,13 +62,13 @@ class NotModified(LimpetError):
 
 
 class Conflict(LimpetError):
-    """The condition of a write or read did not hold: somebody else wrote first."""
+    """The condition of a write or read did not hold: another process wrote first."""
 
     default_hint = "read it again, decide again, retry"
 
 
 class Held(LimpetError):
-    """The lock is held by somebody else. `try_acquire` returns this; `acquire` and `hold` raise it."""
+    """Another process holds the lock. `try_acquire` returns this; `acquire` and `hold` raise it."""
 
     default_hint = "wait for it (wait_s=...), or come back later"
 

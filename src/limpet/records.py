@@ -1,15 +1,16 @@
-"""Typed, strict JSON: what Limpet writes, and how it reads it back.
+"""Typed, strict JSON: how Limpet encodes and decodes what it stores.
 
-Every stored byte is hostile. Bytes are capped before they are parsed; types and bounds are checked while they are
-parsed; a failure is `Corrupt` for what the store holds and `Invalid` for what a user hands in (F23, F32). Unknown
-fields are kept out, not refused: a newer version of Limpet may have added them.
+Stored bytes are not trusted. Their number is limited before they are parsed; types and bounds are checked by the
+parser. A failure is `Corrupt` for stored bytes and `Invalid` for a user's input (F23, F32). Unknown fields are ignored:
+a newer version of Limpet may have added them.
 
-The field types below (`Count`, `Seconds`, `Instant`, `Name`, ...) carry their bounds. tests/test_stored.py walks every
-stored struct and refuses one with a number, text, collection or time that has none.
+The field types below (`Count`, `Seconds`, `Instant`, `Name`, ...) include their bounds. tests/test_stored.py checks
+every stored struct, and fails for a number, text, collection or time without bounds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -26,7 +27,7 @@ T = TypeVar("T")
 RECORD_BYTES_MAX = 1 << 20
 DEPTH_MAX = 64
 INTEGER_MAX = (1 << 53) - 1
-"""The largest integer that every JSON reader keeps exactly."""
+"""The largest integer that every JSON parser reads exactly."""
 SECONDS_MAX = 10 * 366 * 86400.0
 NAME_MAX = 1024
 TEXT_MAX = 1 << 16
@@ -40,12 +41,28 @@ Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+"""SHA-256 in hexadecimal: see `digest_of`."""
+
+_MOMENT = r"(19[7-9]\d|2[0-4]\d\d)-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z)"
+Moment = Annotated[str, msgspec.Meta(pattern=f"^{_MOMENT}$", max_length=32)]
+"""A time in UTC as text that sorts. `moment` reads it."""
+MomentOrNone = Annotated[str, msgspec.Meta(pattern=f"^({_MOMENT})?$", max_length=32)]
+"""The same; an empty text if there is none yet."""
 
 YEARS = range(1970, 2500)
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
-_encoder = msgspec.json.Encoder()
+
+def _as_text(value: Any) -> str:
+    """Encode a value of a subclass of `str`, such as the handle of a task, as text."""
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_as_text)
+_deterministic_encoder = msgspec.json.Encoder(enc_hook=_as_text, order="deterministic")
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -53,10 +70,10 @@ _building = ProcessMutex()
 
 
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """The decoder of a type, made once.
+    """The decoder of a type, created once.
 
-    msgspec finds out about a type when it is first used. A second thread that comes meanwhile sees it half known, and
-    the process dies. So whoever decodes or converts to a type has its decoder made first, one at a time.
+    msgspec analyses a type when it is first used. If a second thread uses the type meanwhile, the process crashes. So
+    every caller that decodes or converts to a type first gets its decoder here, under a mutex.
     """
     found = _decoders.get(kind)
     if found is None:
@@ -77,17 +94,36 @@ def encode(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
-def to_fields(record: msgspec.Struct) -> dict[str, Any]:
-    """The record as a dict of JSON-ready fields."""
-    fields = msgspec.to_builtins(record)
-    assert isinstance(fields, dict)
-    return fields
+def builtins(value: Any) -> Any:
+    """A value as the types of JSON: dicts, lists, texts, numbers.   Raises: TypeError, ValueError."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_as_text)
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON text. Equal values give equal texts."""
+    return _deterministic_encoder.encode(value).decode()
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def moment(text: str) -> datetime:
+    """The time of a stored `Moment`.   Raises: Corrupt."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise Corrupt(f"{text[:40]!r} is no time with a zone")
+    return at
 
 
 def decode(data: bytes, kind: type[T], *, what: str, size_max: int = RECORD_BYTES_MAX) -> T:
-    """`data` as a `kind`.
+    """Decode `data` as a `kind`.
 
-    Raises: Corrupt, naming `what` and the first thing that is wrong; nothing else, whatever the bytes are.
+    Raises: Corrupt, with `what` and the first error; nothing else, whatever the bytes are.
     """
     if len(data) > size_max:
         raise Corrupt(f"{what} has {len(data)} bytes, more than the {size_max} that a record may have")
@@ -101,7 +137,7 @@ def decode(data: bytes, kind: type[T], *, what: str, size_max: int = RECORD_BYTE
 
 
 def _check_times(value: Any) -> None:
-    """Refuse a time that would overflow when it is added to, subtracted from, or moved to another zone."""
+    """Refuse times so early or late that adding or subtracting seconds, or another time zone, could overflow."""
     if isinstance(value, msgspec.Struct):
         for name in _times_of(type(value)):
             _check_times(getattr(value, name))
@@ -119,11 +155,12 @@ _holders: dict[type[msgspec.Struct], tuple[str, ...]] = {}
 
 
 def _times_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a struct that hold a time, or another struct that does."""
+    """The fields of a struct that contain a time, directly or in another struct."""
     found = _holders.get(kind)
     if found is None:
-        fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
-        found = tuple(field.name for field in fields if _holds_time(field.type, ()))
+        info = msgspec.inspect.type_info(kind)
+        assert isinstance(info, msgspec.inspect.StructType)
+        found = tuple(field.name for field in info.fields if _holds_time(field.type, ()))
         _holders[kind] = found
     return found
 
@@ -146,8 +183,18 @@ def _holds_time(info: msgspec.inspect.Type, inside: tuple[type, ...]) -> bool:
             return False
 
 
+def printable(text: str) -> str:
+    """`text` on one line, safe for a terminal: characters that do not print are escaped as in a Python string.
+
+    These are control characters, line ends, terminal escapes, and marks that change the direction of text (F34).
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def _short(text: str) -> str:
-    """An error's text on one line, in printable characters: it may quote what was stored."""
+    """An error's text on one line, in printable characters: it may quote stored bytes."""
     line = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text[: ERROR_MAX + 1])
     return line if len(line) <= ERROR_MAX else f"{line[:ERROR_MAX]}..."
 
@@ -155,19 +202,22 @@ def _short(text: str) -> str:
 def plain(value: Any, *, what: str) -> Any:
     """`value`, if it is JSON that reads back equal: str keys, finite numbers, at most 64 levels.
 
-    Raises: Invalid, naming the place.
+    Raises: Invalid, with the path of the value that is wrong.
     """
     plain_bytes(value, what=what)
     return value
 
 
 def plain_bytes(value: Any, *, what: str) -> bytes:
-    """`value` as JSON, by the rule of `plain`.   Raises: Invalid, naming the place."""
+    """`value` as JSON, with the checks of `plain`.   Raises: Invalid, with the path of the value that is wrong."""
     _check_plain(value, what, 0)
     try:
         return encode(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"{what} cannot be written as JSON: {error}") from None
+
+
+_ALWAYS_PLAIN = frozenset((type(None), bool, int))
 
 
 def _check_plain(value: Any, where: str, depth: int) -> None:
@@ -189,13 +239,15 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise Invalid(f"{where} has the key {key!r}; JSON keys are strings")
+                if depth < DEPTH_MAX and (type(item) in _ALWAYS_PLAIN or (type(item) is str and item.isascii())):
+                    continue  # true for most values; to build a path for each would take most of the time
                 _check_plain(item, f"{where}[{key!r}]", depth + 1)
         case _:
             raise Invalid(f"{where} is a {type(value).__name__}, which JSON cannot hold")
 
 
 def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MAX) -> Any:
-    """A user's JSON text, strictly: no NaN, no duplicate keys, capped in bytes and depth.
+    """Parse a user's JSON text strictly: no NaN, no duplicate keys, limited bytes and depth.
 
     Raises: Invalid.
     """
@@ -203,7 +255,10 @@ def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MA
     if size > bytes_max:
         raise Invalid(f"{what} has more than {bytes_max} bytes")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text  # `json` would guess the encoding
+        value = _STRICT.decode(text)
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{what} is not UTF-8: byte {error.start + 1} is wrong", hint="JSON is UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise Invalid(f"{what} is not valid JSON: {error}") from None
     return plain(value, what=what)
@@ -218,3 +273,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)

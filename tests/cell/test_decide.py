@@ -21,11 +21,12 @@ from limpet.cell.decide import (
     Header,
     Write,
     admit,
-    judge,
+    classify,
     mark,
     next_header,
 )
-from limpet.errors import Invalid, LeaseLost
+from limpet.errors import Corrupt, Invalid, LeaseLost
+from limpet.records import INTEGER_MAX
 from limpet.runtime import ulid
 from limpet.store import Version
 from limpet.store.outcome import Verdict
@@ -84,18 +85,18 @@ def test_marks_are_kept_while_the_cell_is_written_often(gap_ms: int, kept: int) 
 def test_a_swap_lost_to_many_is_known_to_be_lost(base_seq: int, others: int, verdict: str) -> None:
     """B1: so many other writes between the base and the read-back, by writers that contend."""
     found = contended(header(base_seq), others)
-    assert judge(write(base_seq), found, V2) is Verdict[verdict]
+    assert classify(write(base_seq), found, V2) is Verdict[verdict]
 
 
 @pytest.mark.parametrize("others", [17, 18, 500])
 def test_a_landed_write_is_never_taken_for_lost(others: int) -> None:
     landed = next_header(header(50), "mine", None, lost=True)
-    assert judge(write(50), contended(landed, others), V2) is Verdict.UNKNOWN
+    assert classify(write(50), contended(landed, others), V2) is Verdict.UNKNOWN
 
 
 def test_marks_of_another_life_prove_nothing() -> None:
     """Counterexample 4: the cell was deleted and created by others, and its count has passed ours."""
-    assert judge(write(50), contended(next_header(None, "new", None), 500), V2) is Verdict.UNKNOWN
+    assert classify(write(50), contended(next_header(None, "new", None), 500), V2) is Verdict.UNKNOWN
 
 
 def test_the_figures_of_a_header() -> None:
@@ -135,9 +136,16 @@ def test_often_is_less_than_five_seconds_for_a_whole_ring(apart_ms: int, kept: i
 
 def test_the_oldest_mark_of_a_cell_without_a_ring_counts() -> None:
     found = Header(SCHEMA, 6, "w6", (), older=mark("w5"))
-    assert judge(write(4), found, V2) is Verdict.LOST
-    assert judge(write(4), Header(SCHEMA, 6, "w6", (), older=mark("mine")), V2) is Verdict.UNKNOWN
-    assert judge(write(3), found, V2) is Verdict.UNKNOWN, "it goes no farther back"
+    assert classify(write(4), found, V2) is Verdict.LOST
+    assert classify(write(4), Header(SCHEMA, 6, "w6", (), older=mark("mine")), V2) is Verdict.UNKNOWN
+    assert classify(write(3), found, V2) is Verdict.UNKNOWN, "it goes no farther back"
+
+
+def test_a_count_that_cannot_rise_is_not_written() -> None:
+    last = Header(SCHEMA, INTEGER_MAX - 1, "w")
+    assert next_header(last, "x", None).seq == INTEGER_MAX
+    with pytest.raises(Corrupt, match="could never be read again"):
+        next_header(Header(SCHEMA, INTEGER_MAX, "w"), "x", None)
 
 
 def test_the_first_write_starts_the_count() -> None:
@@ -159,13 +167,13 @@ def test_the_fence_is_the_one_given() -> None:
     assert next_header(header(3, fence=A1), "x", None).fence is None
 
 
-# ---- judge ----
+# ---- classify ----
 
 
 @pytest.mark.parametrize("base_seq", [None, 1, 5, 40])
 def test_ours_stands_there(base_seq: int | None) -> None:
     attempt = write(base_seq)
-    assert judge(attempt, next_header(attempt.base, "mine", None), V2) is Verdict.WON
+    assert classify(attempt, next_header(attempt.base, "mine", None), V2) is Verdict.WON
 
 
 @pytest.mark.parametrize("base_seq", [None, 1, 40])
@@ -179,7 +187,7 @@ def test_others_wrote_after_ours(base_seq: int | None, others: int, verdict: Ver
     found = next_header(attempt.base, "mine", None)
     for n in range(others):
         found = next_header(found, f"other{n}", None)
-    assert judge(attempt, found, V2) is verdict
+    assert classify(attempt, found, V2) is verdict
 
 
 @pytest.mark.parametrize("base_seq", [None, 1, 5, 40])
@@ -197,17 +205,17 @@ def test_others_wrote_after_ours(base_seq: int | None, others: int, verdict: Ver
 def test_others_wrote_instead_of_ours(base_seq: int | None, others: int, verdict: Verdict) -> None:
     """It is lost for certain only while the ring reaches back to the write that followed our base."""
     attempt = write(base_seq)
-    assert judge(attempt, header((base_seq or 0) + others), V2) is verdict
+    assert classify(attempt, header((base_seq or 0) + others), V2) is verdict
 
 
 def test_the_ring_is_read_as_long_as_it_is_not_as_long_as_it_should_be() -> None:
-    assert judge(write(5), header(10, ring=4), V2) is Verdict.LOST  # w6 .. w9
-    assert judge(write(5), header(10, ring=3), V2) is Verdict.UNKNOWN
+    assert classify(write(5), header(10, ring=4), V2) is Verdict.LOST  # w6 .. w9
+    assert classify(write(5), header(10, ring=3), V2) is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize("deletable", [False, True])
 def test_still_the_base(deletable: bool) -> None:
-    assert judge(write(5, deletable=deletable), header(5), V1) is Verdict.BASE
+    assert classify(write(5, deletable=deletable), header(5), V1) is Verdict.BASE
 
 
 @pytest.mark.parametrize(
@@ -220,17 +228,17 @@ def test_still_the_base(deletable: bool) -> None:
     ],
 )
 def test_there_is_no_object(base_seq: int | None, deletable: bool, verdict: Verdict) -> None:
-    assert judge(write(base_seq, deletable=deletable), None, None) is verdict
+    assert classify(write(base_seq, deletable=deletable), None, None) is verdict
 
 
 @pytest.mark.parametrize("found_seq", [1, 4, 5])
 def test_a_count_that_did_not_rise_is_unknown(found_seq: int) -> None:
     """Counterexample 4: deleted and created anew by others; ours may have been there in between."""
-    assert judge(write(5), header(found_seq), V2) is Verdict.UNKNOWN
+    assert classify(write(5), header(found_seq), V2) is Verdict.UNKNOWN
 
 
 def test_a_version_without_a_base_means_nothing() -> None:
-    assert judge(Write("mine", None, None, False), header(1), None) is Verdict.LOST
+    assert classify(Write("mine", None, None, False), header(1), None) is Verdict.LOST
 
 
 @steady
@@ -245,7 +253,7 @@ def test_a_verdict_is_never_wrong(base_seq: int, losers: list[bool], landed: boo
     for n, lost in enumerate(losers):
         found = next_header(found, f"o{n}", None, lost=lost)
     version = V1 if found is attempt.base and found is not None else V2
-    verdict = judge(attempt, found, version if found else None)
+    verdict = classify(attempt, found, version if found else None)
     allowed = {Verdict.WON, Verdict.REPLACED} if landed else {Verdict.LOST, Verdict.BASE}
     assert verdict in allowed | {Verdict.UNKNOWN}
     if others <= RING_SIZE:
@@ -285,5 +293,5 @@ def test_a_cell_that_was_deleted_and_created_anew_tells_nothing() -> None:
     """Counterexample 4: its seq has passed ours, but its ring is of another life."""
     base = Header(1, 2, "base", ("first",))
     write = Write("mine", base, Version("v2"), deletable=False)
-    assert judge(write, Header(1, 3, "c", ("a", "b")), Version("v9")) is Verdict.UNKNOWN
-    assert judge(write, Header(1, 3, "c", ("first", "base")), Version("v9")) is Verdict.LOST
+    assert classify(write, Header(1, 3, "c", ("a", "b")), Version("v9")) is Verdict.UNKNOWN
+    assert classify(write, Header(1, 3, "c", ("first", "base")), Version("v9")) is Verdict.LOST

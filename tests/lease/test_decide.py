@@ -19,6 +19,7 @@ from limpet.lease.decide import (
     Wait,
     check_ttl,
     freed,
+    is_live,
     look_interval_s,
     next_step,
     renew_interval_s,
@@ -208,3 +209,33 @@ def test_which_tokens_a_record_may_have(token: int, sound: bool) -> None:
     else:
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(stored, LeaseRecord)
+
+
+# ---- for those who only look ----
+
+
+@pytest.mark.parametrize(
+    ("state", "now_s", "live"),
+    [
+        (State.HELD, -5.0, True),
+        (State.HELD, 0.0, True),
+        (State.HELD, ENDS_S - 0.5, True),
+        (State.HELD, ENDS_S, True),
+        (State.HELD, ENDS_S + 0.001, False),
+        (State.FREE, 0.0, False),
+        (State.CANCELLED, 0.0, False),
+    ],
+)
+def test_which_leases_are_live(state: State, now_s: float, live: bool) -> None:
+    assert is_live(record(state), modified=T0, now=at(now_s)) is live
+
+
+def test_the_bounds_of_a_stored_token() -> None:
+    assert TOKEN_MAX == 1 << 50
+    stored = msgspec.to_builtins(record())
+    for token in (0, TOKEN_MAX):
+        assert msgspec.convert({**stored, "token": token, "attempt": token}, LeaseRecord).token == token
+    for token in (-1, TOKEN_MAX + 1):
+        for field in ("token", "attempt"):
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.convert({**stored, field: token}, LeaseRecord)

@@ -9,8 +9,7 @@ import pytest
 
 from lease.world import TTL_S, World, won
 from limpet.errors import Denied
-from limpet.lease import State
-from limpet.lease.heartbeat import Heartbeat
+from limpet.lease import Renewer, State
 from support.stores import Fault, lost_request, unavailable
 
 EVERY_S = TTL_S / 3
@@ -18,7 +17,7 @@ RETRY_S = TTL_S / 12
 
 
 class Beating:
-    """A holder with a heartbeat, and a note of when it was told of the loss."""
+    """A holder with a renewer, and a note of when it was told of the loss."""
 
     def __init__(self, world: World, *, stall_s: float | None = None) -> None:
         self.world = world
@@ -28,7 +27,7 @@ class Beating:
         self.lost_at_s: list[float] = []
         self.sent_at_s: list[float] = []
         self.process.store.sent.clear()
-        self.heartbeat = Heartbeat(self.lease, self.process.runtime, stall_s=stall_s, on_lost=self.on_lost)
+        self.renewer = Renewer.of_lease(self.lease, self.process.runtime, stall_s=stall_s, on_lost=self.on_lost)
 
     def on_lost(self) -> None:
         self.lost_at_s.append(self.world.time.now_s - self.started_s)
@@ -53,13 +52,13 @@ def test_it_renews_three_times_a_ttl(world: World) -> None:
     assert not beating.lease.lost
     assert beating.lost_at_s == []
     assert world.facts() == (State.HELD, 1, "a")
-    beating.heartbeat.stop()
+    beating.renewer.stop()
 
 
 def test_it_stops_when_told_to(world: World) -> None:
     beating = Beating(world)
     world.time.sleep(EVERY_S + 1)
-    beating.heartbeat.stop()
+    beating.renewer.stop()
     world.time.sleep(10 * TTL_S)
     assert beating.renewals() == 1
     assert beating.lost_at_s == [], "to stop it is not to lose the lease"
@@ -68,7 +67,7 @@ def test_it_stops_when_told_to(world: World) -> None:
 def test_stopping_does_not_wait_for_the_next_renewal(world: World) -> None:
     beating = Beating(world)
     world.time.sleep(1)
-    beating.heartbeat.stop()
+    beating.renewer.stop()
     assert world.time.now_s - beating.started_s < 2
 
 
@@ -101,7 +100,7 @@ def test_a_renewal_that_works_in_time_saves_the_lease(world: World) -> None:
     world.time.sleep(10 * TTL_S)
     assert not beating.lease.lost
     assert beating.lost_at_s == []
-    beating.heartbeat.stop()
+    beating.renewer.stop()
 
 
 def test_the_loss_is_told_once_at_the_next_renewal(world: World) -> None:
@@ -128,17 +127,17 @@ def test_work_that_moves_on_is_kept(world: World) -> None:
         world.time.at(20.0 * n, beating.lease.progress)
     world.time.sleep(500)
     assert not beating.lease.lost
-    beating.heartbeat.stop()
+    beating.renewer.stop()
 
 
 def test_nobody_need_be_told(world: World) -> None:
     process = world.process("a")
     lease = won(process.lock().try_acquire())
-    heartbeat = Heartbeat(lease, process.runtime, stall_s=None, on_lost=None)
+    renewer = Renewer.of_lease(lease, process.runtime)
     process.store.puts.extend([unavailable] * 100)
     world.time.sleep(2 * TTL_S)
     assert lease.lost
-    heartbeat.stop()
+    renewer.stop()
 
 
 def test_nobody_is_told_after_the_stop(world: World) -> None:
@@ -146,7 +145,7 @@ def test_nobody_is_told_after_the_stop(world: World) -> None:
     beating = Beating(world)
     world.time.sleep(1)
     world.time.now_s += 2 * TTL_S
-    beating.heartbeat.stop()
+    beating.renewer.stop()
     assert beating.lease.lost
     assert beating.lost_at_s == []
 

@@ -124,7 +124,7 @@ def test_the_thread_renews(poll: Callable[[Callable[[], bool]], None]) -> None:
     with real_lock(store, ttl_s=1.0).hold():
         first = store.head(lock_key("real")).version
         poll(lambda: store.head(lock_key("real")).version != first)
-    assert not [thread for thread in threading.enumerate() if thread.name == "limpet-heartbeat-real"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "limpet-renewer-real"]
 
 
 def test_the_thread_tells_of_a_loss() -> None:

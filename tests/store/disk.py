@@ -48,6 +48,7 @@ class Versioned:
     st_ino: int
     st_size: int
     st_mtime_ns: int
+    st_nlink: int = 1
 
 
 def files_with(before: Before = lambda name, args: None, **instead: Callable[..., Any]) -> Files:
@@ -158,7 +159,8 @@ def unstamped() -> Files:
 def _same_inode(real: FileStat, mtime_ns: int | None = None) -> Versioned:
     """Folders keep their own: nobody's folders are all alike while they are open."""
     inode = real.st_ino if stat.S_ISDIR(real.st_mode) else 1
-    return Versioned(real.st_mode, real.st_dev, inode, real.st_size, real.st_mtime_ns if mtime_ns is None else mtime_ns)
+    made_ns = real.st_mtime_ns if mtime_ns is None else mtime_ns
+    return Versioned(real.st_mode, real.st_dev, inode, real.st_size, made_ns, real.st_nlink)
 
 
 def fork(work: Callable[[], object]) -> int:

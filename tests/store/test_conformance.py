@@ -145,6 +145,15 @@ class TestReadAndWrite:
         with pytest.raises(Missing):
             store.get(K)
 
+    def test_delete_in_order(self, store: Store) -> None:
+        keys = [Key("a/entry/task.json"), Key("a/entry/missing.json"), Key("a/entry/lease.json")]
+        stays = Key("a/other/task.json")
+        for key in (keys[0], keys[2], stays):
+            store.put(key, b"one", when=Absent())
+        for _ in range(2):
+            store.delete_in_order(keys)
+            assert [stat.key for stat in store.list("a")] == [stays]
+
     def test_a_deleted_name_can_be_created_again(self, store: Store) -> None:
         store.put(K, b"one", when=Absent())
         store.delete(K)

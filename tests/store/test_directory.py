@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from limpet.errors import Conflict, Invalid, Missing, Unavailable, Unsupported
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable, Unsupported
 from limpet.keys import Key
 from limpet.store import Absent, Always, Match, Put, Version
 from limpet.store.directory import DirectoryStore, Files, OsFiles
@@ -58,8 +58,8 @@ def test_what_is_not_ours_is_no_object(root: Path) -> None:
     assert [stat.key for stat in store.list()] == [K]
     assert [stat.key for stat in store.sample("", 9)] == [K]
     assert store.list_dirs() == ["a"]
-    for key in ("pipe.json", "folder.json"):
-        with pytest.raises(Missing):
+    for key, error in (("pipe.json", Corrupt), ("folder.json", Missing)):
+        with pytest.raises(error):
             store.get(Key(key))
         with pytest.raises(Missing):
             store.head(Key(key))

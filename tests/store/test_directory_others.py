@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -55,6 +55,7 @@ def every_verb(store: Store, key: Key, prefix: str) -> list[Callable[[], object]
         lambda: store.put(key, b"new"),
         lambda: store.put(key, b"new", when=Absent()),
         lambda: store.delete(key),
+        lambda: store.delete_in_order([key]),
         lambda: [*store.list(prefix)],
         lambda: store.sample(prefix, 3),
         lambda: store.list_dirs(prefix),
@@ -91,9 +92,12 @@ def test_no_link_below_the_root_is_followed(
     assert temps(root) == []
 
 
-def test_a_link_in_an_objects_place(tmp_path: Path, outside: Path, files: Files) -> None:
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_link_in_an_objects_place(
+    tmp_path: Path, outside: Path, files: Files, durability: Literal["fsync", "os"]
+) -> None:
     root = tmp_path / "store"
-    store = DirectoryStore(root, files=files)
+    store = DirectoryStore(root, files=files, durability=durability)
     store.put(Key("a/own.json"), b"ours")
     (root / "a" / "k.json").symlink_to(outside / "k.json")
     key = Key("a/k.json")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,7 +172,8 @@ def test_a_failing_read_is_never_an_empty_result(tmp_path: Path) -> None:
     for code, kind in ((errno.EACCES, Denied), (errno.EIO, Unavailable)):
         acts: list[tuple[str, Callable[[DirectoryStore], object]]] = [
             ("open fstat pread", lambda store: store.get(K)),
-            ("stat", lambda store: store.head(K)),
+            ("open fstat", lambda store: store.head(K)),
+            ("stat", lambda store: (store.change_token("a"), store.head(K))),  # its folder is open by then
             ("scandir stat", lambda store: [*store.list()]),
             ("walk stat", lambda store: store.sample("", 1)),
             ("scandir", lambda store: store.list_dirs()),
@@ -308,6 +310,45 @@ def test_a_delete_of_what_is_gone_is_synced_too(tmp_path: Path) -> None:
     for _ in range(2):
         store.delete(K)
         assert tape.take("unlink", "fsync") == ["unlink a/k.json", "fsync a"]
+
+
+ENTRY = [Key("q/e/task.json"), Key("q/e/lease.json")]
+
+
+def test_a_delete_in_order_takes_no_lock_and_syncs_each_before_the_next(tmp_path: Path) -> None:
+    """A power loss may not bring the first one back when the second is gone: docs/design/0011-latency.md."""
+    tape = Tape(tmp_path)
+    store = DirectoryStore(tmp_path, files=tape.files)
+    store.put_many([Put(key, b"1") for key in (*ENTRY, Key("q/f/task.json"))])
+    tape.take()
+    store.delete_in_order(ENTRY)
+    calls = ["unlink q/e/task.json", "fsync q/e", "unlink q/e/lease.json", "fsync q/e", "rmdir q/e"]
+    assert tape.take("lock", "unlink", "fsync", "rmdir") == calls
+    store.delete_in_order([Key("q/f/task.json")])
+    assert tape.take("rmdir") == ["rmdir q/f", "rmdir q"]
+
+
+@pytest.mark.parametrize("call", ["unlink", "fsync"])
+def test_a_delete_in_order_that_fails_leaves_the_later_ones(tmp_path: Path, call: str) -> None:
+    clean = DirectoryStore(tmp_path)
+    clean.put_many([Put(key, b"1") for key in ENTRY])
+    with pytest.raises(Unavailable if call == "unlink" else OutcomeUnknown):
+        DirectoryStore(tmp_path, files=failing(call, errno.EIO)).delete_in_order(ENTRY)
+    left = sorted(ENTRY) if call == "unlink" else ENTRY[1:]
+    assert [stat.key for stat in clean.list("q")] == left
+
+
+def test_a_folder_is_pruned_where_folders_count_no_links(tmp_path: Path) -> None:
+    """btrfs gives every folder one link."""
+    files = files_with(fstat=lambda fd: SimpleNamespace(**{**_fields(os.fstat(fd)), "st_nlink": 1}))
+    store = DirectoryStore(tmp_path, files=files)
+    store.put_many([Put(key, b"1") for key in ENTRY])
+    store.delete_in_order(ENTRY)
+    assert os.listdir(tmp_path) == [".limpet"]
+
+
+def _fields(found: os.stat_result) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
 
 
 def test_writers_race_with_pruning_deletes(root: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from limpet.keys import Key
 from limpet.store.api import Stat, Version
-from limpet.store.listing import Pages, in_key_order, place
+from limpet.store.cloud import ListedPage, Pages, in_key_order, key_between
 
 FULL = 3
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,7 +31,7 @@ class Server:
     def _rank(self, key: str) -> tuple[str, ...]:
         return (key,) if self.order == "keys" else tuple(key.split("/"))
 
-    def pages(self, folder: str, after: str | None) -> Iterator[Sequence[Stat]]:
+    def pages(self, folder: str, after: str | None) -> Iterator[ListedPage]:
         """See `Pages`."""
         below = [key for key in self.held if key.startswith(folder + "/" if folder else "")]
         if after is not None:
@@ -41,11 +41,12 @@ class Server:
         below.sort(key=self._rank)
         for i in range(0, max(len(below), 1), FULL):
             self.asked += 1
-            yield [Stat(Key(key), 0, Version("v"), THEN) for key in below[i : i + FULL]]
+            objects = [Stat(Key(key), 0, Version("v"), THEN) for key in below[i : i + FULL]]
+            yield ListedPage(objects, more=len(objects) == FULL)
 
 
 def listed(pages: Pages, prefix: str, after: str | None) -> list[str]:
-    return [stat.key for stat in in_key_order(pages, prefix, after, full=FULL)]
+    return [stat.key for stat in in_key_order(pages, prefix, after)]
 
 
 @pytest.mark.parametrize("order", ["keys", "folders", "walk"])
@@ -67,7 +68,7 @@ def test_a_listing_resumes_behind_any_of_its_keys(held: set[str], data: st.DataO
 @pytest.mark.parametrize("order", ["keys", "folders"])
 def test_the_first_key_of_a_large_folder_does_not_wait_for_its_last(order: str) -> None:
     server = Server({f"big/inner/{i:04}" for i in range(3000)} | {"big-sister", "zebra"}, order)
-    found = in_key_order(server.pages, "", None, full=FULL)
+    found = in_key_order(server.pages, "", None)
     assert [next(found).key for _ in range(2)] == ["big-sister", "big/inner/0000"]
     assert server.asked <= 4
 
@@ -80,12 +81,12 @@ def test_a_flat_folder_costs_one_request_per_page() -> None:
 
 def test_a_place_lies_between_the_keys_or_beyond() -> None:
     names = [f"pending/01{i:05}" for i in range(1000)]
-    spots = [place(names, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 9.0)]
+    spots = [key_between(names, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 9.0)]
     assert spots == sorted(spots)
     assert [sum(name <= spot for name in names) // 50 for spot in spots] == [0, 5, 10, 15, 20, 20, 20]
     assert [spot[:15] for spot in spots[-2:]] == ["pending/0101498", "pending/0108991"]
 
 
 def test_a_place_from_one_key_or_in_a_folder_of_folders() -> None:
-    assert place(["x/a"], 3.0) == "x/" + "a" * 16
-    assert place(["q/e1/task", "q/e2/task"], 0.5).startswith("q/e")
+    assert key_between(["x/a"], 3.0) == "x/" + "a" * 16
+    assert key_between(["q/e1/task", "q/e2/task"], 0.5).startswith("q/e")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet.app import urls
-from limpet.app.catalogs import lead
+from limpet.app import fleet as fleets
+from limpet.app.catalogs import lead, storage_of
 from limpet.errors import Invalid
 from limpet.keys import CatalogKeys, IndexKeys, Key, QueueKeys, cell_key, check_prefix, clock_key, lock_key
 from limpet.runtime import system
@@ -25,7 +25,7 @@ from support.roles import OBJECT_VERBS, OTHERS, Shape, examples, folders_of, sha
 SCOPES = [Scope("acme", "prod/t/w"), Scope("acme")]
 NARROW = check_queues("worker", ["x", "pending", "a b", "parts"])
 FOLDERS = ["completed", "inbox", "packs", "parts", "pending", "quarantine", "scheduled", "shards", "slots", "user"]
-FILES = ["control.json", "manifest.json", "sweep.json", "x.lock", "datapackage.json"]
+FILES = ["bell.json", "control.json", "manifest.json", "sweep.json", "x.lock", "datapackage.json"]
 
 every_role = pytest.mark.parametrize("role", ROLES)
 EVERY: list[tuple[Role, Scope, tuple[str, ...]]] = [(role, scope, ()) for role in ROLES for scope in SCOPES]
@@ -217,7 +217,7 @@ class _Recorder(MemoryStore):
 def test_limpet_itself_never_puts_those_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would stop on Amazon's servers, with the policies that it prints."""
     store = _Recorder()
-    monkeypatch.setitem(urls._named_memory, "conditions", store)
+    monkeypatch.setitem(fleets._named_memory, "conditions", store)
     fleet = limpet.open("memory://conditions", events=True)
     with fleet.lock("x").hold() as lease:
         fleet.cell("x").write({"a": 1}, lease=lease)
@@ -229,7 +229,7 @@ def test_limpet_itself_never_puts_those_without_a_condition(monkeypatch: pytest.
     with claim:
         for task in claim:
             task.done()
-    with lead(fleet.store, fleet.url, system()) as catalog:
+    with lead(storage_of(fleet.store, system()), fleet.url) as catalog:
         catalog.create_namespace(("ns",), {})
     guarded = ("cells/", "locks/", "manifests/", "queues/x/slots/", "sequence/")
     assert {key.partition("/")[0] for key in store.swapped} >= {"cells", "locks", "manifests", "queues"}
@@ -420,6 +420,7 @@ def test_patterns_are_the_fewest() -> None:
         "queues/",
         "sequence/executions.json",
         "sync/",
+        "workers/",
     )
     assert patterns("reader", "get") == ("",)
     assert patterns("reader", "put") == ()

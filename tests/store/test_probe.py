@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from limpet.errors import Conflict, Denied, Invalid, OutcomeUnknown, Unavailable, Unsupported
 from limpet.keys import Key
@@ -19,7 +19,7 @@ from limpet.store.doctor import Check, Report, examine
 from limpet.store.memory import MemoryStore
 from limpet.store.metered import MeteredStore
 from limpet.store.probe import EtagStyle, Findings, quick, use_etag_style
-from limpet.store.scoped import ScopedStore
+from limpet.store.roles import ScopedStore
 
 
 class IgnoresAbsent(MemoryStore):

@@ -14,8 +14,7 @@ from limpet.runtime import SystemRuntime, system
 from limpet.store.api import Absent, Match, Put, Store
 from limpet.store.memory import MemoryStore
 from limpet.store.metered import MeteredStore
-from limpet.store.roles import ROLES, TABLE, Role, Verb, allows, as_markdown
-from limpet.store.scoped import ScopedStore
+from limpet.store.roles import ROLES, TABLE, Role, ScopedStore, Verb, allows, as_markdown
 
 K = Key
 
@@ -235,6 +234,18 @@ RIGHTS: list[tuple[Role, Verb, str, bool]] = [
     ("pusher", "get", "queues/q/parts/e/1.json", True),
     ("pusher", "list", "queues/q", False),
     ("pusher", "put", "queues/q/control.json", False),
+    ("pusher", "put", "queues/q/bell.json", True),
+    ("pusher", "delete", "queues/q/bell.json", False),
+    ("pusher", "put", "queues/q/pending/bell.json", False),
+    ("worker", "put", "queues/q/bell.json", True),
+    ("worker", "get", "queues/q/bell.json", True),
+    ("supervisor", "put", "queues/q/bell.json", True),
+    ("reader", "put", "queues/q/bell.json", False),
+    ("worker", "put", "workers/w.json", True),
+    ("worker", "delete", "workers/w.json", True),
+    ("pusher", "put", "workers/w.json", False),
+    ("reader", "list", "workers", True),
+    ("reader", "put", "workers/w.json", False),
     ("pusher", "put", "cells/x.json", False),
     ("pusher", "put", lock_key("x"), False),
     ("api", "put", "ledger/catalog/1.json", True),

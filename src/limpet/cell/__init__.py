@@ -1,6 +1,6 @@
-"""One object that is read, decided upon and swapped; everything mutable in Limpet is one.
+"""`Cell`: one small JSON object that changes only by compare-and-swap. All mutable state of Limpet is in cells.
 
-Read `decide` for the rules and `cell` for the I/O around them.
+`decide` has the rules, `cell` the I/O.
 """
 
 from limpet.cell.cell import PLAIN, Cell, Codec, Fenced, Lost, Outcome, Replaced, Unclear, Versioned, Won, struct_codec

@@ -1,4 +1,5 @@
-"""`Cell`: one small JSON object that everybody may write, one winner at a time."""
+"""`Cell`: one small JSON object that many processes write by compare-and-swap; one of several concurrent writes
+wins."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from limpet import records
-from limpet.cell.decide import SCHEMA, Fence, Header, Write, admit, judge, next_header
+from limpet.cell.decide import SCHEMA, Fence, Header, Write, admit, classify, next_header
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key
 from limpet.runtime import Runtime
@@ -21,9 +22,11 @@ from limpet.store.outcome import Verdict, put_resolved
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-TRIES_MAX = 40
+TRIES_MAX = 100
 BACKOFF_S = 0.01
 BACKOFF_MAX_S = 0.3
+BACKOFF_SWAPS = 16
+"""On a slow store, a writer backs off for up to this many times the duration of its last swap: then few overlap."""
 GONE = Version("replaced")
 
 
@@ -41,9 +44,9 @@ class Fenced(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How a cell's value becomes a struct of type `kind`, and is read back from the cell's bytes.
+    """Converts a cell's value to a struct of type `kind`, and reads it back from the cell's bytes.
 
-    The struct's fields stand beside the header's, so none of them may have the name of a field of the header.
+    The struct's fields are stored beside those of the header, so none of them may have the name of a header field.
     """
 
     kind: type[msgspec.Struct]
@@ -68,21 +71,20 @@ def struct_codec(kind: type[S]) -> Codec[S]:
     return Codec(kind, lambda value: value, lambda data, what: records.decode(data, kind, what=what))
 
 
-class _Plain(msgspec.Struct):
+class _PlainBody(msgspec.Struct):
     value: Any
 
 
 PLAIN: Codec[Any] = Codec(
-    _Plain,
-    lambda value: _Plain(records.plain(value, what="the value")),
-    lambda data, what: records.decode(data, _Plain, what=what).value,
+    _PlainBody,
+    lambda value: _PlainBody(records.plain(value, what="the value")),
+    lambda data, what: records.decode(data, _PlainBody, what=what).value,
 )
 """Any JSON value, under the field `value`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Versioned(Generic[T]):
-    """One look at a cell: its value, and the version to swap on. `modified` is None for a write of our own."""
+class Versioned(msgspec.Struct, Generic[T], frozen=True):
+    """A cell as it was read or written: its value and its version. `modified` is None for a write of this process."""
 
     value: T
     header: Header
@@ -90,44 +92,42 @@ class Versioned(Generic[T]):
     modified: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Won(Generic[T]):
-    """The write happened, and `seen` is what we wrote."""
+class Won(msgspec.Struct, Generic[T], frozen=True):
+    """The write happened, and `seen` is what it wrote."""
 
     seen: Versioned[T]
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced(Generic[T]):
-    """The write happened and was since replaced by `now`. No swap on `seen`, what we wrote, can win."""
+class Replaced(msgspec.Struct, Generic[T], frozen=True):
+    """The write happened: `seen` is what it wrote. Another write has replaced it by `now`, so no swap on `seen` can
+    win."""
 
     seen: Versioned[T]
     now: Versioned[T]
 
 
-@dataclass(frozen=True, slots=True)
-class Lost(Generic[T]):
-    """The write did not happen and never will. `now` is what stands there instead."""
+class Lost(msgspec.Struct, Generic[T], frozen=True):
+    """The write did not happen and never will. `now` is the cell's content instead."""
 
     now: Versioned[T]
 
 
-@dataclass(frozen=True, slots=True)
-class Unclear(Generic[T]):
-    """Whether the write happened cannot be told: too many others came after it. It is not, and cannot become, `now`."""
+class Unclear(msgspec.Struct, Generic[T], frozen=True):
+    """It is unknown whether the write happened: too many others followed. It is not the content `now`, and never will
+    be."""
 
     now: Versioned[T]
 
 
 Outcome = Won[T] | Replaced[T] | Lost[T] | Unclear[T]
-"""What became of one attempt to write a cell."""
+"""The outcome of one attempt to write a cell."""
 
 
 class Cell(Generic[T]):
-    """One object that is read, decided upon, and swapped.
+    """One object that changes only by compare-and-swap.
 
-    Every write either wins against exactly the version that it was decided on, or changes nothing. `deletable` cells
-    may be removed, and then their name is never used again; for them a lost reply to a create stays unknown.
+    A write either replaces exactly the version that it is based on, or changes nothing. `deletable` cells may be
+    deleted, and their name is then never used again; if the reply to their creation is lost, the outcome stays unknown.
     `remedy` is the hint of `Corrupt`: what to do about a cell that cannot be read.
     """
 
@@ -151,11 +151,11 @@ class Cell(Generic[T]):
 
     @property
     def key(self) -> Key:
-        """Where the cell lives."""
+        """The key of the cell's object."""
         return self._key
 
     def read(self) -> Versioned[T] | None:
-        """The cell as it is now; None if it was never written.
+        """Read the cell; None if it was never written.
 
         Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
         """
@@ -167,7 +167,7 @@ class Cell(Generic[T]):
         return self._last
 
     def replace_unreadable(self, value: T) -> Versioned[T]:
-        """Put `value` in place of a cell that cannot be read; its fence is gone with it.
+        """Replace a cell that cannot be read by `value`; its fence is lost.
 
         Raises: Missing; Conflict if it was written meanwhile; OutcomeUnknown.   Cost: 1 HEAD + 1 PUT.
         """
@@ -186,11 +186,11 @@ class Cell(Generic[T]):
         return self._won(self.attempt(seen, value))
 
     def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Versioned[T] | None:
-        """Read, let `change` decide, swap; again from the start when somebody else wrote first.
+        """Read, call `change`, swap; start again if another process wrote first.
 
-        `change` gets the value (None: no cell yet) and returns the new one, or None to leave it. It may run several
-        times. With a lease, as `write`.
-        Raises: OutcomeUnknown; Conflict after 40 lost swaps; LeaseLost, Invalid.
+        `change` gets the value (None: no cell yet) and returns the new one, or None to leave the cell unchanged. It may
+        be called several times. `lease`: as in `write`.
+        Raises: OutcomeUnknown; Conflict after 100 lost swaps; LeaseLost, Invalid.
         Cost: 1 GET + 1 PUT uncontended; the first lost swap adds 1 GET + 1 PUT, later ones 2 GETs + 1 PUT.
         """
 
@@ -202,9 +202,9 @@ class Cell(Generic[T]):
         return self._contend(self.read(), decide)
 
     def write(self, value: T, *, lease: Fenced | None = None) -> Versioned[T]:
-        """Put `value`, whatever is there. With a lease, the cell takes it only while no newer token has written.
+        """Replace the cell's value by `value`. With a lease, only if no newer token has written to the cell.
 
-        The token is compared in the same swap that writes (F12), so a paused holder that wakes up too late changes
+        The token is compared in the swap that writes (F12), so a holder that was paused and resumes too late changes
         nothing. A write without a lease keeps the cell's fence.
         Raises: LeaseLost for a lower token; Invalid for a lease of another lock; OutcomeUnknown.
         Cost: 1 PUT if this handle saw the newest version, else 1 GET + 1 PUT.
@@ -222,14 +222,17 @@ class Cell(Generic[T]):
         write_id: str | None = None,
         lost: bool = False,
     ) -> Outcome[T]:
-        """One conditional write on what was `seen` (None: create), settled. The rooms above build on this.
+        """One conditional write on what was `seen` (None: create), and its outcome.
 
-        A caller that wants to recognise the write after OutcomeUnknown names it by a fresh `write_id`. `lost`: it
-        has just lost a swap to others.
-        Raises: OutcomeUnknown when nothing is known at all; whatever the store refuses before anything is sent.
+        A caller that wants to recognise the write after OutcomeUnknown passes a new `write_id`. `lost`: the caller has
+        just lost a swap to another process.
+        Raises: OutcomeUnknown if the cell could not be read back; the store's errors if nothing was sent.
         """
-        with self.explained():
+        try:
             return self._attempt(seen, value, fence, write_id, lost)
+        except Corrupt as error:
+            self._explain(error)
+            raise
 
     def _attempt(
         self, seen: Versioned[T] | None, value: T, fence: Fence | None, write_id: str | None, lost: bool
@@ -239,20 +242,20 @@ class Cell(Generic[T]):
         write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
         data = self._encode(header, value)
 
-        def look(found: Blob | None) -> Verdict:
+        def read_back(found: Blob | None) -> Verdict:
             if found is None:
-                return judge(write, None, None)
-            return judge(write, self._header(found), found.version)
+                return classify(write, None, None)
+            return classify(write, self._header(found), found.version)
 
         when = Match(seen.version) if seen else Absent()
-        settled = put_resolved(self._store, self._runtime, self._key, data, when, look)
-        if settled.version is not None:
-            self._last = Versioned(value, header, settled.version, settled.found.modified if settled.found else None)
+        end = put_resolved(self._store, self._runtime, self._key, data, when, read_back)
+        if end.version is not None:
+            self._last = Versioned(value, header, end.version, end.found.modified if end.found else None)
             return Won(self._last)
-        if settled.found is None:
+        if end.found is None:
             raise self._unknown()
-        self._last = now = self.decode(settled.found)
-        match settled.verdict:
+        self._last = now = self.decode(end.found)
+        match end.verdict:
             case Verdict.REPLACED:
                 return Replaced(Versioned(value, header, GONE, None), now)
             case Verdict.LOST:
@@ -274,17 +277,20 @@ class Cell(Generic[T]):
             if decision is None:
                 return seen
             value, fence = decision
+            sent_s = self._runtime.elapsed_s()
             match self.attempt(seen, value, fence, lost=tries > 1):
                 case Won(written) | Replaced(written):
                     return written
                 case Unclear():
                     raise self._unknown()
                 case Lost(now) if tries == 1:
-                    seen = now  # read a moment ago: swap on it at once
+                    seen = now  # it was just read, so swap on it at once
                 case Lost():
-                    # Sleep first, then read: a base read before the sleep is stale when it is swapped on, and a
-                    # writer that stays behind for more writes than the ring holds cannot tell its own outcome.
-                    self._runtime.sleep(self._runtime.rng.uniform(0, min(BACKOFF_S * 2**tries, BACKOFF_MAX_S)))
+                    # Sleep first, then read: a base that was read before the sleep is stale afterwards, and a writer
+                    # that falls behind by more writes than the ring holds cannot resolve its own outcome.
+                    took_s = self._runtime.elapsed_s() - sent_s
+                    pause_s = max(min(BACKOFF_S * 2**tries, BACKOFF_MAX_S), BACKOFF_SWAPS * took_s)
+                    self._runtime.sleep(self._runtime.rng.uniform(0, pause_s))
                     seen = self.read()
         raise Conflict(f"{self._key} was swapped by others {TRIES_MAX} times in a row", hint="write it less often")
 
@@ -293,7 +299,7 @@ class Cell(Generic[T]):
             case Won(seen) | Replaced(seen):
                 return seen
             case Lost():
-                raise Conflict(f"{self._key} was written by somebody else first")
+                raise Conflict(f"{self._key} was written by another process first")
             case Unclear():
                 raise self._unknown()
 
@@ -308,7 +314,7 @@ class Cell(Generic[T]):
         if len(data) > records.RECORD_BYTES_MAX:
             raise Invalid(
                 f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",
-                hint="keep large data in an object of its own and its name in the cell",
+                hint="keep large data in a separate object, and its name in the cell",
             )
         return data
 
@@ -321,19 +327,25 @@ class Cell(Generic[T]):
         return header
 
     def decode(self, blob: Blob) -> Versioned[T]:
-        """A look at bytes of this cell that were read elsewhere, by `get_many` say.   Raises: Corrupt; Unsupported."""
-        with self.explained():
+        """Decode bytes of this cell that the caller has read, by `get_many` say.   Raises: Corrupt; Unsupported."""
+        try:
             header = self._header(blob)
             return Versioned(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
+        except Corrupt as error:
+            self._explain(error)
+            raise
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Give the cell's remedy to a `Corrupt` of the block."""
+        """Set the cell's remedy as the hint of a `Corrupt` that the block raises."""
         try:
             yield
         except Corrupt as error:
-            error.hint = self._remedy or error.hint
+            self._explain(error)
             raise
+
+    def _explain(self, error: Corrupt) -> None:
+        error.hint = self._remedy or error.hint
 
 
 def _kept(seen: Versioned[T] | None) -> Fence | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -26,18 +25,18 @@ WriteId = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """A lock and the highest of its tokens that has written."""
+    """A lock, and the highest of its tokens that has written to a cell."""
 
     lock: Name
     token: Count
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What every cell carries besides its value.
+    """What every cell stores besides its value.
 
-    `seq` counts the writes, `write_id` names this one, `recent` names the up to 16 before it, newest last. Bodies
-    therefore never repeat, so neither does an ETag that is only a digest (F15). `older` is there while the cell is
-    written often: a short mark of each write before the recent ones, newest last.
+    `seq` counts the writes, `write_id` identifies this one, `recent` the up to 16 before it, newest last. So no two
+    writes have the same bytes, and an ETag that is only a digest does not repeat either (F15). `older` exists while the
+    cell is written often: a short mark of each write before the recent ones, newest last.
     """
 
     schema: Positive
@@ -53,9 +52,8 @@ class Header(msgspec.Struct, frozen=True):
         return self.older if isinstance(self.older, str) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One attempt to write: its id, and the base that it was decided on (None: no object)."""
+class Write(msgspec.Struct, frozen=True):
+    """One attempt to write: its id, and the base that it replaces (None: no object)."""
 
     write_id: str
     base: Header | None
@@ -66,11 +64,11 @@ class Write:
 def next_header(base: Header | None, write_id: str, fence: Fence | None, *, lost: bool = False) -> Header:
     """The header of the write that follows `base`. `lost`: its writer has just lost a swap.
 
-    A writer that is overtaken by more writes than the header remembers cannot learn whether its own write landed. So
-    while the cell is written often, or by a writer that has just lost a swap, a mark is kept of each id that leaves the
-    ring; afterwards each write drops two marks. How much is kept is never a matter of safety: a short memory only
-    makes more outcomes unknown.
-    Raises: Corrupt for a base that nobody counted up.
+    A writer cannot resolve its own write once more writes have followed than the header records. So while the cell is
+    written often, or by a writer that has just lost a swap, a mark is kept of each id that leaves the ring; afterwards
+    each write drops two marks. Safety does not depend on how many are kept: fewer marks only make more outcomes
+    unknown.
+    Raises: Corrupt for a base whose `seq` is the largest possible.
     """
     if base is None:
         return Header(SCHEMA, 1, write_id, fence=fence)
@@ -96,12 +94,13 @@ def mark(write_id: str) -> str:
     return base64.b64encode(hashlib.sha256(write_id.encode()).digest()[:3]).decode()[:MARK_CHARS]
 
 
-def judge(write: Write, found: Header | None, found_version: Version | None) -> Verdict:
-    """What a read-back says of `write` (DESIGN section 3).
+def classify(write: Write, found: Header | None, found_version: Version | None) -> Verdict:
+    """What a read-back shows about `write` (DESIGN section 3).
 
-    LOST is final: our bytes are conditional on a version that can never stand again. (A create under a name that may
-    be deleted can still land late, once the name is free again: the rooms that delete tolerate that.) An absent object
-    is the base only under a name that is never deleted; elsewhere it may have come and gone (counterexample 3).
+    LOST is final: the write is conditional on a version that the object can never have again. (The creation of a
+    deletable name can still land late, once the name is free again: the packages that delete names tolerate that.) A
+    missing object is the base only if its name is never deleted; else it may have been created and deleted
+    (counterexample 3).
     """
     if found is None:
         return Verdict.BASE if write.base is None and not write.deletable else Verdict.UNKNOWN
@@ -113,14 +112,14 @@ def judge(write: Write, found: Header | None, found_version: Version | None) -> 
         return Verdict.BASE
     base_seq = write.base.seq if write.base else 0
     if write.base is not None and _wrote_other(found, base_seq, write.base.write_id):
-        return Verdict.UNKNOWN  # deleted and created anew: this is another cell's history (counterexample 4)
+        return Verdict.UNKNOWN  # deleted and created again: `found` is the history of another cell (counterexample 4)
     if _wrote_other(found, base_seq + 1, write.write_id):
         return Verdict.LOST  # ours could only have landed as the write that followed our base
     return Verdict.UNKNOWN
 
 
 def _wrote_other(found: Header, seq: int, write_id: str) -> bool:
-    """Whether `found` remembers that write number `seq` was not `write_id`."""
+    """Whether `found` records that write number `seq` was not `write_id`."""
     back = found.seq - seq
     if 0 <= back <= len(found.recent):
         return (*found.recent, found.write_id)[-back - 1] != write_id
@@ -129,9 +128,9 @@ def _wrote_other(found: Header, seq: int, write_id: str) -> bool:
 
 
 def admit(kept: Fence | None, offered: Fence | None, *, what: str) -> Fence | None:
-    """The fence of the next write, if the cell that keeps `kept` takes a write offered with `offered`.
+    """The fence of the next write to a cell whose fence is `kept`, for a writer with the token `offered`.
 
-    Tokens of different locks are not comparable, and a write without a lease does not erase the fence
+    Tokens of different locks are not comparable, and a write without a lease keeps the fence
     (counterexamples 6 and 7).   Raises: LeaseLost for a lower token (F12); Invalid for another lock's.
     """
     if kept is None or offered is None:

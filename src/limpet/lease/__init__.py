@@ -1,20 +1,21 @@
-"""Locks whose holders die, sleep and come back, with tokens that keep the late ones out.
+"""Locks that expire if their holder crashes or is paused, with fencing tokens that refuse the writes of a late holder.
 
-Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it is kept, `heartbeat` for the thread.
+Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it is kept, `renewer` for the thread.
 """
 
 from limpet.lease.decide import LeaseRecord, State
-from limpet.lease.heartbeat import Heartbeat
 from limpet.lease.lease import HeldLease, Lease
 from limpet.lease.lock import Lock, LockState, VersionWatch, lease_cell, lock_state
+from limpet.lease.renewer import Renewable, Renewer
 
 __all__ = [
-    "Heartbeat",
     "HeldLease",
     "Lease",
     "LeaseRecord",
     "Lock",
     "LockState",
+    "Renewable",
+    "Renewer",
     "State",
     "VersionWatch",
     "lease_cell",

@@ -19,7 +19,7 @@ RESOLUTION_S = 1.0
 TTL_MIN_S = 1.0
 TTL_MAX_S = 7 * 86400.0
 TOKEN_MAX = 1 << 50
-"""No lock is taken so often. Each token is one more than the last, so a record with a higher one was not counted up."""
+"""No lock is taken this often. Each token is the last one plus 1, so a higher one was not reached by counting."""
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=TOKEN_MAX)]
 
@@ -33,7 +33,7 @@ class State(Enum):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds what. `created_at`, `heartbeat_at` and `expires_at` are labels for people; nobody decides by them."""
+    """Who holds a lock. `created_at`, `heartbeat_at` and `expires_at` are labels for people; no decision uses them."""
 
     state: State
     name: Text
@@ -60,39 +60,39 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody holds it, at least until then. `confirm`: it seems abandoned, and a second look would tell."""
+    """Another process holds it, at least until then. `confirm`: it may be abandoned, and a later read can show that."""
 
     until: datetime
     confirm: bool
 
 
 def check_ttl(ttl_s: float) -> float:
-    """`ttl_s`, if a lease can have it.   Raises: Invalid."""
+    """`ttl_s`, if it is in the allowed range.   Raises: Invalid."""
     if not TTL_MIN_S <= ttl_s <= TTL_MAX_S:
         raise Invalid(f"ttl_s must be between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds, not {ttl_s:g}")
     return float(ttl_s)
 
 
 def renew_interval_s(ttl_s: float) -> float:
-    """How often a holder renews: two renewals may fail before the lease runs out."""
+    """The time between two renewals: two may fail before the lease expires."""
     return ttl_s / 3
 
 
 def look_interval_s(ttl_s: float) -> float:
-    """How far apart a contender's two looks at an unchanged record must be: a live holder renews within it."""
+    """The minimum time between a contender's two reads of an unchanged record: a live holder renews within it."""
     return renew_interval_s(ttl_s) + LOOK_MARGIN_S
 
 
 def next_step(
     record: LeaseRecord | None, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime
 ) -> Create | Take | Wait:
-    """What a contender does about a lock that it looks at.
+    """What a contender does after reading a lock's record.
 
-    `modified` is the record's LastModified, `unchanged_s` how long this process has watched the same version, `now` a
-    lower bound of the store's clock. A record watched for its whole ttl is expired even if the store's clock was set
-    back. Safe under any clock: a wrong one can only make us wait, or lose a swap (F8, F13). `wall` only decides
-    whether a look is worth confirming.
-    Raises: Invalid for a cancelled record: it is never taken again.
+    `modified` is the record's LastModified, `unchanged_s` how long this process has seen the same version, `now` a
+    lower bound of the store's clock. A record that was unchanged for its whole ttl is expired even if the store's clock
+    was set back. A wrong clock cannot do harm: it only makes a contender wait, or lose a swap (F8, F13). `wall` only
+    decides `Wait.confirm`.
+    Raises: Invalid for a cancelled record, which is never taken again.
     """
     if record is None:
         return Create()
@@ -112,16 +112,16 @@ def next_step(
 
 
 def is_live(record: LeaseRecord, *, modified: datetime, now: datetime) -> bool:
-    """Whether the lease is held and its holder has renewed it lately, for those who only look."""
+    """Whether the lease is held and was renewed within its ttl. For display; taking a lock needs `next_step`."""
     return record.state is State.HELD and now <= modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)
 
 
 def taken(
     record: LeaseRecord | None, *, name: str, worker_id: str, label: str, ttl_s: float, wall: datetime
 ) -> LeaseRecord:
-    """The record after a contender takes over what it saw: one token more.
+    """The record after a contender has taken the lock: the next token.
 
-    Raises: Corrupt if there is no higher token: what would be written could never be read again.
+    Raises: Corrupt if there is no higher token: the record could never be read again.
     """
     if record is not None and record.token >= TOKEN_MAX:
         raise Corrupt(f"lock {name!r} has token {record.token}: no holder could have a higher one")
@@ -147,7 +147,8 @@ def renewed(record: R, wall: datetime) -> R:
 def reset(name: str, worker_id: str, label: str, ttl_s: float, wall: datetime) -> LeaseRecord:
     """The free record that replaces one that cannot be read.
 
-    Its token is the time in milliseconds: higher than any that was counted up from 1, and than an earlier reset's.
+    Its token is the time in milliseconds: higher than any token reached by counting from 1, and than an earlier
+    reset's.
     """
     record = taken(None, name=name, worker_id=worker_id, label=label, ttl_s=ttl_s, wall=wall)
     token = min(TOKEN_MAX - 1, max(1, int(wall.timestamp() * 1000)))
@@ -155,5 +156,5 @@ def reset(name: str, worker_id: str, label: str, ttl_s: float, wall: datetime) -
 
 
 def freed(record: R) -> R:
-    """The record after a release or a break. The token stays, so that it only ever rises (F9, F10)."""
+    """The record after a release or a break. It keeps its token, so that tokens only rise (F9, F10)."""
     return msgspec.structs.replace(record, state=State.FREE)

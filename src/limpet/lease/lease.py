@@ -1,4 +1,4 @@
-"""`Lease`: proof of holding a lock, and the token that guards what is written under it."""
+"""`Lease`: a lock that this process holds, with the fencing token for its writes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ SWAPS_MAX = 5
 
 
 class HeldLease(Generic[R]):
-    """A lease record that is ours: kept by swaps on what we last saw of it. Rooms extend the record."""
+    """A lease record that this process holds, and changes by swaps on the version that it last saw. The packages above
+    extend the record."""
 
     def __init__(self, cell: Cell[R], seen: Versioned[R], runtime: Runtime, *, sent_at_s: float) -> None:
+        self.name = seen.value.name
+        """The lock's name."""
+        self.token = seen.value.token
+        """The fencing token."""
         self._cell = cell
         self._seen = seen
         self._runtime = runtime
@@ -32,23 +37,13 @@ class HeldLease(Generic[R]):
 
     @property
     def record(self) -> R:
-        """Our record as we last wrote it."""
+        """The record as this process last wrote it."""
         return self._seen.value
 
     @property
-    def name(self) -> str:
-        """The lock's name."""
-        return self._seen.value.name
-
-    @property
     def lock(self) -> str:
-        """The lock's key: what a cell remembers beside the token."""
+        """The lock's key, which a cell stores beside the token."""
         return self._cell.key
-
-    @property
-    def token(self) -> int:
-        """The fencing token."""
-        return self._seen.value.token
 
     @property
     def ttl_s(self) -> float:
@@ -62,41 +57,41 @@ class HeldLease(Generic[R]):
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be over, or has run out on this process's own clock."""
+        """Whether the lease is known to have ended, or has expired on this process's own clock."""
         return self._why_lost() is not None
 
     def lost_at(self, at_s: float) -> bool:
-        """`lost`, for a caller who has just read the clock."""
+        """`lost`, for a caller that has just read the clock."""
         return at_s >= self._valid_until_s or self._why_ended() is not None
 
     def check(self) -> None:
-        """Go on only while the lease is ours as far as this process can know.
+        """Raise unless this process still holds the lease, as far as it can know without a request.
 
-        Raises: LeaseLost.   Cost: no request: it compares the last renewal with a clock that counts time asleep.
+        Raises: LeaseLost.   Cost: no request. It compares the last renewal with a clock that also counts time asleep.
         """
         why = self._why_lost()
         if why is not None:
             raise LeaseLost(why)
 
     def progress(self) -> None:
-        """Tell a `hold(stall_s=...)` that the work moves on."""
+        """Report progress, so that the renewer of `hold(stall_s=...)` keeps renewing."""
         self._progress_at_s = self._runtime.elapsed_s()
 
     def renew(self) -> None:
         """Keep the lease for another `ttl_s`.
 
-        Raises: LeaseLost; OutcomeUnknown or Unavailable, after which it may be tried again until it runs out.
+        Raises: LeaseLost; OutcomeUnknown or Unavailable, after which it may be tried again until the lease expires.
         Cost: 1 PUT; after an unclear renewal 1 GET + 1 PUT.
         """
-        self.check()  # before the mutex: in a forked child nobody would ever give it back
+        self.check()  # before the mutex, which in a forked child may be locked by a thread that does not exist
         with self._mutex:
             self.check()
             self._rewrite(lambda record: record)
 
     def rewrite(self, change: Callable[[R], R]) -> None:
-        """Replace our record by its `change`, which is a renewal too.
+        """Replace the record by `change(record)`, and renew the lease.
 
-        It may also be tried on a lease that has run out: it works for as long as nobody took it.
+        It also works on an expired lease, unless another process has taken the lock.
         Raises: LeaseLost; OutcomeUnknown or Unavailable, after which it may be tried again.
         Cost: 1 PUT; after an unclear one 1 GET + 1 PUT.
         """
@@ -106,17 +101,17 @@ class HeldLease(Generic[R]):
             self._rewrite(change)
 
     def release(self) -> None:
-        """Free the lock for the next one. Releasing twice is fine.
+        """Release the lock. A second release does nothing.
 
-        Raises: LeaseLost if it was no longer ours; OutcomeUnknown, Unavailable: then it runs out by itself.
-        Cost: 1 PUT.   Crash: at worst a held lock that runs out after `ttl_s`.
+        Raises: LeaseLost if another process has taken the lock; OutcomeUnknown, Unavailable: then the lease expires.
+        Cost: 1 PUT.   Crash: at worst a held lock that expires after `ttl_s`.
         """
         if not self.released:
             self.check()
             self.free(freed)
 
     def free(self, change: Callable[[R], R]) -> None:
-        """Replace our record by its `change`, which is free, and end the lease; also one that has run out.
+        """Replace the record by `change(record)`, whose state is free, and end the lease; also an expired one.
 
         Raises, Cost: as `release`.
         """
@@ -134,11 +129,11 @@ class HeldLease(Generic[R]):
             self._ended = RELEASED
 
     def valid_for_s(self) -> float:
-        """Seconds until the lease runs out if it is not renewed; negative when it has."""
+        """Seconds until the lease expires if it is not renewed; negative if it has expired."""
         return self._valid_until_s - self._runtime.elapsed_s()
 
     def stalled_for_s(self) -> float:
-        """Seconds since the last sign of progress."""
+        """Seconds since the last call of `progress`."""
         return self._runtime.elapsed_s() - self._progress_at_s
 
     def _rewrite(self, change: Callable[[R], R]) -> None:
@@ -149,10 +144,11 @@ class HeldLease(Generic[R]):
         self._valid_until_s = sent_at_s + self.ttl_s
 
     def _swap(self, change: Callable[[R], R]) -> R | None:
-        """Swap our record for its `change`; None when that is done, else the record that is no longer ours.
+        """Swap the record for `change(record)`. Returns None, or the record of another holder if the lease is lost.
 
-        A held record with our token is ours, whichever of our swaps wrote it: a token is given once. So after an
-        unclear swap we look which version is ours now, and one that lands late does not cost the lease.
+        A token is given to one holder only, so a held record with our token is ours, whichever of our swaps wrote it.
+        After an unclear swap we therefore read the record again, and a swap of ours that lands late does not end the
+        lease.
         """
         seen = self._cell.read() if self._unsure else self._seen
         if seen is None:
@@ -199,9 +195,9 @@ class HeldLease(Generic[R]):
 
 
 class Lease(HeldLease[LeaseRecord]):
-    """Held from a won acquire until it is released, lost, or not renewed for `ttl_s`.
+    """A held lock: from its acquisition until it is released, lost, or not renewed for `ttl_s`.
 
-    `token` is higher than that of every earlier holder. Hand the lease to `cell.write(value, lease=lease)`: the cell
-    refuses it once a newer token has written. For any other side effect call `check()` just before it: that narrows
-    the window in which a paused holder does harm, and cannot close it.
+    `token` is higher than that of every earlier holder. Pass the lease to `cell.write(value, lease=lease)`: the cell
+    refuses the write once a newer token has written. Before any other side effect call `check()`: that makes the time
+    shorter in which a paused holder can do harm, but not zero.
     """

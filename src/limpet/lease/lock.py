@@ -1,4 +1,4 @@
-"""`Lock`: how a lease is won."""
+"""`Lock`: acquiring, holding and breaking a lock."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from limpet.lease.decide import (
     Wait,
     check_ttl,
     freed,
+    is_live,
     look_interval_s,
     next_step,
     renewed,
     reset,
     taken,
 )
-from limpet.lease.heartbeat import Heartbeat
 from limpet.lease.lease import Lease
+from limpet.lease.renewer import Renewer
 from limpet.records import INTEGER_MAX
 from limpet.runtime import Runtime, in_thread
 from limpet.store.api import Store, Version
@@ -37,18 +38,18 @@ WATCHED_MAX = 10_000
 
 
 @dataclass(slots=True)
-class _Sighting:
+class _WatchedVersion:
     version: Version
     since_s: float
     doubted: bool = False
 
 
 class VersionWatch:
-    """Since when this process has seen which version of which lock, on its own rising clock."""
+    """For how long this process has seen the same version of each lock's record, on its monotonic clock."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._first: dict[Key, _Sighting] = {}
+        self._first: dict[Key, _WatchedVersion] = {}
         self._mutex = runtime.mutex()
 
     def knows(self, key: Key) -> bool:
@@ -56,29 +57,30 @@ class VersionWatch:
         return key in self._first
 
     def unchanged_s(self, key: Key, version: Version) -> float:
-        """How long `version` has stood there, as far as this process saw; notes the first sight of it."""
+        """Seconds since this process first saw `version` there, if it saw no other since; records the first time."""
         at_s = self._runtime.elapsed_s()
         with self._mutex:
             first = self._first.pop(key, None)
             if first is None or first.version != version:
-                first = _Sighting(version, at_s)
+                first = _WatchedVersion(version, at_s)
             self._first[key] = first
             if len(self._first) > WATCHED_MAX:
                 del self._first[next(iter(self._first))]
         return at_s - first.since_s
 
     def first_doubt(self, key: Key) -> bool:
-        """True once per version: the moment to ask the store for its clock. The reading stays good by itself."""
-        sighting = self._first.get(key)
-        if sighting is None or sighting.doubted:
+        """True once per version: the caller then reads the store's clock. One reading is enough."""
+        watched = self._first.get(key)
+        if watched is None or watched.doubted:
             return False
-        sighting.doubted = True
+        watched.doubted = True
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Another process holds the lock. `watch_s`: how long to watch it all the same, because it seems abandoned."""
+    """Another process holds the lock. `watch_s`: how long to watch it even after `wait_s`; not 0 if it seems
+    abandoned."""
 
     seen: Versioned[LeaseRecord]
     held: Held
@@ -87,7 +89,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """A lock as people look at it. `state` is free, held or overdue: held, but not renewed within its ttl."""
+    """A lock for display. `state` is free, held or overdue: held, but not renewed within its ttl."""
 
     name: str
     state: str
@@ -102,11 +104,11 @@ class LockState:
     """Since `heartbeat_at`."""
     ttl_s: float
     key: str | None
-    """None for a name that no lock of Limpet's can have."""
+    """None for a name that no lock can have."""
 
 
 def lock_state(seen: Versioned[LeaseRecord], now: datetime) -> LockState:
-    """The state of a lock at `now`, the store's time as near as it is known. Pure."""
+    """The state of a lock at `now`, a lower bound of the store's time. Pure."""
     record, at = seen.value, seen.modified
     assert at is not None
     age_s = max(0.0, (now - at).total_seconds())
@@ -114,9 +116,10 @@ def lock_state(seen: Versioned[LeaseRecord], now: datetime) -> LockState:
         key: str | None = lock_key(record.name)
     except Invalid:
         key = None
+    overdue = record.state is State.HELD and not is_live(record, modified=at, now=now)
     return LockState(
         name=record.name,
-        state="overdue" if record.state is State.HELD and age_s > record.ttl_s + 1 else record.state.value,
+        state="overdue" if overdue else record.state.value,
         holder=record.label,
         worker_id=record.worker_id,
         token=record.token,
@@ -136,10 +139,10 @@ def lease_cell(store: Store, key: Key, runtime: Runtime) -> Cell[LeaseRecord]:
 
 
 class Lock:
-    """A name that at most one process holds at a time, with a token that rises each time it changes hands.
+    """A name that at most one process holds at a time, with a token that rises with each new holder.
 
-    Clocks matter for how soon an abandoned lock is taken over, never for safety: what is written with a lease's token
-    is refused once a newer token has written, whatever any clock says.
+    Clocks only decide how soon an abandoned lock is taken over. Safety does not depend on them: a cell refuses a write
+    with a lease's token once a newer token has written, whatever any clock says.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class Lock:
         name: str,
         ttl_s: float,
         runtime: Runtime,
-        sightings: VersionWatch,
+        watch: VersionWatch,
         *,
         look_first: bool = False,
     ) -> None:
@@ -157,7 +160,7 @@ class Lock:
         self._name = name
         self._ttl_s = check_ttl(ttl_s)
         self._runtime = runtime
-        self._sightings = sightings
+        self._watch = watch
         self._look_first = look_first
         self._unsure: set[str] = set()
         self._cell = lease_cell(store, key, runtime)
@@ -165,13 +168,13 @@ class Lock:
     def try_acquire(self) -> Lease | Held:
         """Take the lock if it is free or abandoned, without waiting.
 
-        An abandoned one is taken once its LastModified + ttl_s has passed on the store's clock *and* this process saw
-        the same version at two looks at least a renew interval + 2 s apart.
-        Raises: OutcomeUnknown (ask again; a token that was won meanwhile is recognised or skipped).
+        An abandoned one is taken if its LastModified + ttl_s has passed on the store's clock *and* this process has
+        read the same version twice, at least a renew interval + 2 s apart.
+        Raises: OutcomeUnknown (call it again: if the first call did take the lock, the second one recognises that).
         Cost: 1 PUT for a lock that was never used; 1 GET + 1 PUT for a free one that this process knows, or with
         `look_first` (an unknown one: 1 refused PUT more); 1 GET when held; on takeover at most 1 PUT + 1 HEAD more
         for a clock reading.
-        Crash: at worst a held lock that runs out after ttl_s.
+        Crash: at worst a held lock that expires after ttl_s.
         """
         outcome = self._try()
         return outcome.held if isinstance(outcome, _Waiting) else outcome
@@ -179,10 +182,10 @@ class Lock:
     def acquire(self, wait_s: float | None = None) -> Lease:
         """Take the lock, waiting up to `wait_s` seconds for its holder (None: for ever). The caller renews it.
 
-        A lock that seems abandoned is watched for a renew interval + 2 s even when `wait_s` is shorter, so that short
-        jobs started by cron do take over from a dead one. Whether it seems so is asked of the store's clock before
-        giving up: neither the dead holder's wall clock nor ours decides.
-        Raises: Held when the wait is over; OutcomeUnknown.
+        A lock that seems abandoned is watched for a renew interval + 2 s even if `wait_s` is shorter, so that short
+        jobs started by cron do take over from a dead holder. Before giving up, the store's clock is read to decide
+        whether it seems abandoned: neither the holder's wall clock nor ours decides that.
+        Raises: Held when the time is over; OutcomeUnknown.
         Cost: `try_acquire` every 0.2 to 5 s; 1 PUT + 1 HEAD more before giving up.
         """
         started_s = self._runtime.elapsed_s()
@@ -211,24 +214,24 @@ class Lock:
         stall_s: float | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> Iterator[Lease]:
-        """`with lock.hold() as lease:` keeps the lock for the block, renewing it from a thread of its own.
+        """`with lock.hold() as lease:` holds the lock during the block, and renews it in a background thread.
 
-        With `stall_s` the renewing stops when the block does not call `lease.progress()` for so long, so that a hung
-        worker does not keep a lock for ever (F16). `on_lost` runs once, in that thread, when the lease is gone.
+        With `stall_s`, renewal stops if the block has not called `lease.progress()` for that long, so that a hung
+        process does not keep the lock for ever (F16). `on_lost` is called once, in that thread, when the lease is lost.
         Raises: Held; OutcomeUnknown; LeaseLost at the end of a block whose lease was lost meanwhile.
-        Cost: `acquire`, then 1 PUT per ttl_s / 3, then 1 PUT.   Crash: the lock runs out after ttl_s.
+        Cost: `acquire`, then 1 PUT per ttl_s / 3, then 1 PUT.   Crash: the lock expires after ttl_s.
         """
         lease = self.acquire(wait_s)
-        heartbeat = Heartbeat(lease, self._runtime, stall_s=stall_s, on_lost=on_lost)
+        renewer = Renewer.of_lease(lease, self._runtime, stall_s=stall_s, on_lost=on_lost)
         try:
             yield lease
         except BaseException:
-            heartbeat.stop()
+            renewer.stop()
             with suppress(LimpetError):  # the block's own error says more
                 lease.release()
             raise
-        heartbeat.stop()
-        with suppress(OutcomeUnknown, Unavailable):  # as after a crash, it runs out by itself
+        renewer.stop()
+        with suppress(OutcomeUnknown, Unavailable):  # as after a crash, the lease expires
             lease.release()
 
     @asynccontextmanager
@@ -239,7 +242,10 @@ class Lock:
         stall_s: float | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> AsyncIterator[Lease]:
-        """`async with lock.hold_async() as lease:` is `hold` for coroutines: the event loop goes on while it waits."""
+        """`async with lock.hold_async() as lease:` is `hold` for coroutines: the event loop runs while it waits.
+
+        A coroutine that is cancelled while it waits does not keep the lock: its thread releases it if it gets it later.
+        """
         held = self.hold(wait_s, stall_s=stall_s, on_lost=on_lost)
         lease = await in_thread(held.__enter__)
         try:
@@ -251,18 +257,19 @@ class Lock:
             await in_thread(held.__exit__, None, None, None)
 
     def peek(self) -> LeaseRecord | None:
-        """The record as it stands; None if the lock was never used.   Cost: 1 GET."""
+        """The current record; None if the lock was never used.   Cost: 1 GET."""
         seen = self._cell.read()
         return seen.value if seen else None
 
     def break_(self, *, force: bool = False) -> LeaseRecord:
-        """Free a held lock, whoever holds it. The token stays, so the next one is higher and the old one stale.
+        """Free a lock that another process may hold. It keeps its token, so the next one is higher and the old one
+        stale.
 
-        `force`: also one whose record cannot be read, or has no higher token to give. It is replaced by a free record
-        whose token is the time in milliseconds: higher than any that was counted up from 1. Cells that were written
-        with a higher one refuse the next holder.
+        `force`: also free a lock whose record cannot be read, or has no higher token. It is replaced by a free record
+        whose token is the time in milliseconds: higher than any token reached by counting from 1. A cell that was
+        written with a still higher one refuses the next holder.
         Raises: Missing for a lock that was never used; Corrupt; Conflict; OutcomeUnknown.
-        Cost: 1 GET + 1 PUT; 1 HEAD more for one that is replaced.
+        Cost: 1 GET + 1 PUT; 1 HEAD more for a record that is replaced.
         """
         if force and self.damage() is not None:
             runtime = self._runtime
@@ -274,7 +281,7 @@ class Lock:
         return seen.value
 
     def damage(self) -> str | None:
-        """Why no process can ever take this lock; None for one that is in order.   Cost: 1 GET."""
+        """Why no process can ever take this lock; None if it is in order.   Cost: 1 GET."""
         try:
             seen = self._cell.read()
         except Corrupt as error:
@@ -286,7 +293,7 @@ class Lock:
         return None
 
     def _try(self) -> Lease | _Waiting:
-        if self._look_first or self._unsure or self._sightings.knows(self._cell.key):
+        if self._look_first or self._unsure or self._watch.knows(self._cell.key):
             seen = self._cell.read()
         else:
             claimed = self._claim(None)
@@ -302,17 +309,17 @@ class Lock:
         return self._lease_or_wait(self._claim(seen))
 
     def _decide(self, seen: Versioned[LeaseRecord]) -> Create | Take | Wait:
-        unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
+        unchanged_s = self._watch.unchanged_s(self._cell.key, seen.version)
         step = self._step(seen, unchanged_s, max_age_s=None)
         record = seen.value
         watched = record.state is State.HELD and unchanged_s >= look_interval_s(record.ttl_s)
-        if isinstance(step, Wait) and watched and self._sightings.first_doubt(self._cell.key):
+        if isinstance(step, Wait) and watched and self._watch.first_doubt(self._cell.key):
             return self._step(seen, unchanged_s, max_age_s=record.ttl_s / 4)
         return step
 
     def _by_store_clock(self, seen: Versioned[LeaseRecord]) -> _Waiting:
-        """Whether a held lock seems abandoned by a fresh reading of the store's clock.   Cost: 1 PUT + 1 HEAD."""
-        unchanged_s = self._sightings.unchanged_s(self._cell.key, seen.version)
+        """Whether a held lock seems abandoned, by a new reading of the store's clock.   Cost: 1 PUT + 1 HEAD."""
+        unchanged_s = self._watch.unchanged_s(self._cell.key, seen.version)
         step = self._step(seen, unchanged_s, max_age_s=-1.0)
         return self._waiting(seen, step if isinstance(step, Wait) else None)
 
@@ -341,11 +348,11 @@ class Lock:
         return self._swap(seen, record)
 
     def _adopt(self, seen: Versioned[LeaseRecord]) -> Lease | Versioned[LeaseRecord]:
-        """A claim of ours whose outcome was unknown has landed: renew it, and it is a lease."""
+        """The lease of an acquisition of ours whose outcome was unknown, and which did land: renew it."""
         return self._swap(seen, renewed(seen.value, self._runtime.wall()))
 
     def _swap(self, seen: Versioned[LeaseRecord] | None, record: LeaseRecord) -> Lease | Versioned[LeaseRecord]:
-        """A lease if our record now stands there; else what stands there instead."""
+        """A lease if our record was written and not replaced; else the record that is there instead."""
         sent_at_s = self._runtime.elapsed_s()
         write_id = self._runtime.new_id()
         self._unsure.add(write_id)
@@ -353,9 +360,9 @@ class Lock:
         self._unsure.discard(write_id)
         match outcome:
             case Won(mine):
-                self._sightings.unchanged_s(self._cell.key, mine.version)
+                self._watch.unchanged_s(self._cell.key, mine.version)
                 return Lease(self._cell, mine, self._runtime, sent_at_s=sent_at_s)
-            case Replaced(_, now) | Lost(now) | Unclear(now):  # whatever became of it, it does not stand there now
+            case Replaced(_, now) | Lost(now) | Unclear(now):  # our record is not the one that is stored now
                 return now
 
     def _lease_or_wait(self, outcome: Lease | Versioned[LeaseRecord]) -> Lease | _Waiting:

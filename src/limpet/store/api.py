@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NewType, TypeVar
+
+import msgspec
 
 from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key, clock_key
@@ -22,18 +23,15 @@ CLOCK_SLOTS = 16
 Version = NewType("Version", str)
 
 
-@dataclass(frozen=True, slots=True)
-class Always:
-    """Put whatever is there."""
+class Always(msgspec.Struct, frozen=True):
+    """Put unconditionally: create the object or replace it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(msgspec.Struct, frozen=True):
     """Put only if there is no object of that name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """Put only if the object has exactly this version."""
 
     version: Version
@@ -42,9 +40,8 @@ class Match:
 When = Always | Absent | Match
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """What a listing or a HEAD tells of an object."""
+class Stat(msgspec.Struct, frozen=True):
+    """The metadata of an object, as a listing or a HEAD returns it."""
 
     key: Key
     size: int
@@ -52,9 +49,9 @@ class Stat:
     modified: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """Bytes of an object, with the version that they belong to. `size` is that of the whole object."""
+class Blob(msgspec.Struct, frozen=True):
+    """Bytes of an object and the version that they belong to. `size` is the size of the whole object, also for a
+    range."""
 
     data: bytes
     version: Version
@@ -62,8 +59,7 @@ class Blob:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(msgspec.Struct, frozen=True):
     """One write of a `put_many`."""
 
     key: Key
@@ -80,9 +76,12 @@ class Store(ABC):
     at_once = FAN_OUT_MAX
     """Recommended concurrency of the batch operations."""
 
+    far = False
+    """Whether a request takes milliseconds, as in a bucket. Callers then send requests concurrently where they can."""
+
     conflict_is_final = False
-    """Whether a `Conflict` proves that no copy of the put landed. False where a request travels: a proxy may send it
-    twice, and the reply may be that of the second copy (F1)."""
+    """Whether a `Conflict` proves that no copy of the put landed. False where requests cross a network: a proxy may
+    send one twice, and the reply may be that to the second copy (F1)."""
 
     def __init__(self, runtime: Runtime, clock: StoreClock | None = None) -> None:
         self._runtime = runtime
@@ -103,7 +102,8 @@ class Store(ABC):
         An object of more than `size_max` bytes is refused before its bytes are read, so that one large object cannot
         exhaust the memory of its readers. Readers of larger kinds name their own limit; a range is its own limit.
         Raises: Missing; Corrupt (size_max); Conflict (if_match); NotModified (if_none_match); Invalid (a range that
-        starts past the end, or no such bucket: a mistake in the URL must not read as an empty store).
+        starts past the end; also for a bucket that does not exist, so that a wrong URL does not look like an empty
+        store).
         Cost: 1 GET; a range moves only its own bytes.
         """
 
@@ -113,57 +113,72 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """Write the whole object, atomically and durably, if `when` holds; the new version.
+        """Write the whole object, atomically and durably, if `when` holds; returns the new version.
 
-        Raises: Conflict, when the store answers that the condition does not hold (also where an earlier copy of this
-        very request made it so: `limpet.store.outcome` resolves that by reading back); OutcomeUnknown, when no clear
-        answer came. Cost: 1 PUT. Crash: the old object or the new one, whole.
+        Raises: Conflict, when the store answers that the condition does not hold. An earlier copy of the same request
+        may be the cause, so `limpet.store.outcome` reads the object back. OutcomeUnknown, when no clear answer came.
+        Cost: 1 PUT. Crash: the old object or the new one, never a part of one.
         """
 
     @abstractmethod
     def delete(self, key: Key) -> None:
-        """Remove the object; one that is not there is fine.   Cost: 1 DELETE."""
+        """Remove the object. It is no error if it does not exist.   Cost: 1 DELETE."""
+
+    def delete_in_order(self, keys: Sequence[Key]) -> None:
+        """Remove objects of one folder whose names are no longer used, in this order: each after the one before it has
+        been deleted durably.
+
+        A name is no longer used if no process acts on the outcome of a write to it. A concurrent swap of one of them
+        may still succeed after the delete and restore the object. The process that swaps must then learn from another
+        object that the name is no longer used, and delete it.
+        Raises: as `delete`; the objects after the one that failed are not deleted.
+        Cost: 1 DELETE each, one after the other.   Crash: the first ones are deleted, the others are not.
+        """
+        for key in keys:
+            self.delete(key)
 
     @abstractmethod
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """The objects below `prefix/` in the byte order of their keys, lazily; `after` resumes behind that key.
+        """The objects below `prefix/` in the byte order of their keys, lazily; with `after`, those with a greater key.
 
-        A hint, not the truth: what changes meanwhile may or may not show (F22). Cost: 1 LIST per 1,000 objects.
+        A listing is not a snapshot: objects that change meanwhile may or may not be in it (F22).
+        Cost: 1 LIST per 1,000 objects.
         """
 
     @abstractmethod
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """Up to `n` objects below `prefix/` from a random place, order not promised.   Cost: 1 or 2 LISTs."""
+        """Up to `n` objects below `prefix/`, starting at a random key, in any order.   Cost: 1 or 2 LISTs."""
 
     @abstractmethod
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """The names of the folders just below `prefix/`, sorted.   Cost: 1 LIST per 1,000 entries.
+        """The names of the folders directly below `prefix/`, sorted.   Cost: 1 LIST per 1,000 entries.
 
-        A hint, like `list`: a folder that was emptied may show for a while.
+        Like `list`, it is not a snapshot: a folder that has become empty may be in it for a while.
         """
 
     def change_token(self, prefix: str) -> str | None:
-        """A text that changes when a name just below `prefix/` comes or goes; None if that would cost a request.
+        """A text that changes when a name directly below `prefix/` is added or removed; None if it would cost a
+        request.
 
-        It may change without need, and miss what happens at the very moment of asking.   Cost: no request.
+        It may also change without such a change, and miss one that happens during the call.   Cost: no request.
         """
         return None
 
     def get_many(
         self, keys: Iterable[Key], *, size_max: int | None = RECORD_BYTES_MAX
     ) -> Mapping[Key, Blob | LimpetError]:
-        """Each object or the error that its read met; `size_max` as in `get`.
+        """Each object, or the error of its read; `size_max` as in `get`.
 
         Cost: 1 GET each, at most `at_once` at a time.
         """
         return self._each(lambda key: key, lambda key: self.get(key, size_max=size_max), keys)
 
     def put_many(self, puts: Iterable[Put]) -> Mapping[Key, Version | LimpetError]:
-        """Each new version or the error that its write met.   Cost: 1 PUT each, at most `at_once` at a time."""
+        """Each new version, or the error of its write.   Cost: 1 PUT each, at most `at_once` at a time."""
         return self._each(lambda put: put.key, lambda put: self.put(put.key, put.data, when=put.when), puts)
 
     def delete_many(self, keys: Iterable[Key]) -> Mapping[Key, LimpetError | None]:
-        """Delete each; None, or the error that it met (F20).   Cost: 1 DELETE each, at most `at_once` at a time."""
+        """Delete each; returns None or the error of each (F20).   Cost: 1 DELETE each, at most `at_once` at a time."""
         return self._each(lambda key: key, self.delete, keys)
 
     def _each(
@@ -193,16 +208,34 @@ class Store(ABC):
 
 
 class WrappedStore(Store):
-    """A store around another one. In one process, both read the same clock."""
+    """A store that forwards to another one, `inner`. With the same runtime, both use one `StoreClock`."""
 
     def __init__(self, inner: Store, runtime: Runtime) -> None:
         super().__init__(runtime, inner._clock if inner._runtime is runtime else None)
         self.inner = inner
         self.at_once = inner.at_once
         self.conflict_is_final = inner.conflict_is_final
+        self.far = inner.far
 
 
 def check_size(key: Key, size: int, size_max: int | None) -> None:
     """Refuse an object that is larger than its reader allows.   Raises: Corrupt."""
     if size_max is not None and size > size_max:
         raise Corrupt(f"{key} has {size} bytes, more than the {size_max} that it may have")
+
+
+def batched(
+    items: Iterable[A], size_of: Callable[[A], int], *, size: int, count: int | None = None
+) -> Iterator[list[A]]:
+    """The items in batches of at most `count` items and `size` bytes; an item of more bytes is a batch by itself."""
+    batch: list[A] = []
+    total = 0
+    for item in items:
+        more = size_of(item)
+        if batch and (len(batch) == count or total + more > size):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += more
+    if batch:
+        yield batch

@@ -1,18 +1,25 @@
-"""A prefix of a bucket: S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage."""
+"""`CloudStore`: a prefix of a bucket on S3 (or a server with its API), Google Cloud Storage or Azure Blob Storage."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from heapq import heappop, heappush
 from importlib import import_module
+from itertools import count
+from operator import attrgetter
 from typing import Any, Literal, NoReturn, TypeVar
 
 import obstore
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    InvalidPathError,
     NotModifiedError,
     PermissionDeniedError,
     PreconditionError,
@@ -34,9 +41,9 @@ from limpet.errors import (
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
+from limpet.store import s3_list
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 from limpet.store.credentials import Place, locate
-from limpet.store.listing import PAGE, in_key_order, place
 
 T = TypeVar("T")
 
@@ -44,7 +51,8 @@ LARGE_BYTES = 1 << 20
 JUMP_MAX = 10.0
 
 _CLIENT = {"connect_timeout": "5s", "pool_idle_timeout": "10s"}
-# A read may be long but not silent. A put counts as silent while it uploads, so a large one gets 64 MiB at 1 Mbit/s.
+# A read may take an hour if bytes keep coming. No bytes come while a put uploads, so it has a limit for the whole: ten
+# minutes are enough for 64 MiB at 1 Mbit/s.
 _READ = {**_CLIENT, "timeout": "1h", "read_timeout": "30s"}
 _SMALL_PUT = {**_CLIENT, "timeout": "30s"}
 _LARGE_PUT = {**_CLIENT, "timeout": "10m"}
@@ -56,17 +64,27 @@ _CREDENTIALS_HINT = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
-FULL = PAGE - 1
-"""So many objects make a full page, since the mark of the folder itself may be one more."""
+PAGE = 1000
+
+_REMOVE = "remove that object: no object of Limpet's has such a name"
+_WARNED_MAX = 100
+_SIGNED = timedelta(minutes=15)
+_log = logging.getLogger("limpet.store")
 
 _FAILURES = (BaseError, OSError)
+
+_LAST = "\U0010ffff"
+_DIGITS = 16
+_CARRY = 4
+
+_key = attrgetter("key")
 
 _clients_made = False
 _forked = False
 
 
 def _after_fork() -> None:
-    """The client's own threads do not survive a fork: a request of the child would never end."""
+    """The client library's threads do not survive a fork: a request of the child would never end."""
     global _forked
     _forked = _clients_made
 
@@ -85,16 +103,18 @@ def _refuse_fork() -> None:
 class CloudStore(Store):
     """Objects below a bucket's prefix: `s3://bucket/prefix?endpoint=http://host:port&region=us-east-1`, `gs://`, `az://`.
 
-    `options` are the client's own settings and win over URL, environment and profile. Versions are ETags; on Google
-    Cloud they are generations, except in listings, which do not tell them.
+    `options` are settings of the client library and override URL, environment and profile. Versions are ETags; on
+    Google Cloud they are generations, except in listings, which have ETags only.
 
-    `etag_style`: how If-Match is sent with a put. Ceph RGW wants the ETag without its quotes; `probe` finds out.
-    `list_order`: "keys" for servers that list in key order; "folders" for those that may walk folders, where the order
-    is restored (see `listing`). The clouds' own servers are known, another endpoint is taken to walk.
+    `etag_style`: how If-Match is sent with a put. Ceph RGW expects the ETag without its quotes; `probe` finds out.
+    `list_order`: "keys" for servers that list in key order; "folders" for those that may list folder by folder, where
+    `in_key_order` restores the order. S3 and Google Cloud list in key order; of any other server the latter is assumed.
 
-    A put is sent once (F1). `Conflict` is the server's word that the condition failed, and not yet proof that somebody
-    else wrote: S3's 409, by which nothing landed, reads the same (F6). `outcome` reads back to settle it.
+    A put is sent once (F1). `Conflict` means that the server reported a failed condition, which does not prove that
+    another writer wrote: S3's 409, after which nothing was written, gives the same error (F6). `outcome` reads back.
     """
+
+    far = True
 
     def __init__(self, url: str, *, runtime: Runtime | None = None, options: Mapping[str, str] | None = None) -> None:
         """Check the URL and find the credentials.   Cost: nothing is sent yet."""
@@ -105,6 +125,8 @@ class CloudStore(Store):
         self._large_puts = _client(self._place, _LARGE_PUT, max_retries=0)
         self._by_generation = self._place.scheme == "gs"
         self._walked: dict[str, str] = {}
+        self._warned: set[str] = set()
+        self._bucket_url: str | None = None
         self.etag_style: Literal["quoted", "unquoted"] = "quoted"
         known = self._place.scheme != "az" and self._place.endpoint is None
         self.list_order: Literal["keys", "folders"] = "keys" if known else "folders"
@@ -121,7 +143,8 @@ class CloudStore(Store):
         if_none_match: Version | None = None,
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
-        """A failed `if_match` costs a HEAD more off S3, any `if_none_match` on Google Cloud too."""
+        """Cost: 1 HEAD more for a failed `if_match` elsewhere than on S3, and for any `if_none_match` on Google
+        Cloud."""
         check(key)
         options: dict[str, Any] = {}
         if range is not None:
@@ -198,66 +221,185 @@ class CloudStore(Store):
                 raise self._failure(f"delete {key}", error, answer) from None
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """Where the server walks folders, `in_key_order` tells the cost."""
+        """Cost: as `in_key_order` where the server lists folder by folder; 1 LIST more if a name is one that the client
+        library refuses (`_pages`)."""
         folder = check_prefix(prefix)
         start = check_prefix(after) if after else None
-        found = (
-            in_key_order(self._pages, folder, start) if self.list_order == "folders" else self._checked(folder, start)
-        )
+        if self.list_order == "folders":
+            found = in_key_order(self._pages, folder, start)
+        else:
+            found = (stat for page in self._pages(folder, start) for stat in page.objects)
         return found if after is None else (stat for stat in found if stat.key > after)
 
-    def _checked(self, folder: str, after: str | None) -> Iterator[Stat]:
-        last = ""
-        for page in self._pages(folder, after):
-            for stat in page:
-                if stat.key <= last:
-                    raise Unsupported(
-                        f"the server lists {stat.key} behind {last}: not in key order",
-                        hint="name the server in the URL (?endpoint=...), then Limpet restores the order",
-                    )
-                last = stat.key
-                yield stat
-
-    def _pages(self, folder: str, after: str | None) -> Iterator[Sequence[Stat]]:
+    def _pages(self, folder: str, after: str | None) -> Iterator[ListedPage]:
+        """The listing of the client library; on S3, from the page on that it fails for, our own (`s3_list`)."""
         pages = obstore.list(self._reads, folder or None, offset=after, chunk_size=PAGE)
-        while (page := self._read(f"list {folder or 'the bucket'}", lambda: next(pages, None))) is not None:
+        last = ""
+        while True:
+            try:
+                page = self._ask_list(folder, lambda: next(pages, None))
+            except _UnlistableName as failure:
+                yield from self._own_pages(folder, after, last, failure.name)
+                return
+            if page is None:
+                return
             if page:
                 self._clock.observe(max(meta["last_modified"] for meta in page))
-            below = [meta for meta in page if meta["path"] != folder]  # consoles mark a folder by an object `folder/`
+            # Consoles mark a folder by an object `folder/`.
+            below: Sequence[Mapping[str, Any]] = [meta for meta in page if meta["path"] != folder]
             for meta in below:
                 _check_below(meta["path"], folder)
-            yield [self._described(meta) for meta in below]
+            if self.list_order == "keys":
+                below, last = _in_order(below, last)
+            elif below:
+                last = below[-1]["path"]
+            yield ListedPage([self._described(meta) for meta in below], more=len(page) == PAGE)
+
+    def _own_pages(self, folder: str, after: str | None, seen: str, name: str) -> Iterator[ListedPage]:
+        """The pages after `seen`, the last key that was listed, without `name` and others that the client cannot list.
+
+        A server that lists folder by folder reads "after `a`" as "after the folder `a`": so that folder is listed
+        first.
+        Cost: 1 LIST a page; with `list_order` "folders" 1 more if `seen` is not empty.
+        """
+        starts = [(folder, seen or after)]
+        if seen and self.list_order == "folders":
+            starts.insert(0, (seen, None))
+        last = seen
+        for below, start in starts:
+            for page in self._raw_pages(below, start, name):
+                listed = self._ours(page.objects, folder)
+                if self.list_order == "keys":
+                    listed, last = _in_order(listed, last)
+                if listed:
+                    self._clock.observe(max(meta["last_modified"] for meta in listed))
+                    more = page.token is not None or below != folder
+                    yield ListedPage([self._described(meta) for meta in listed], more=more)
+
+    def _ours(self, objects: Sequence[Mapping[str, Any]], folder: str) -> Sequence[Mapping[str, Any]]:
+        """The objects that the client could have listed, without the store's prefix. A warning for each other one."""
+        found: list[Mapping[str, Any]] = []
+        for meta in objects:
+            path = self._relative(meta["path"])
+            if path == _inside(folder):
+                continue
+            _check_below(path, folder)
+            if not s3_list.is_refused(path):
+                found.append({**meta, "path": path})
+            elif not path.endswith("/") or s3_list.is_refused(path[:-1]):
+                self._warn_refused(path)
+        return found
+
+    def _relative(self, key: str) -> str:
+        _check_below(key, self._place.prefix)
+        return key[len(_inside(self._place.prefix)) :]
+
+    def _warn_refused(self, path: str) -> None:
+        if path not in self._warned and len(self._warned) < _WARNED_MAX:
+            self._warned.add(path)
+            what = f"{self._place}: passed over the object {path!a}, which costs a request more at each listing"
+            _log.warning("%s; %s", what, _REMOVE)
+
+    def _raw_pages(
+        self, folder: str, after: str | None, name: str, *, by_folder: bool = False
+    ) -> Iterator[s3_list.RawPage]:
+        inside = _inside(self._place.prefix)
+        what = f"list {folder or 'the bucket'}" + (f" past {name}" if name else "")
+        token: str | None = None
+        while True:
+            start = None if after is None else inside + after
+            query = s3_list.page_query(inside + _inside(folder), after=start, token=token, by_folder=by_folder)
+            page = self._raw_page(what, query, _REMOVE if name else None)
+            yield page
+            if page.token is None:
+                return
+            token = page.token
+
+    def _raw_page(self, what: str, query: str, hint: str | None) -> s3_list.RawPage:
+        url = self._read(what, lambda: self._sign(query))
+        try:
+            status, data = s3_list.fetch(url, self._runtime)
+            if status == 200:
+                return s3_list.parse(data)
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{what}: {_one_line(str(error))}", hint=hint) from None
+        answer = read_answer(f"status code: {status}\n{data[: LINE_MAX * 10].decode(errors='replace')}")
+        raise self._refusal(what, OSError(), answer) or Unavailable(f"{what}: {answer.line}", hint=hint)
+
+    def _sign(self, query: str) -> str:
+        """The URL of a GET of the bucket itself, signed by the client library with the credentials that it has.
+
+        The library signs URLs of objects only, and uses an endpoint unchanged. So the query is appended to the
+        endpoint, and ends in a parameter that takes the object's name as its value: S3 ignores parameters that begin
+        with `x-`.
+        """
+        place = replace(self._place, prefix="")
+        if self._bucket_url is None:
+            keys = {"access_key_id": "-", "secret_access_key": "-"}
+            unsigned = _client(replace(place, options={**place.options, **keys}, profile=None), _READ, max_retries=0)
+            self._bucket_url = obstore.sign(unsigned, "GET", "-", _SIGNED).partition("?")[0].removesuffix("/-")
+        url = f"{self._bucket_url}?{query}"
+        if str(place.options.get("skip_signature")).lower() == "true":
+            return url
+        options = {**place.options, "endpoint": f"{url}&x-limpet=", "virtual_hosted_style_request": "true"}
+        return obstore.sign(_client(replace(place, options=options), _READ, max_retries=3), "GET", "-", _SIGNED)
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """A prefix of more than a page is walked in a circle, one page for each call. The first call jumps ahead at
-        random, so that processes spread; a random key would not do, since names that hold a time all start alike.
+        """In a prefix of several pages, each call returns objects of the next page; after the last comes the first. The
+        first call skips ahead at random, so that processes start at different pages. It does not start at a random
+        text, since names that contain a time all begin alike.
         """
         folder = check_prefix(prefix)
         start = self._walked.pop(folder, None)
         first = None if start else self._page(folder, None)
-        if first and start is None and len(first) >= FULL:
-            start = place([stat.key for stat in first], 2.0 ** self._runtime.rng.uniform(0.0, JUMP_MAX))
-        found = last = self._page(folder, start) if start else first or ()
+        if first and start is None and first.more:
+            start = key_between([stat.key for stat in first.objects], 2.0 ** self._runtime.rng.uniform(0.0, JUMP_MAX))
+        page = last = self._page(folder, start) if start else first or ListedPage((), more=False)
+        found = page.objects
         if start and len(found) < n:
-            last = first or self._page(folder, None)
-            found = [*{stat.key: stat for stat in [*found, *last]}.values()]
-        if start or len(last) >= FULL:
-            self._walked[folder] = last[-1].key if len(last) >= FULL else ""
-        return self._draw(found, n)
-
-    def _page(self, folder: str, after: str | None) -> Sequence[Stat]:
-        return next(self._pages(folder, after), ())
-
-    def _draw(self, found: Sequence[Stat], n: int) -> Sequence[Stat]:
+            first = first or self._page(folder, None)
+            found = [*{stat.key: stat for stat in [*found, *first.objects]}.values()]
+            last = last if last.more else first
+        if start or last.more:
+            self._walked[folder] = last.objects[-1].key if last.more else ""
         return self._runtime.rng.sample(found, min(n, len(found)))
 
+    def _page(self, folder: str, after: str | None) -> ListedPage:
+        return next((page for page in self._pages(folder, after) if page.objects), ListedPage((), more=False))
+
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        """A server with real folders may show one for minutes after it was emptied."""
+        """A server with real folders may list one for minutes after it has become empty. Cost: twice the LISTs if a
+        name is one that the client library refuses."""
         folder = check_prefix(prefix)
-        found = self._read(
-            f"list {folder or 'the bucket'}", lambda: obstore.list_with_delimiter(self._reads, folder or None)
-        )
+        try:
+            found = self._ask_list(folder, lambda: obstore.list_with_delimiter(self._reads, folder or None))
+        except _UnlistableName as failure:
+            raw = self._raw_pages(folder, None, failure.name, by_folder=True)
+            return sorted({name for page in raw for name in self._folder_names(page, folder)})
         return sorted(path.rsplit("/", 1)[-1] for path in found["common_prefixes"])
+
+    def _folder_names(self, page: s3_list.RawPage, folder: str) -> Iterator[str]:
+        self._ours(page.objects, folder)
+        for each in page.folders:
+            path = self._relative(each).removesuffix("/")
+            _check_below(path, folder)
+            if s3_list.is_refused(path):
+                self._warn_refused(path + "/")
+            else:
+                yield path.rsplit("/", 1)[-1]
+
+    def _ask_list(self, folder: str, call: Callable[[], T]) -> T:
+        """A request for a listing.   Raises: _UnlistableName if it fails for a name, and `s3_list` can be used
+        instead."""
+        _refuse_fork()
+        try:
+            return call()
+        except _FAILURES as error:
+            text = str(error)
+            is_name = isinstance(error, InvalidPathError) or "invalid list response" in text
+            if is_name and self._place.scheme == "s3":
+                raise _UnlistableName(_name_in(text)) from None
+            raise self._failure(f"list {folder or 'the bucket'}", error, read_answer(text)) from None
 
     def _stat(self, meta: Mapping[str, Any]) -> Stat:
         self._clock.observe(meta["last_modified"])
@@ -275,16 +417,16 @@ class CloudStore(Store):
             raise self._failure(what, error, read_answer(str(error))) from None
 
     def _failure(self, what: str, error: Exception, answer: Answer) -> LimpetError:
-        """The failure of a request that changes nothing, or is as good repeated."""
+        """The error of a request that changes nothing, or can be repeated."""
         if isinstance(error, NotModifiedError):
             return NotModified(f"{what}: still that version")
         if isinstance(error, PreconditionError):
             return Conflict(f"{what}: no longer that version")
         if answer.status == 416:
             return Invalid(f"{what}: the range starts past the end")
-        if "invalid path" in str(error):
-            hint = "remove that object: no object of Limpet's has such a name, and nothing beside it can be listed"
-            return Unavailable(f"{what}: {answer.line}", hint=hint)
+        if isinstance(error, InvalidPathError):
+            hint = f"{_REMOVE}, and nothing beside it can be listed here"
+            return Unavailable(f"{what}: the client cannot list the object {_name_in(str(error))}", hint=hint)
         return self._refusal(what, error, answer) or Unavailable(f"{what}: {answer.line}")
 
     def _put_failed(self, key: Key, when: When, error: Exception) -> NoReturn:
@@ -292,7 +434,7 @@ class CloudStore(Store):
         what = f"put {key}"
         lost = isinstance(error, AlreadyExistsError | PreconditionError)
         no_object = isinstance(error, FileNotFoundError) and not answer.no_bucket
-        if no_object and isinstance(when, Absent):  # what cannot be missing: some proxy's answer, then, or a mistake
+        if no_object and isinstance(when, Absent):  # a 404 to a create is no answer of S3's: perhaps a proxy's
             raise OutcomeUnknown(f"{what}: {answer.line}") from None
         gone = no_object and isinstance(when, Match)  # F7
         if (lost or gone) and not answer.no_bucket:
@@ -308,7 +450,7 @@ class CloudStore(Store):
         raise OutcomeUnknown(f"{what}: {answer.line}") from None
 
     def _refusal(self, what: str, error: Exception, answer: Answer) -> LimpetError | None:
-        """A definite no: the request was understood and not done. None if it may help to ask again."""
+        """The error of a request that the server refused; None if a retry may succeed."""
         if answer.credentials:
             if answer.status >= 500:
                 return None
@@ -369,16 +511,51 @@ def _boto3(profile: str | None) -> dict[str, Any]:
     return {"credential_provider": import_module("obstore.auth.boto3").Boto3CredentialProvider(session)}
 
 
+class _UnlistableName(Exception):
+    """The client library cannot list the object `name` (empty if it does not say which); `s3_list` can be used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _name_in(text: str) -> str:
+    """The object that the client library's error names, escaped; empty if it names none."""
+    found = _PATH.search(text)
+    return _one_line(found[1]) if found else ""
+
+
+def _in_order(metas: Sequence[Mapping[str, Any]], last: str) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The objects of a page after the key `last`, and the page's last key.   Raises: Unsupported if not in key order.
+
+    The client library lists `a/`, which consoles create to show a folder, as `a`, after `a-b`. It is left out.
+    """
+    found = []
+    for meta in metas:
+        path = meta["path"]
+        if path > last:
+            found.append(meta)
+        elif (path := path + "/") <= last:
+            raise Unsupported(
+                f"the server lists {meta['path']} behind {last}: not in key order",
+                hint="name the server in the URL (?endpoint=...), then Limpet restores the order",
+            )
+        last = path
+    return found, last
+
+
 def _check_below(path: str, folder: str) -> None:
-    """A key that was listed must be one that was asked for, since it may be deleted.   Raises: Unsupported."""
+    """Check that a listed key is below the folder: callers may delete what was listed.   Raises: Unsupported."""
     if folder and not path.startswith(folder + "/"):
         raise Unsupported(f"the server lists {path!r} below {folder}", hint="use another server; see `limpet doctor`")
 
 
 def _quoted(e_tag: str | None) -> str:
-    """The ETag in its quotes: Azure leaves them off in listings."""
+    """The ETag with its quotes, which Azure omits in listings."""
     return f'"{e_tag}"' if e_tag and not e_tag.endswith('"') else e_tag or ""
 
+
+# ---- the facts in an error text of the client ----
 
 LINE_MAX = 200
 
@@ -389,14 +566,14 @@ _SERVER = re.compile(r"Error performing [A-Z]+ (https?://)(?:[^/@\s]*@)?([^/\s]+
 _REASON = re.compile(r'(?:message|error): "([^"]+)"|(InvalidCertificate\(\s*\w+|TimedOut)')
 _KIND = re.compile(r"kind: (Connect|Timeout)\b")
 _PAST_END = re.compile(r'Wanted range starting at|CONTENT_RANGE header: "bytes 0--1/0"')  # Azure; Azurite
+_PATH = re.compile(r'path: "((?:[^"\\]|\\.)*)"')
 _CREDENTIALS = re.compile(r"http://169\.254\.|metadata\.google\.internal|/latest/meta-data|/latest/api/token")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`status` is 0 when no HTTP answer came; `sent` is False when the request cannot have reached the server.
-
-    `credentials` is True when it was the credentials that could not be fetched.
+    """What an error text says. `status` is 0 if there was no HTTP answer; `sent` is False if the request cannot have
+    reached the server; `credentials` is True if the credentials could not be fetched.
     """
 
     status: int
@@ -407,7 +584,7 @@ class Answer:
 
     @property
     def no_bucket(self) -> bool:
-        """Whether it is the bucket that is not there, rather than the object."""
+        """Whether the bucket does not exist, rather than the object."""
         return self.code in ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 
 
@@ -444,3 +621,153 @@ def _first_line(text: str) -> str:
 def _one_line(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= LINE_MAX else text[: LINE_MAX - 3] + "..."
+
+
+# ---- key order from servers that list folder by folder, and places to start a sample ----
+#
+# S3 lists in the byte order of whole keys: `a-b/x`, `a.json`, `a/x`. A server with real folders (SeaweedFS, Azure with
+# a hierarchical namespace) lists folder by folder: `a/x`, `a-b/x`, `a.json`, because there the folder is named `a` and
+# not `a/`. It also reads "start after `a`" as "skip the folder `a`". `in_key_order` restores S3's order for both kinds.
+#
+# It is a best-first search. Every listing that has unread pages has a lower bound of the keys that are still to come,
+# and the listing with the smallest bound is read next. The two orders differ only in how `/` sorts, so a bound is
+# always the last name seen in the folder where the names differ. (Python orders text by code points, which is the byte
+# order of UTF-8.)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """A page of a listing. `more`: whether others may follow; a page with few objects need not be the last."""
+
+    objects: Sequence[Stat]
+    more: bool
+
+
+Pages = Callable[[str, str | None], Iterator[ListedPage]]
+"""`pages(folder, after)`: the objects below a folder, in either order, a page at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """The unread pages of a listing, of which only the objects below `folder` are used."""
+
+    folder: str
+    pages: Iterator[ListedPage]
+
+
+def in_key_order(pages: Pages, prefix: str, after: str | None) -> Iterator[Stat]:
+    """The objects below `prefix` with keys greater than `after`, in byte order, lazily.
+
+    Cost: 1 LIST per page, 1 more for each folder that spans pages. With `after`: 1 more per level of it, and per
+    character of it that sorts before `/`. Holds one page per level in memory.
+    """
+    order = count()
+    todo: list[tuple[str, int, Stat | _Rest]] = []
+    for bound, rest in _openings(pages, prefix, after):
+        heappush(todo, (bound, next(order), rest))
+    last = after or ""
+    while todo:
+        bound, _, found = heappop(todo)
+        if isinstance(found, Stat):
+            if bound > last:
+                last = bound
+                yield found
+            continue
+        page = next((page for page in found.pages if page.objects), None)
+        if page is None:
+            continue
+        inside = _inside(found.folder)
+        below = [stat for stat in page.objects if stat.key.startswith(inside)]
+        if page.more and len(below) == len(page.objects):
+            for bound, rest in _unread(pages, found, below):
+                heappush(todo, (bound, next(order), rest))
+        for stat in sorted(below, key=_key):
+            # Usually no other listing has a smaller key, and the heap is not needed.
+            if todo and stat.key >= todo[0][0]:
+                heappush(todo, (stat.key, next(order), stat))
+            elif stat.key > last:
+                last = stat.key
+                yield stat
+
+
+def _unread(pages: Pages, rest: _Rest, page: Sequence[Stat]) -> Iterator[tuple[str, _Rest]]:
+    """The listings that continue after a full page.
+
+    If all objects of the page are in one folder, that folder is read on by its own listing, so that its objects can be
+    returned before it ends; the names after it in the folders above are another listing.
+    """
+    folder = rest.folder
+    first, last = ([*stat.key[len(_inside(folder)) :].split("/")] for stat in (page[0], page[-1]))
+    while len(first) > 1 and len(last) > 1 and first[0] == last[0]:
+        name = _inside(folder) + first[0]
+        yield _bound(name), _Rest(folder, _behind_folder(pages, folder, name))
+        folder, first, last = name, first[1:], last[1:]
+    yield _bound(_inside(folder) + last[0]), _Rest(folder, rest.pages)
+
+
+def _openings(pages: Pages, prefix: str, after: str | None) -> Iterator[tuple[str, _Rest]]:
+    """Listings that together contain every key below `prefix` that is greater than `after`."""
+    start = _inside(prefix)
+    if after is None or (not after.startswith(start) and after < start):
+        yield start, _Rest(prefix, pages(prefix, None))
+        return
+    if not after.startswith(start):
+        return
+    folder = prefix
+    *parents, leaf = after[len(start) :].split("/")
+    for name in parents:
+        yield from _shorter(pages, folder, name)
+        inner = _inside(folder) + name
+        yield after, _Rest(folder, _behind_folder(pages, folder, inner))
+        folder = inner
+    yield from _shorter(pages, folder, leaf)
+    yield after, _Rest(folder, pages(folder, after))
+    yield _inside(after), _Rest(after, pages(after, None))
+
+
+def _shorter(pages: Pages, folder: str, name: str) -> Iterator[tuple[str, _Rest]]:
+    """Folders that the server lists before `name` although their keys are greater: `a/` for `a-b`."""
+    for i, char in enumerate(name):
+        short = name[:i]
+        if char < "/" and short not in ("", ".", ".."):
+            inner = _inside(folder) + short
+            yield _inside(inner), _Rest(inner, pages(inner, None))
+
+
+def _behind_folder(pages: Pages, folder: str, name: str) -> Iterator[ListedPage]:
+    return pages(folder, f"{name}/{_LAST}")
+
+
+def _inside(folder: str) -> str:
+    return folder + "/" if folder else ""
+
+
+def _bound(name: str) -> str:
+    """A lower bound of the longer keys that start with `name`: a space is the lowest character that a key may have."""
+    return name + " "
+
+
+def key_between(keys: Sequence[str], share: float) -> str:
+    """A text at the fraction `share` of the way from the first key to the last; beyond the last if `share` exceeds 1.
+
+    Keys are read as numbers whose digits are the characters that occur in them, from shortly before the first
+    difference.
+    """
+    low, high = keys[0], keys[-1]
+    differ = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    same = max(low.rfind("/", 0, differ) + 1, differ - _CARRY)
+    digits = sorted({char for key in keys for char in key[same : same + _DIGITS]} - {"/", "."}) or ["0"]
+    start, end = (_number(key[same:], digits) for key in (low, high))
+    there = min(int(start + (end - start) * share), len(digits) ** _DIGITS - 1)
+    text = ""
+    for _ in range(_DIGITS):
+        there, digit = divmod(there, len(digits))
+        text = digits[digit] + text
+    return low[:same] + text
+
+
+def _number(text: str, digits: Sequence[str]) -> int:
+    value = 0
+    for char in text[:_DIGITS].ljust(_DIGITS, digits[0]):
+        value = value * len(digits) + min(bisect_left(digits, char), len(digits) - 1)
+    return value

@@ -1,7 +1,7 @@
-"""From a bucket's URL, the environment and the AWS profile to the options of a cloud client.
+"""Derives the options of a cloud client from a bucket's URL, the environment and the AWS profile.
 
-Nothing here touches the network. What stays unset is left to the client: web identity, container and instance roles
-on AWS, application default credentials on Google Cloud, managed identity on Azure.
+Nothing here uses the network. The client finds what is not set here: web identity, container and instance roles on AWS,
+application default credentials on Google Cloud, managed identity on Azure.
 """
 
 from __future__ import annotations
@@ -56,16 +56,18 @@ class Place:
 
 
 def locate(url: str, options: Mapping[str, str] | None = None, environ: Mapping[str, str] = os.environ) -> Place:
-    """The place that `url` names. `options` win over the URL's query, the query over the environment, that over the
-    profile.
+    """The place that `url` names. Precedence: `options`, then the URL's query, the environment, the profile.
 
-    Raises: Invalid for a URL or profile that makes no sense; Unsupported for a bucket kind that Limpet cannot use.
+    Raises: Invalid for a URL or profile that is not valid; Unsupported for a kind of bucket that Limpet cannot use.
     """
     parts = urlsplit(url)
     if parts.scheme not in QUERY:
         raise Invalid(f"{url!r} is not a bucket's URL", hint="write s3://bucket/prefix, gs://... or az://...")
     if not parts.hostname or parts.username or parts.port or parts.fragment:
-        raise Invalid(f"{parts.scheme}://... must name a bucket and nothing else before the prefix")
+        raise Invalid(
+            f"{parts.scheme}://... must name a bucket and nothing else before the prefix",
+            hint=f"write {parts.scheme}://bucket/prefix",
+        )
     if parts.netloc.endswith("--x-s3"):
         raise Unsupported(
             "S3 Express buckets list in no order and cannot start a listing at a key", hint="use an ordinary S3 bucket"
@@ -96,7 +98,7 @@ def _query(scheme: str, query: str) -> dict[str, str]:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """The client panics for an address that is no URL.   Raises: Invalid."""
+    """Refuse an address that is no URL, for which the client library panics.   Raises: Invalid."""
     try:
         parts = urlsplit(endpoint)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

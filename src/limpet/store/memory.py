@@ -1,4 +1,4 @@
-"""A store in this process's memory: the reference model, and what users' tests run on."""
+"""A store in this process's memory: the reference model for the other stores, and the store for users' tests."""
 
 from __future__ import annotations
 
@@ -80,28 +80,36 @@ class MemoryStore(Store):
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         keys = self._below(prefix)
-        start = bisect_right(keys, after.encode(), key=str.encode) if after else 0
-        for key in keys[start:]:
+        return self._stats(keys[bisect_right(keys, after) if after else 0 :])
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        keys = self._below(prefix)
+        if len(keys) > n:
+            at = self._runtime.rng.randrange(len(keys))
+            keys = [*keys[at : at + n], *keys[: max(0, at + n - len(keys))]]
+        found = [*self._stats(keys)]
+        self._runtime.rng.shuffle(found)
+        return found
+
+    def _stats(self, keys: Sequence[Key]) -> Iterator[Stat]:
+        for key in keys:
             entry = self._objects.get(key)
             if entry is not None:
                 yield Stat(key, len(entry.data), entry.version, entry.modified)
-
-    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        found = [*self.list(prefix)]
-        return self._runtime.rng.sample(found, min(n, len(found)))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
         skip = len(check_prefix(prefix)) + 1 if prefix else 0
         return sorted({name for key in self._below(prefix) for name, slash, _ in [key[skip:].partition("/")] if slash})
 
     def change_token(self, prefix: str) -> str | None:
-        """See `Store.change_token`: how often anything was written."""
+        """See `Store.change_token`: the number of writes and deletes so far."""
         return str(self._written)
 
     def _below(self, prefix: str) -> Sequence[Key]:
+        """The keys below a prefix, sorted. Code points sort as their UTF-8 bytes do."""
         head = check_prefix(prefix) + "/" if prefix else ""
         with self._mutex:
-            return sorted((key for key in self._objects if key.startswith(head)), key=str.encode)
+            return sorted(key for key in self._objects if key.startswith(head))
 
     def _find(self, key: Key) -> _Entry:
         entry = self._objects.get(check(key))
@@ -112,7 +120,7 @@ class MemoryStore(Store):
 
 
 def clip(key: Key, range: tuple[int, int], size: int) -> slice:
-    """`range` within an object of `size` bytes.   Raises: Invalid for one that is empty or starts past the end."""
+    """`range` cut to an object of `size` bytes.   Raises: Invalid for one that is empty or starts past the end."""
     start, stop = range
     if not 0 <= start < stop:
         raise Invalid(f"the range {start}..{stop} of {key} is not a range", hint="give 0 <= start < stop")

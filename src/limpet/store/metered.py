@@ -1,4 +1,4 @@
-"""Counting what a store is asked: requests, bytes, dollars, and a limit that stops a runaway."""
+"""Counts the requests to a store, their bytes and their price, and refuses requests above a limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = 1000
 
 @dataclass(slots=True)
 class Cost:
-    """What some calls took. `requests` holds the verbs that were used: get, head, put, list, delete."""
+    """The cost of some calls. `requests` has a count for each verb that was used: get, head, put, list, delete."""
 
     requests: dict[str, int] = field(default_factory=dict)
     read_bytes: int = 0
@@ -48,13 +48,13 @@ class Cost:
 
 
 class MeteredStore(WrappedStore):
-    """Counts every call on its way to `store`, as the `Store` docstrings price it; threads may share it.
+    """Counts every call and forwards it to `store`. A call counts as its `Store` docstring says; threads may share it.
 
-    A request counts when it is sent, whatever its answer; a client's own retries below are not seen. Reading the clock
-    and the batch verbs are made of this store's own calls, so they count by themselves. Put a `ScopedStore` around the
-    meter, not inside: what a role forbids is then not counted.
+    A request counts when it is sent, whatever the answer; retries inside the cloud's client library are not counted.
+    `now` and the batch verbs call this store's other verbs, which count. Put a `ScopedStore` around the meter, not
+    inside it, so that requests which a role forbids are not counted.
 
-    With a `budget`, the request that would exceed it and every later one is `Denied` and not sent.
+    With a `budget`, the request that would exceed it and all later ones are `Denied` and not sent.
     """
 
     def __init__(self, store: Store, budget: int | None = None, *, runtime: Runtime | None = None) -> None:
@@ -62,16 +62,18 @@ class MeteredStore(WrappedStore):
         self.budget = budget
         self._mutex = self._runtime.mutex()
         self._spent = Cost()
+        self._before_first: Callable[[], object] | None = None
+        """Called before each request while it is not None."""
 
     def snapshot(self) -> Cost:
-        """What was spent so far; the difference of two snapshots is what was spent between them."""
+        """The cost so far; the difference of two snapshots is the cost between them."""
         with self._mutex:
             spent = self._spent
             return Cost(dict(spent.requests), spent.read_bytes, spent.written_bytes, spent.refused)
 
     @contextmanager
     def measure(self) -> Iterator[Cost]:
-        """What is spent inside the `with` block; filled in when it ends."""
+        """The cost of the `with` block; filled in when the block ends."""
         before, cost = self.snapshot(), Cost()
         try:
             yield cost
@@ -117,8 +119,14 @@ class MeteredStore(WrappedStore):
         self._charge("delete")
         self.inner.delete(key)
 
+    def delete_in_order(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            check(key)
+            self._charge("delete")
+        self.inner.delete_in_order(keys)
+
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """A page counts when its first object is reached; the budget stops at a page's start."""
+        """A page counts when its first object is reached, and only there the budget is checked."""
         check_prefix(prefix)
         self._charge("list")
         for i, stat in enumerate(self.inner.list(prefix, after=after)):
@@ -132,7 +140,9 @@ class MeteredStore(WrappedStore):
         self._charge("list")
         found = self.inner.sample(prefix, n)
         self._pages_after_first(len(found))
-        return [self._seen(stat) for stat in found]
+        if found:
+            self._clock.observe(max(stat.modified for stat in found))
+        return found
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
         check_prefix(prefix)
@@ -142,7 +152,7 @@ class MeteredStore(WrappedStore):
         return names
 
     def change_token(self, prefix: str) -> str | None:
-        """It counts for nothing."""
+        """Not counted: it is no request."""
         return self.inner.change_token(prefix)
 
     def _pages_after_first(self, entries: int) -> None:
@@ -150,6 +160,8 @@ class MeteredStore(WrappedStore):
             self._charge("list")
 
     def _charge(self, verb: str, *, written_bytes: int = 0) -> None:
+        if self._before_first is not None:
+            self._before_first()
         with self._mutex:
             if self.budget is not None and self._spent.total() >= self.budget:
                 raise Denied(
@@ -179,6 +191,7 @@ class LazyStore(MeteredStore, Generic[T]):
         self._direct._mutex, self._direct._spent, self._direct._clock = self._mutex, self._spent, self._clock
         self._connecting = runtime.mutex()
         self._connected: T | None = None
+        self._before_first = self._connect_for_request
 
     def connected(self) -> T:
         """What `connect` returned; it is called at most once.   Raises, Cost: those of `connect`."""
@@ -186,16 +199,12 @@ class LazyStore(MeteredStore, Generic[T]):
             with self._connecting:
                 if self._connected is None:
                     self._connected = self._connect(self._direct)
+                    self._before_first = None
         return self._connected
 
-    def _charge(self, verb: str, *, written_bytes: int = 0) -> None:
-        if self._connected is None:
-            self._connect_for_request()
-        super()._charge(verb, written_bytes=written_bytes)
-
     def _connect_for_request(self) -> None:
-        """Connect. A place that cannot be used must not look like a missing or damaged object to the caller of the
-        request, who may well go on without that object: it is `Invalid`."""
+        """Connect. `Missing`, `Corrupt` and `Unsupported` become `Invalid`: the caller of a request would take them for
+        errors of the object that it asked for, and might go on without it."""
         try:
             self.connected()
         except (Missing, Corrupt, Unsupported) as error:

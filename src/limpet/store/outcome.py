@@ -1,15 +1,16 @@
-"""Won, lost, or unknown: what a conditional put really did.
+"""Resolves the outcome of a conditional put: won, lost, or unknown.
 
-A store's answer to a conditional put cannot be taken at its word. A lost reply hides a write that landed; a 412 may
-come from an earlier copy of the very same request (a client's retry, a proxy's duplicate). So every 412, the first
-too, and every lost reply is settled by reading back before it is named (F1, F3).
+The store's answer alone does not tell the outcome. If the reply is lost, the write may have landed. A 412 may be the
+answer to a second copy of the same request (a client's retry, a proxy's duplicate), the first copy of which landed. So
+after every 412, the first one too, and after every lost reply the object is read back (F1, F3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import Key
@@ -22,17 +23,16 @@ BACKOFF_S = 0.1
 
 
 class Verdict(Enum):
-    """What a read-back says of a write whose answer was unclear."""
+    """What a read-back shows about a write whose answer was unclear."""
 
     WON = "it is what stands there"
-    REPLACED = "it landed, and somebody wrote after it"
+    REPLACED = "it landed, and another writer wrote after it"
     BASE = "nothing has changed yet: send the same bytes again"
-    LOST = "somebody else wrote, and ours can no longer land"
-    UNKNOWN = "cannot be told"
+    LOST = "another writer wrote, and ours can no longer land"
+    UNKNOWN = "nothing proves whether it landed"
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(msgspec.Struct, frozen=True):
     """The end of a conditional put: anything but BASE. `found` is what the last read-back saw, if there was one."""
 
     verdict: Verdict
@@ -46,16 +46,16 @@ def put_resolved(
     key: Key,
     data: bytes,
     when: When,
-    judge: Callable[[Blob | None], Verdict],
+    classify: Callable[[Blob | None], Verdict],
     *,
     size_max: int | None = RECORD_BYTES_MAX,
 ) -> Resolution:
-    """Put `data` if `when` holds, and find out what became of it. `judge` reads a look at the object.
+    """Put `data` if `when` holds, and resolve the outcome. `classify` gets the object that a read-back finds.
 
-    A read-back of an object larger than `size_max` tells nothing.
+    If that object is larger than `size_max`, the outcome is unknown. Only the same bytes are ever sent again (F5).
 
-    Only the same bytes are ever sent again (F5). Raises: OutcomeUnknown when it cannot be read back or still stands at
-    its base after three sends; Unavailable or Denied when nothing was sent that could have landed.
+    Raises: OutcomeUnknown when the object cannot be read back, or is still unchanged after three sends; Unavailable or
+    Denied when nothing was sent that could have landed.
     Cost: 1 PUT; after an unclear answer 1 GET more, and 1 PUT + 1 GET for each of at most two resends.
     """
     unclear: LimpetError | None = None
@@ -70,7 +70,7 @@ def put_resolved(
             if unclear is None:
                 raise
         found = _look(store, key, size_max)
-        verdict = judge(found)
+        verdict = classify(found)
         if final and found is not None and verdict is Verdict.UNKNOWN:
             verdict = Verdict.LOST  # the one send was compared and refused, so no copy of it can have landed
         if verdict is Verdict.BASE:
@@ -78,17 +78,17 @@ def put_resolved(
                 runtime.sleep(runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
             continue
         return Resolution(verdict, found.version if found and verdict is Verdict.WON else None, found)
-    raise OutcomeUnknown(f"whether the write of {key} happened cannot be told ({unclear})")
+    raise OutcomeUnknown(f"the outcome of the write of {key} is unknown ({unclear})")
 
 
 def put_bytes(store: Store, runtime: Runtime, key: Key, data: bytes, when: When, *, deletable: bool = False) -> Version:
-    """A conditional put of an object that carries no write id: identical bytes are the same write (F2).
+    """A conditional put of an object that carries no write id: identical bytes count as this write (F2).
 
-    Raises: OutcomeUnknown whenever something else stands there after an unclear answer. Never deletes anything.
-    `deletable`: others may remove the object, so finding it absent proves nothing.   Cost: as `put_resolved`.
+    `deletable`: other processes may delete the object, so its absence proves nothing. Never deletes anything.
+    Raises: OutcomeUnknown whenever other bytes are found after an unclear answer.   Cost: as `put_resolved`.
     """
 
-    def judge(found: Blob | None) -> Verdict:
+    def classify(found: Blob | None) -> Verdict:
         if found is not None and found.data == data:
             return Verdict.WON
         if isinstance(when, Match) and found is not None and found.version == when.version:
@@ -97,11 +97,11 @@ def put_bytes(store: Store, runtime: Runtime, key: Key, data: bytes, when: When,
             return Verdict.BASE  # F6: S3's 409 is reported as "already exists" although nothing landed
         return Verdict.UNKNOWN
 
-    size_max = len(data) if isinstance(when, Absent) else None  # what is larger than ours is not ours
-    settled = put_resolved(store, runtime, key, data, when, judge, size_max=size_max)
-    if settled.version is None:
-        raise OutcomeUnknown(f"whether the write of {key} happened cannot be told: other bytes stand there")
-    return settled.version
+    size_max = len(data) if isinstance(when, Absent) else None  # a larger object is not our write
+    resolution = put_resolved(store, runtime, key, data, when, classify, size_max=size_max)
+    if resolution.version is None:
+        raise OutcomeUnknown(f"the outcome of the write of {key} is unknown: other bytes stand there")
+    return resolution.version
 
 
 def _look(store: Store, key: Key, size_max: int | None) -> Blob | None:
@@ -110,4 +110,4 @@ def _look(store: Store, key: Key, size_max: int | None) -> Blob | None:
     except Missing:
         return None
     except LimpetError as error:
-        raise OutcomeUnknown(f"whether the write of {key} happened cannot be told: {error}") from error
+        raise OutcomeUnknown(f"the outcome of the write of {key} is unknown: {error}") from error

@@ -1,18 +1,18 @@
-"""Cloud policies from the table of roles: what `limpet iam` prints.
+"""Generates cloud policies from the table of roles: `limpet iam`.
 
-A policy grants what the table grants, on every key that Limpet can make (a test evaluates them side by side). Two
-things a cloud's language cannot say:
+A policy grants what the table grants, for every key that Limpet can make (a test compares the two). The clouds' policy
+languages cannot express two things exactly:
 
-- AWS: `*` also matches `/`. So `indexes/*/packs/*` reaches `indexes/a/inbox/5e/packs/x`, a record with the key
-  `packs`; where the role may not write there, a Deny takes it out again. What remains are keys that Limpet never makes.
-- Google Cloud: to write over an object is to delete it, so `put` brings `storage.objects.delete` with it.
+- AWS: `*` also matches `/`. So `indexes/*/packs/*` includes `indexes/a/inbox/5e/packs/x`, a record with the key
+  `packs`. Where the role may not write there, a Deny statement excludes it. The other extra keys are never made.
+- Google Cloud: overwriting an object needs the right to delete it, so `put` includes `storage.objects.delete`.
 
-For Amazon's own S3 a policy also demands a condition (If-Match or If-None-Match) with every put of what is only ever
-swapped: locks, slots, heads, sequences and cells. Other servers do not know these condition keys, and would refuse
-every such put.
+For Amazon's own S3 a policy also requires a condition (If-Match or If-None-Match) with every put of objects that are
+only ever swapped: locks, slots, heads, sequences and cells. Other servers do not know these condition keys, and would
+refuse every such put.
 
-Both hide whether an object is missing from whoever may not list it, with 403 for 404. Every protocol here must tell the
-two apart, so `get` lets a key be listed by its full name; that shows nothing which a get would not.
+Both clouds answer 403 instead of 404 to a caller without the right to list. Limpet must tell the two apart, so `get`
+includes the right to list a key by its full name; that reveals nothing that a get does not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 
 _SCHEMES: dict[Provider, str] = {"aws": "s3", "gcp": "gs"}
-_UNSAFE = frozenset("*?${}\"'\\")  # wildcards, policy variables, templates, and what ends a string
+_UNSAFE = frozenset("*?${}\"'\\")  # wildcards, policy variables, templates, and characters that end a string
 
 _SWAPPED = ("cells/", "locks/", "manifests/", "queues/*/slots/", "sequence/")  # never put without a condition
 
@@ -66,7 +66,7 @@ _LISTED = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "")'
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a key is good for: a bucket, or a prefix of it without slashes at its ends."""
+    """Where a policy applies: a bucket, or a prefix of it, without slashes at either end."""
 
     bucket: str
     prefix: str = ""
@@ -117,7 +117,7 @@ def root_of(tenant: str | None, workspace: str | None) -> str:
 
 
 def notes(provider: Provider, role: Role, roots: Sequence[str] = ()) -> list[str]:
-    """What the printed policy grants beyond the table, in a sentence each."""
+    """What the printed policy grants beyond the table: one sentence for each difference."""
     if provider == "gcp":
         deleted = patterns(role, "delete", roots=roots)
         over = [pattern for pattern in patterns(role, "put", roots=roots) if pattern not in deleted]
@@ -132,21 +132,18 @@ def notes(provider: Provider, role: Role, roots: Sequence[str] = ()) -> list[str
 
 
 def aws_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, conditional: bool = False) -> Json:
-    """An IAM policy for one role: for `aws iam put-role-policy`, and any server that takes AWS's policies.
+    """An IAM policy for one role: for `aws iam put-role-policy`, and any server that accepts AWS's policies.
 
-    `roots`: the folders of the queues to which the role is narrowed (see `check_queues`). `conditional`: puts of what
-    is only ever swapped need a condition; only for Amazon's own S3.
+    `roots`: the folders of the queues to which the role is narrowed (see `check_queues`). `conditional`: require a
+    condition for puts of objects that are only ever swapped; for Amazon's own S3 only.
     """
-    puts, deletes = patterns(role, "put", roots=roots), patterns(role, "delete", roots=roots)
-    allowed: list[tuple[tuple[Verb, ...], list[str]]] = [
-        (("get",), [*patterns(role, "get", roots=roots)]),
-        (("put", "delete"), [pattern for pattern in puts if pattern in deletes]),  # together: policies must be short
-        (("put",), [pattern for pattern in puts if pattern not in deletes]),
-        (("delete",), [pattern for pattern in deletes if pattern not in puts]),
-    ]
-    statements = [
-        _statement("Allow", verbs, [_arn(scope, pattern) for pattern in found]) for verbs, found in allowed if found
-    ]
+    granted = {verb: patterns(role, verb, roots=roots) for verb in _ACTIONS}
+    # Patterns with the same verbs share a statement: the size of a policy is limited.
+    allowed: dict[tuple[Verb, ...], list[str]] = {}
+    for pattern in sorted({pattern for found in granted.values() for pattern in found}):
+        verbs = tuple(verb for verb, found in granted.items() if pattern in found)
+        allowed.setdefault(verbs, []).append(pattern)
+    statements = [_statement("Allow", verbs, [_arn(scope, each) for each in found]) for verbs, found in allowed.items()]
     statements.append(_listing(role, scope, roots))
     for verb in _ACTIONS:
         kept_out = [_arn(scope, pattern) for pattern in _NAMED_BY_USERS if _reached(role, verb, pattern, roots)]
@@ -185,12 +182,12 @@ def _glob(scope: Scope, pattern: str) -> str:
 
 
 def _ends(role: Role) -> tuple[str, ...]:
-    """The folders in which some endings are not for `role` to write."""
+    """The folders that `role` may write to, except for keys with some endings (`UNWRITTEN`)."""
     return tuple(pattern for pattern in patterns(role, "put") if pattern.endswith("/") and pattern != "probe/")
 
 
 def _swapped(role: Role, roots: Sequence[str]) -> Iterator[str]:
-    """What the role may put and nobody ever puts without a condition."""
+    """The patterns that the role may put, and that every writer puts with a condition."""
     for pattern in patterns(role, "put", roots=roots):
         plain = next(
             (f"queues/*/{pattern.removeprefix(root)[1:]}" for root in roots if pattern.startswith(f"{root}/")), pattern
@@ -200,7 +197,7 @@ def _swapped(role: Role, roots: Sequence[str]) -> Iterator[str]:
 
 
 def _listing(role: Role, scope: Scope, roots: Sequence[str]) -> Json:
-    """S3 asks for this right with the prefix of a listing, and with the whole key of an object that is missing."""
+    """S3 checks this right with the prefix of a listing, and with the full key of an object that does not exist."""
     statement: Json = {
         "Sid": "AllowList",
         "Effect": "Allow",
@@ -265,9 +262,8 @@ def gcp_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, project: 
 
 
 def _named(scope: Scope, pattern: str) -> str:
-    """Whether the object is one of `pattern`. There are no wildcards: the first folder is cut out and compared.
-
-    For a second star, how the name begins and ends must do.
+    """A condition that is true for the objects of `pattern`. The language has no wildcards, so the segment at the first
+    `*` is extracted and compared. Of a pattern with a second `*`, only the beginning and the end are compared.
     """
     place = f"projects/_/buckets/{scope.bucket}/objects/"
     head, *rest = (place + scope.below(pattern)).split("*")
@@ -294,7 +290,7 @@ def _listed(scope: Scope, pattern: str) -> str:
 
 
 def _conditions(terms: Sequence[str]) -> Iterator[str]:
-    """The terms, any of which will do, in as few conditions as Google's limit allows."""
+    """The terms joined by `||`, in as few conditions as Google's limit of operators allows."""
     taken: list[str] = []
     for term in terms:
         if taken and " || ".join([*taken, term]).count("&&") + len(taken) > _OPERATORS_MAX:

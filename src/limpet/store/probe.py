@@ -1,7 +1,7 @@
-"""Does this store honour conditional writes? Asked once per bucket, with one throw-away object.
+"""Checks once per bucket, with one temporary object, that the store honours conditional writes.
 
-A store that takes a condition and ignores it looks healthy until two processes meet (F21). So it is asked before
-anything depends on it. `doctor` is the thorough form.
+A store that accepts a condition and ignores it seems to work until two processes write at the same time (F21). So the
+check comes before anything depends on the store. `doctor` has the thorough checks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Styled(Protocol):
 
 
 def quick(store: Store, *, runtime: Runtime | None = None) -> Findings:
-    """Make sure that `store` honours conditional writes; learn how it wants versions written (see `use_etag_style`).
+    """Check that `store` honours conditional writes, and find the ETag style that it expects (see `use_etag_style`).
 
     Raises: Unsupported, naming what the store ignores; Denied, Unavailable or OutcomeUnknown as the store does.
     Cost: 4 PUTs (1 more where the style is switched), 1 GET, 1 DELETE. Crash: one object below probe/ remains.
@@ -57,7 +57,7 @@ def quick(store: Store, *, runtime: Runtime | None = None) -> Findings:
 
 
 def use_etag_style(store: Store, style: EtagStyle) -> bool:
-    """Have versions sent in this style by the store, below any wrappers; False if that store has no such choice."""
+    """Set the ETag style of the store, inside any wrappers; False if that store has no such setting."""
     styled = _styled(store)
     if styled is None:
         return False
@@ -114,7 +114,7 @@ def _swap(store: Store, key: Key, data: bytes, base: Version) -> tuple[EtagStyle
 
 
 def _must_refuse(store: Store, key: Key, data: bytes, when: When) -> Version | None:
-    """None when the write was refused. No clear answer counts as refused, and the read-back settles it."""
+    """None when the write was refused. An unclear answer counts as refused; the caller then reads the object."""
     try:
         return store.put(key, data, when=when)
     except (Conflict, OutcomeUnknown):

@@ -1,27 +1,35 @@
-"""Who may touch what: one table of role, key prefix and verbs.
+"""Roles: one table of role, key prefix and allowed verbs, and the store that enforces it.
 
-`ScopedStore` enforces it, and cloud policies and the docs are made from it. A pattern that ends in `/` covers every key
-below it, any other is one key; `*` stands for exactly one segment. `get` covers HEAD; `list` covers sampling.
+`ScopedStore` enforces the table; cloud policies and the docs are generated from it. A pattern that ends in `/` covers
+every key below it, any other is one key; `*` stands for exactly one segment. `get` includes HEAD; `list` includes
+sampling.
 
-Three rules shaped it. Only the compactor writes catalog state, so no bug elsewhere can. Where tokens must keep rising
-(locks, slots, heads, sequences) nobody may delete (F10). Setting up or upgrading a bucket writes `limpet.json` and
-needs a key without a role.
+The table follows three rules. Only the compactor writes catalog state, so no bug elsewhere can damage it. No role may
+delete objects whose tokens must keep rising: locks, slots, heads, sequences (F10). Creating or upgrading a fleet writes
+`limpet.json` and needs credentials without a role.
 
-`tables` is for those who read and write tables (Spark, DuckDB, PyIceberg): they ask the API, and touch data files only.
-They may neither put nor delete `*.metadata.json`, which only the API writes.
+`tables` is for programs that read and write tables (Spark, DuckDB, PyIceberg): they send commits to the API, and write
+data files only. They may neither put nor delete `*.metadata.json`, which only the API writes.
 
-`pusher` puts tasks and reads their results. `worker` and `pusher` can be narrowed to some queues: then every pattern
-below `queues/` stands for these queues only.
+`pusher` puts tasks, rewrites the bell of their queue, and reads their results. Without the right to put `bell.json` a
+push still succeeds; idle workers then notice it within a minute. `worker` and `pusher` can be narrowed to some queues:
+every pattern below `queues/` then applies to these queues only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from limpet.errors import Invalid
-from limpet.keys import QueueKeys
+import msgspec
+
+from limpet.errors import Denied, Invalid
+from limpet.keys import Key, QueueKeys, check, check_prefix, clock_key, join
+from limpet.records import RECORD_BYTES_MAX
+from limpet.runtime import Runtime, system
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
 
 Role = Literal["api", "compactor", "compiler", "pusher", "reader", "supervisor", "tables", "worker"]
 Verb = Literal["get", "put", "list", "delete"]
@@ -31,7 +39,7 @@ Grants = Mapping[str, frozenset[Verb]]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 NARROWED: tuple[Role, ...] = ("pusher", "worker")
-"""The roles that can be narrowed to some queues. A supervisor's logs are of all queues."""
+"""The roles that can be narrowed to some queues. The supervisor's role cannot: its logs are about all queues."""
 
 UNWRITTEN: Mapping[Role, tuple[str, ...]] = MappingProxyType({"tables": (".metadata.json",)})
 """Endings of keys that a role may neither put nor delete, whatever its patterns say."""
@@ -53,6 +61,7 @@ _QUEUES: Grants = {
     "queues/*/completed/": _OWN,
     "queues/*/failed/": _OWN,
     "queues/*/parts/": _OWN,
+    "queues/*/bell.json": _SWAP,
     "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }
 
@@ -101,6 +110,7 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             "queues/*/pending/*/task.json": frozenset({"get", "put", "delete"}),
             "queues/*/pending/*/tasks.jsonl": _SWAP,
             "queues/*/scheduled/*/": _SWAP,
+            "queues/*/bell.json": _SWAP,
         },
         "reader": {"": _LOOK},
         "supervisor": {**_LOCKING, **_QUEUES, "sync/": _OWN},
@@ -111,6 +121,7 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             **_EVENTS,
             "queues/*/slots/": _KEEP,
             "sync/": _KEEP,
+            "workers/": _OWN,
             "indexes/": _LOOK,
             "indexes/*/inbox/": _KEEP,
             "indexes/*/packs/": _KEEP,
@@ -131,7 +142,7 @@ def check_role(role: str) -> Role:
 
 
 def check_queues(role: Role, queues: Sequence[str]) -> tuple[str, ...]:
-    """The folders of these queues, if `role` can be narrowed to queues; none for none.   Raises: Invalid."""
+    """The folders of these queues; empty if `queues` is.   Raises: Invalid if `role` cannot be narrowed to queues."""
     if queues and role not in NARROWED:
         raise Invalid(
             f"the role {role} cannot be narrowed to some queues",
@@ -141,7 +152,7 @@ def check_queues(role: Role, queues: Sequence[str]) -> tuple[str, ...]:
 
 
 def grants(role: Role, roots: Sequence[str] = ()) -> Grants:
-    """What `role` may do; with the folders of some queues, only there among all queues."""
+    """What `role` may do. `roots`: the folders of the only queues that it may use."""
     if not roots:
         return TABLE[role]
     found: dict[str, frozenset[Verb]] = {}
@@ -175,7 +186,7 @@ def _same(wanted: list[str], found: list[str]) -> bool:
 
 
 def patterns(role: Role, verb: Verb, *, besides: Sequence[str] = (), roots: Sequence[str] = ()) -> tuple[str, ...]:
-    """The fewest patterns on which `role` may do `verb`, without what those in `besides` cover."""
+    """The smallest set of patterns on which `role` may do `verb`, without those that `besides` covers."""
     granted = [pattern for pattern, verbs in grants(role, roots).items() if verb in verbs]
     wider = [*granted, *besides]
     return tuple(
@@ -193,3 +204,104 @@ def as_markdown() -> str:
         cells = [" ".join(verb for verb in order if verb in TABLE[role].get(pattern, ())) for role in ROLES]
         rows.append([f"`{pattern}`" if pattern else "everything", *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+class ScopedStore(WrappedStore):
+    """The objects below `prefix`, under keys without it. With a role, a request that its table forbids is `Denied` and
+    not sent.
+
+    The clock's object is below the prefix too, so credentials for the prefix are enough. The batch verbs return
+    `Denied` for each forbidden key, and process the others.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str = "",
+        role: str | None = None,
+        *,
+        queues: Sequence[str] = (),
+        runtime: Runtime | None = None,
+    ) -> None:
+        """`queues`: the only queues that the role may use; empty for all.   Raises: Invalid."""
+        super().__init__(store, runtime or system())
+        self.prefix = check_prefix(prefix)
+        self.role = None if role is None else check_role(role)
+        self._roots = check_queues(self.role, queues) if self.role is not None else ()
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
+    ) -> Blob:
+        blob = self.inner.get(
+            self._full("get", key), range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max
+        )
+        self._clock.observe(blob.modified)
+        return blob
+
+    def head(self, key: Key) -> Stat:
+        return self._seen(self.inner.head(self._full("get", key)))
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        return self.inner.put(self._full("put", key), data, when=when)
+
+    def delete(self, key: Key) -> None:
+        self.inner.delete(self._full("delete", key))
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """A forbidden prefix is `Denied` at the call, not at the first step."""
+        found = self.inner.list(self._below(prefix), after=join(self.prefix, after) if after else None)
+        return map(self._seen, found)
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        return [self._seen(stat) for stat in self.inner.sample(self._below(prefix), n)]
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        return self.inner.list_dirs(self._below(prefix))
+
+    def change_token(self, prefix: str) -> str | None:
+        return self.inner.change_token(self._below(prefix))
+
+    def now(self, *, max_age_s: float | None = None) -> datetime:
+        """A role that may not write the clock's object gets the last known bound, whatever its age.
+
+        Raises: Denied for such a role, if it has read no object yet.
+        """
+        if self._may("put", clock_key(0)) and self._may("get", clock_key(0)):
+            return super().now(max_age_s=max_age_s)
+        bound = self._clock.read(max_age_s=None)
+        if bound is None:
+            raise Denied(
+                f"the role {self.role} may not write the object that reads the store's clock",
+                hint="read any object first: its LastModified tells the time",
+            )
+        return bound
+
+    def _may(self, verb: Verb, key: str) -> bool:
+        return self.role is None or allows(self.role, verb, key, self._roots)
+
+    def _full(self, verb: Verb, key: Key) -> Key:
+        check(key)
+        self._demand(verb, key)
+        return join(self.prefix, key)
+
+    def _below(self, prefix: str) -> str:
+        below = check_prefix(prefix)
+        self._demand("list", below)
+        return join(self.prefix, below) if below else self.prefix
+
+    def _demand(self, verb: Verb, key: str) -> None:
+        if not self._may(verb, key):
+            raise Denied(
+                f"the role {self.role} may not {verb} {key or 'everything'}",
+                hint="use a role that may (see the table in limpet.store.roles), or open the store without a role",
+            )
+
+    def _seen(self, stat: Stat) -> Stat:
+        self._clock.observe(stat.modified)
+        return msgspec.structs.replace(stat, key=Key(stat.key[len(self.prefix) + 1 :])) if self.prefix else stat

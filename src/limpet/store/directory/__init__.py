@@ -1,7 +1,7 @@
 """A store in a plain directory.
 
-`store` has the verbs, lists, and names the files; `writer` is how bytes reach the disk, `folders` opens and makes
-folders, `files` is the seam to the operating system and its errors, and `plain` is for files that other programs name.
+`store` has the verbs, listings and file names; `writer` writes and deletes files; `folders` opens, makes and removes
+folders; `files` is the interface to the operating system and its errors; `plain` is for files that other programs name.
 """
 
 from limpet.store.directory.files import Files, FileStat, OsFiles, Pin, WalkFiles

@@ -1,11 +1,11 @@
-"""The seam to the file system: every system call that a `DirectoryStore` makes is a method here.
+"""The interface to the file system: every system call of a `DirectoryStore` is a method of `Files`.
 
-The simulation runs the store unchanged on another `Files`, with power loss and failing calls. So the seam is small, has
-no state that a caller can see, and raises nothing but `OSError`.
+The simulation runs the store unchanged on another `Files`, with power loss and failing calls. So the interface is
+small, has no state that a caller can see, and raises only `OSError`.
 
 **Links.** No symbolic link is ever followed. A path is opened with every component checked by the kernel (`openat2` on
-Linux, O_NOFOLLOW_ANY on macOS), or component by component where neither is there; everything else works on a name in an
-open folder. So a link that appears at any moment leads nowhere.
+Linux, O_NOFOLLOW_ANY on macOS), or component by component where neither exists; everything else works on a name in an
+open folder. So a link that another process makes at any moment is not followed either.
 """
 
 from __future__ import annotations
@@ -39,16 +39,20 @@ class FileStat(Protocol):
         """The inode's number."""
 
     @property
+    def st_nlink(self) -> int:
+        """How many names it has."""
+
+    @property
     def st_size(self) -> int:
         """Bytes."""
 
     @property
     def st_mtime_ns(self) -> int:
-        """When the bytes were last written, on the file system's clock, or what `utime` set."""
+        """When the bytes were last written, on the file system's clock, or the time that `utime` set."""
 
 
 class Pin(Protocol):
-    """A descriptor that stays open for as long as this is referred to. So its inode's number is not used again."""
+    """A descriptor that stays open as long as this object is referenced, so that its inode number is not reused."""
 
     @property
     def fd(self) -> int:
@@ -58,12 +62,12 @@ class Pin(Protocol):
 class Files(Protocol):
     """A POSIX file system, as far as the store needs it.
 
-    Paths are absolute, and a link anywhere in one raises ELOOP with the link's path. `folder` is an open folder, and a
-    name in one that was removed since raises FileNotFoundError.
+    Paths are absolute; a link anywhere in one raises ELOOP with the link's path. `folder` is the descriptor of an open
+    folder; if the folder was removed since, a call for a name in it raises FileNotFoundError.
     """
 
     def open(self, path: str, flags: int, /) -> int:
-        """`os.open` of a file or a folder that is there, for reading."""
+        """`os.open` of an existing file or folder, for reading."""
 
     def create(self, folder: int, name: str, mode: int, /) -> int:
         """A new file in `folder`, for writing.   Raises: FileExistsError."""
@@ -72,10 +76,10 @@ class Files(Protocol):
         """Open a file of our own in `folder` for `utime` and `fsync`."""
 
     def close(self, fd: int, /) -> None:
-        """`os.close`. The descriptor is gone even if it raises."""
+        """`os.close`. The descriptor is closed even if it raises."""
 
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
-        """`os.write`: append; how many bytes were taken."""
+        """`os.write`: append; returns the number of bytes that were written."""
 
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
         """`os.pread`; fewer bytes than asked for are allowed, none means the end."""
@@ -87,16 +91,16 @@ class Files(Protocol):
         """`os.lstat` of a name in `folder`."""
 
     def identify(self, path: str, /) -> FileStat:
-        """`os.lstat` of a path, links above its end followed: good only to compare it with what is open already."""
+        """`os.lstat` of a path, following links above its last name: only for comparison with an open folder."""
 
     def utime(self, fd: int, mtime_ns: int, /) -> None:
-        """Set the modification time of an open file, as exactly as the file system can keep it."""
+        """Set the modification time of an open file, as exactly as the file system can store it."""
 
     def fchmod(self, fd: int, mode: int, /) -> None:
         """`os.fchmod`."""
 
     def fsync(self, fd: int, /) -> None:
-        """`os.fsync`: bytes and times of a file, or the names in a folder, survive a power loss from here on."""
+        """`os.fsync`: afterwards, the bytes and times of a file or the names in a folder survive a power loss."""
 
     def link(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
         """`os.link`: a second name, atomically.   Raises: FileExistsError; FileNotFoundError."""
@@ -121,19 +125,20 @@ class Files(Protocol):
         """
 
     def walk(self, folder: int, /) -> Iterator[tuple[str, bool]]:
-        """The same, little by little, in no order: a folder of a million names costs nothing at once."""
+        """The same, read lazily, in any order: a folder of a million names is not read as a whole."""
 
     def lock(self, path: str, /) -> int:
-        """Open the lock file, which must be there, and wait until it is locked by us; what `unlock` takes.
+        """Open the lock file, which must exist, and wait until this caller has locked it. Returns the argument of
+        `unlock`.
 
-        It excludes other processes and other threads of this one. It ends with `unlock` or with the process.
+        The lock excludes other processes and other threads of this one. It ends with `unlock` or with the process.
         """
 
     def unlock(self, fd: int, /) -> None:
-        """Give the lock back. It is free even if this raises."""
+        """Release the lock. It is released even if this raises."""
 
     def pin(self, fd: int, /) -> Pin:
-        """Take the descriptor over: it is closed when nothing refers to the pin any more."""
+        """Take over the descriptor: it is closed when the pin is no longer referenced."""
 
 
 # ---- paths without links ----
@@ -146,25 +151,31 @@ _RESOLVE_NO_SYMLINKS = 0x04
 _O_NOFOLLOW_ANY = 0x20000000
 
 
-class _OpenHow(ctypes.Structure):
+class _OpenArguments(ctypes.Structure):
+    """`struct open_how` of openat2(2)."""
+
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 def _by_openat2() -> Callable[[str, int], int] | None:
-    """`open` by one system call of Linux 5.6 and later; None where there is none, or a sandbox refuses it."""
+    """`open` by one system call of Linux 5.6 and later; None where it does not exist, or a sandbox refuses it."""
     try:
         syscall = ctypes.CDLL(None, use_errno=True).syscall
     except (OSError, AttributeError):
         return None
-    # Arguments of their C types, made once: half the price of a call.
-    number, cwd, size = ctypes.c_long(_OPENAT2), ctypes.c_long(_AT_FDCWD), ctypes.c_size_t(ctypes.sizeof(_OpenHow))
+    # Arguments converted to C types once: that halves the time of a call.
+    number, cwd, size = (
+        ctypes.c_long(_OPENAT2),
+        ctypes.c_long(_AT_FDCWD),
+        ctypes.c_size_t(ctypes.sizeof(_OpenArguments)),
+    )
     get_errno = ctypes.get_errno
-    known: dict[int, tuple[ctypes.c_void_p, _OpenHow]] = {}
+    known: dict[int, tuple[ctypes.c_void_p, _OpenArguments]] = {}
 
     def open_path(path: str, flags: int, /) -> int:
         how = known.get(flags)
         if how is None:
-            made = _OpenHow(flags, 0, _RESOLVE_NO_SYMLINKS)
+            made = _OpenArguments(flags, 0, _RESOLVE_NO_SYMLINKS)
             how = known[flags] = (ctypes.c_void_p(ctypes.addressof(made)), made)
         while True:
             fd: int = syscall(number, cwd, path.encode("utf-8", "surrogateescape"), how[0], size)
@@ -190,7 +201,7 @@ def _by_nofollow_any(path: str, flags: int, /) -> int:
 
 
 def _by_steps(path: str, flags: int, /) -> int:
-    """`open` one component after the other, wherever POSIX is."""
+    """`open` one component after the other: works on every POSIX system."""
     *folders, name = path.split("/")[1:]
     at = os.open("/", _PASS)
     try:
@@ -305,7 +316,7 @@ class OsFiles:
 
     @classmethod
     def lock(cls, path: str, /) -> int:
-        """A descriptor of its own for each call: flock excludes descriptors, not threads."""
+        """Each call opens a new descriptor: flock excludes other descriptors, not other threads."""
         fd = cls.open(path, os.O_RDWR | os.O_CLOEXEC)
         _locked.add(fd)
         try:
@@ -317,7 +328,7 @@ class OsFiles:
 
     @staticmethod
     def unlock(fd: int, /) -> None:
-        """Closing alone would not do: a forked child may share the descriptor, and the lock."""
+        """Closing alone is not enough: a forked child may share the descriptor, and with it the lock."""
         try:
             fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -330,7 +341,7 @@ class OsFiles:
 
 
 class WalkFiles(OsFiles):
-    """The real file system, with paths opened step by step: what `OsFiles` is where the kernel has nothing better."""
+    """The real file system, with paths opened one component after the other, as `OsFiles` does on other kernels."""
 
     open = staticmethod(_by_steps)
 
@@ -339,7 +350,8 @@ _locked: set[int] = set()
 
 
 def _forget_locks() -> None:
-    """Close the parent's locks in a forked child, or they would outlive the parent, and writers wait for ever."""
+    """Close the parent's locks in a forked child. Else they would stay locked after the parent, and writers would
+    hang."""
     for fd in _locked:
         os.close(fd)
     _locked.clear()
@@ -357,7 +369,7 @@ _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 
 
 def failure(what: str, error: OSError) -> LimpetError:
-    """The error for a call that failed with nothing changed: what an `OSError` means to the caller (F27)."""
+    """The error for a call that failed and changed nothing (F27)."""
     reason = f"{what}: {error.strerror or error}"
     if error.errno in _FULL:
         return Unavailable(f"the disk is full; {reason}", hint="free some space or raise the quota, then retry")
@@ -367,6 +379,8 @@ def failure(what: str, error: OSError) -> LimpetError:
         return Unavailable(reason, hint="raise the limit of open files (ulimit -n), or use fewer threads")
     if error.errno == errno.ENOTDIR:
         return Invalid(reason, hint="a file stands where the store needs a folder; check the path of the store")
+    if error.errno == errno.ENOENT:  # of a write: folders are made on the way
+        return Unavailable(reason, hint="no folder can be made there, or its disk is gone; check the path of the store")
     if error.errno == errno.ELOOP:
         return Denied(
             f"{what}: {error.filename or 'its path'} is a symbolic link, and Limpet follows none below a store's root",

@@ -1,15 +1,15 @@
 """The folders of a store: opening, making, syncing and pruning them, without following a link.
 
-**Open folders.** A few folders are kept open. Before one is used its path is looked at again: the same device and inode
-number mean the same folder, for a number is not given away while a folder is open. So a folder that was replaced, by
-another folder or by a link, is noticed, and nothing is ever done through the link.
+**Open folders.** A few folders are kept open. Before one is used, its path is checked again: the same device and inode
+number mean the same folder, because an inode number is not reused while the folder is open. So a folder that was
+replaced, by another folder or by a link, is detected, and no link is ever followed.
 
-**Durability.** A folder is durable once its parent was synced. Its maker may be killed before that, and others may
-write into it meanwhile: so each process syncs the parents of a folder before its first acknowledgement there, and
-remembers that for as long as it keeps the folder open. A folder that was pruned and made again is another one (F25).
+**Durability.** A folder is durable once its parent was synced. The process that made it may be killed before that,
+while others already write into it. So each process syncs the parents of a folder before it first acknowledges a write
+there, and remembers this while it keeps the folder open. A folder that was removed and made again is a new one (F25).
 
-**Access.** Who may write into the root takes part: the owner always; the group if the root is group-writable; everybody
-if the root is writable for all and not sticky. All files and folders get exactly these rights, whatever the umask.
+**Access.** Whoever may write to the root may use the store: the owner always; the group if the root is group-writable;
+everybody if the root is world-writable and not sticky. All files and folders get these rights, whatever the umask.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ from limpet.store.directory.files import Files, FileStat, Pin
 R = TypeVar("R")
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+LOOK = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
+"""Flags for a descriptor on which only `fstat` is called. Opening does not block on a pipe, and on Linux does not need
+the right to read."""
 PRIVATE = 0o600
 OPEN_MAX = 32
 MKDIR_TRIES = 1000
+EMPTY_LINKS = 2
+"""A folder with more links than this contains folders. With fewer it may, too: not every file system counts them."""
 
 
 def parent(path: str) -> str:
@@ -38,7 +43,8 @@ def parent(path: str) -> str:
 
 
 class Folder:
-    """A folder that is open while this is referred to. `durable`: whether its parents were synced since it was made."""
+    """A folder that stays open while this object is referenced. `durable`: its parents were synced since it was
+    made."""
 
     __slots__ = ("_pin", "device", "durable", "fd", "inode", "path")
 
@@ -52,7 +58,7 @@ class Folder:
 
 
 def look(files: Files, folder: Folder | None, name: str) -> FileStat | None:
-    """What stands at a name in a folder (None: there is no folder), if it is a plain file.
+    """The stat of a plain file in a folder; None if there is no such file, or no folder.
 
     Raises: OSError, ELOOP for a link.
     """
@@ -62,10 +68,14 @@ def look(files: Files, folder: Folder | None, name: str) -> FileStat | None:
         found = files.stat(folder.fd, name)
     except FileNotFoundError:
         return None
+    return _plain(found, folder.path, name)
+
+
+def _plain(found: FileStat, folder: str, name: str) -> FileStat | None:
     if stat.S_ISREG(found.st_mode):
         return found
     if stat.S_ISLNK(found.st_mode):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), f"{folder.path}/{name}")
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), f"{folder}/{name}")
     return None
 
 
@@ -89,7 +99,7 @@ class Folders:
         self.temps = f"{self.own}/tmp"
         self.locks = f"{self.own}/locks"
         self.access = 0
-        """The rights of every file; 0 until the root was looked at."""
+        """The rights of every file; 0 until those of the root are known."""
 
         self._below = root + "/"
         self._files = files
@@ -108,7 +118,7 @@ class Folders:
                 if met.st_ino == known.inode and met.st_dev == known.device:
                     return known
             except OSError:
-                pass  # opening it tells what is wrong
+                pass  # the open below raises the error, if it persists
         try:
             folder = open_folder(self._files, path)
         except FileNotFoundError:
@@ -121,8 +131,26 @@ class Folders:
                 del self._open[next(iter(self._open))]
         return folder
 
+    def look(self, folder: str, name: str) -> FileStat | None:
+        """The stat of a plain file; None if there is none. A folder that is not open is not opened for this.
+
+        Raises: OSError, ELOOP for a link.
+        """
+        if folder in self._open:
+            return look(self._files, self.enter(folder), name)
+        files = self._files
+        try:
+            fd = files.open(f"{folder}/{name}", LOOK)
+        except FileNotFoundError:
+            return None
+        try:
+            return _plain(files.fstat(fd), folder, name)
+        finally:
+            files.close(fd)
+
     def make(self, path: str) -> Folder:
-        """The folder at `path`, which was missing just now.   Raises: FileNotFoundError, when it was pruned again."""
+        """Make the folder at `path`, which did not exist just now.   Raises: FileNotFoundError if it was pruned
+        again."""
         self._make_all(path)
         folder = self.enter(path)
         if folder is None:
@@ -130,25 +158,27 @@ class Folders:
         return folder
 
     def _forget(self, path: str) -> None:
-        with self._mutex:
-            self._open.pop(path, None)
+        if path in self._open:
+            with self._mutex:
+                self._open.pop(path, None)
 
     # -- durability
 
     def sync(self, folder: Folder) -> None:
-        """Make the names in a folder survive a power loss, and the folder itself (F25)."""
+        """Make the names in a folder durable, and the folder itself (F25)."""
         self._files.fsync(folder.fd)
         if folder.durable or folder.path == self.root:
             return
         above = self.enter(parent(folder.path))
-        # None: it was pruned, so what we wrote here was deleted, and that was synced.
+        # None: the parent was pruned, so the objects written here were deleted, and that was synced.
         if above is not None:
             self.sync(above)
         self._drop_mark(folder)
         folder.durable = True
 
     def _drop_mark(self, folder: Folder) -> None:
-        """Version 0.1 set a bit of a durable folder's mode. Copies of the folder have it too, so it proves nothing."""
+        """Clear the mode bit by which version 0.1 marked durable folders. Copies of a folder have it too, so it proves
+        nothing."""
         with suppress(OSError):
             mode = stat.S_IMODE(self._files.fstat(folder.fd).st_mode)
             if mode & stat.S_ISUID:
@@ -157,7 +187,7 @@ class Folders:
     # -- making and removing
 
     def _make_all(self, path: str) -> list[str]:
-        """Make a folder and what is missing above it; those that were missing, topmost first."""
+        """Make a folder and its missing parents; returns those that were made, topmost first."""
         made: list[str] = []
         missing = [path]
         tries = 0
@@ -175,7 +205,7 @@ class Folders:
             except FileNotFoundError:
                 tries += 1
                 if tries > MKDIR_TRIES:
-                    raise  # no place for folders; others prune no folder so often
+                    raise  # no folder can be made there; other processes do not prune it this often
                 continue
             missing.pop()
         return made
@@ -190,7 +220,7 @@ class Folders:
             self._make_shared(above, name)
 
     def _make_shared(self, above: Folder, name: str) -> None:
-        """Make a folder that others use, too. It gets its rights before its name, so nobody ever sees it without."""
+        """Make a folder that users share. It is renamed into place after its rights are set, so it never lacks them."""
         files = self._files
         temp = f"{self._runtime.rng.getrandbits(64):016x}"
         temps = open_folder(files, self.temps)
@@ -205,26 +235,32 @@ class Folders:
             raise
 
     def prune(self, path: str) -> None:
-        """Remove folders that are empty now, from `path` up. One that stays does no harm."""
-        with suppress(OSError):
+        """Remove the folder at `path` and its parents, as far as they are empty. Errors are ignored: an empty folder
+        does no harm."""
+        try:
             while path != self.root:
                 above = self.enter(parent(path))
                 if above is None:
                     return
                 self._files.rmdir(above.fd, path.rpartition("/")[2])
                 self._forget(path)
+                if self._files.fstat(above.fd).st_nlink > EMPTY_LINKS:
+                    return
                 path = above.path
+        except OSError:
+            pass
 
     # -- our own folder
 
-    def in_temps(self, call: Callable[[Folder], R]) -> R:
-        """Do something in the folder of temp files, which is made if need be, with the root above it.
+    def in_temps(self, call: Callable[[Folder, str], R], name: str) -> tuple[Folder, R]:
+        """Call `call` with the folder of temp files and a name in it. The folder is made if needed, and the root too.
 
-        It is ours, so it is not looked at again while it is open: one that was removed answers FileNotFoundError.
+        Only Limpet uses this folder, so its path is not checked again while it is open. If it was removed, `call`
+        raises FileNotFoundError, and the folder is made again.
         """
         if self._temps is not None:
             try:
-                return call(self._temps)
+                return self._temps, call(self._temps, name)
             except FileNotFoundError:
                 self._temps = None
         folder = self.enter(self.temps)
@@ -233,12 +269,12 @@ class Folders:
             folder = open_folder(self._files, self.temps)
         elif not self.access:
             self._secure()
-        result = call(folder)
+        result = call(folder, name)
         self._temps = folder
-        return result
+        return folder, result
 
     def enter_locks(self) -> Folder:
-        """The folder of lock files. A power loss may take it and leave that of temp files; then it is made again."""
+        """The folder of lock files. It is made again if a power loss has removed it and not that of temp files."""
         folder = self.enter(self.locks)
         if folder is None:
             self._prepare()
@@ -246,13 +282,13 @@ class Folders:
         return folder
 
     def _prepare(self) -> None:
-        """Make the root and our own folder in it. What lies in there need not survive a power loss."""
+        """Make the root and the folder `.limpet` in it, which need not survive a power loss."""
         for made in self._make_all(self.root):
             if self._durable:
                 above = open_folder(self._files, parent(made))
                 self._files.fsync(above.fd)
         self._learn_access()
-        for path in (self.own, self.locks, self.temps):  # temps last: where it is, the others are
+        for path in (self.own, self.locks, self.temps):  # temps last: if it exists, the others were made
             above, name = open_folder(self._files, parent(path)), path.rpartition("/")[2]
             with suppress(FileExistsError):
                 self._files.mkdir(above.fd, name, 0o700)
@@ -260,7 +296,7 @@ class Folders:
                     self._set_access(open_folder(self._files, path))
 
     def _secure(self) -> None:
-        """Hold our own folder to the rights of the root, once: version 0.1 let every user of the machine in."""
+        """Give `.limpet` the rights of the root, once: version 0.1 gave every user of the machine access."""
         self._learn_access()
         if self._set_access(open_folder(self._files, self.own)):
             for path in (self.locks, self.temps):
@@ -275,11 +311,11 @@ class Folders:
         self.access = PRIVATE | group | others
 
     def _set_access(self, folder: Folder) -> bool:
-        """Give a folder the rights that all have; whether it had others."""
+        """Give a folder the rights of the store; returns whether it had others."""
         wanted = self.access | (self.access & 0o444) >> 2
         mode = stat.S_IMODE(self._files.fstat(folder.fd).st_mode)
         if mode & 0o777 == wanted:
             return False
-        with suppress(PermissionError):  # another user's folder is for its owner to change
+        with suppress(PermissionError):  # only its owner can change another user's folder
             self._files.fchmod(folder.fd, mode & stat.S_ISGID | wanted)
         return True

@@ -1,4 +1,4 @@
-"""Files below a store's root under the names that they have on the disk: those that other programs write there.
+"""Files below a store's root by their names on the disk, which are not encoded keys: other programs write them.
 
 No link below the root is followed, as in the store itself: a path is opened with every component checked, and
 everything else works on a name in an open folder.
@@ -21,6 +21,7 @@ from limpet.store import DirectoryStore
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
 from limpet.store.directory.files import OsFiles, failure
 from limpet.store.directory.folders import FOLDER
+from limpet.store.directory.writer import version_of
 
 # Without waiting for the writer of a pipe.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -28,7 +29,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PlainFile(NamedTuple):
-    """A file that a walk met: its path below the root, and the open folder that it is in. A link is a file, too."""
+    """A file found by a walk: its path below the root, and the open folder that it is in. A link counts as a file."""
 
     path: str
     folder: int
@@ -38,7 +39,7 @@ class PlainFile(NamedTuple):
 class PlainFiles:
     """Paths are relative to `root`, whose own links are resolved once.
 
-    Every method raises OSError, ELOOP with the link's path for a link.
+    Every method raises OSError; for a symbolic link, ELOOP with the link's path.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -46,7 +47,7 @@ class PlainFiles:
 
     @contextmanager
     def folder(self, path: str, *, make: bool = False) -> Iterator[int]:
-        """An open folder. `make`: what is missing is made, the root too."""
+        """An open folder. `make`: make missing folders, the root too."""
         fd = self._open(path, make)
         try:
             yield fd
@@ -68,7 +69,7 @@ class PlainFiles:
         return self._open(path, make)
 
     def read(self, path: str) -> int:
-        """A plain file, open; the caller closes it.   Raises: FileNotFoundError for anything else, too."""
+        """A plain file, open; the caller closes it.   Raises: FileNotFoundError, also for anything but a plain file."""
         fd = OsFiles.open(f"{self._base}/{path}", _READ)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
@@ -80,13 +81,13 @@ class PlainFiles:
         return os.open(name, _CREATE, 0o666, dir_fd=folder)
 
     def delete(self, path: str) -> None:
-        """Delete a file; of a link, the link itself. One that is not there is fine."""
+        """Delete a file, or a link itself. It is no error if it does not exist."""
         above, _, name = path.rpartition("/")
         with suppress(FileNotFoundError), self.folder(above) as opened:
             os.unlink(name, dir_fd=opened)
 
     def walk(self, path: str) -> Iterator[PlainFile]:
-        """Every file below a folder, in the order of their names folder by folder; none if there is no such folder."""
+        """Every file below a folder, folder by folder, sorted by name in each; none if the folder does not exist."""
         with suppress(FileNotFoundError), self.folder(path) as top:
             for inner, folders, files, opened in os.fwalk(".", dir_fd=top, onerror=_unless_gone):
                 here = f"{path}{inner[1:]}".removeprefix("/")
@@ -95,8 +96,18 @@ class PlainFiles:
                 for name in sorted([*files, *links]):
                     yield PlainFile(f"{here}/{name}" if here else name, opened, name)
 
+    def stats(self, path: str) -> Iterator[Stat]:
+        """Every plain file below a folder that is not half written, with its size and time."""
+        for file, folder, name in self.walk(path):
+            if _is_temporary(name):
+                continue
+            with suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode):
+                    yield _stat_of(Key(file), found)
+
     def prune(self, path: str) -> None:
-        """Remove the folders at and below a path that are empty. One that stays does no harm."""
+        """Remove the empty folders at and below a path. Those that cannot be removed are left."""
         above, _, name = path.rpartition("/")
         with suppress(FileNotFoundError), self.folder(path) as top:
             for _, folders, _, opened in os.fwalk(".", topdown=False, dir_fd=top):
@@ -119,7 +130,7 @@ def _is_link(folder: int, name: str) -> bool:
 
 
 def _remove(folder: int, name: str) -> None:
-    with suppress(OSError):  # it is not empty, no folder, or another process was first
+    with suppress(OSError):  # it is not empty or no folder, or another process has removed it
         os.rmdir(name, dir_fd=folder)
 
 
@@ -127,9 +138,9 @@ WAREHOUSE = "warehouse"
 
 
 def plain_warehouse(store: Store, runtime: Runtime) -> Store:
-    """The store; on a directory, with the files of the warehouse under the names that they have on the disk.
+    """The store; for a directory, a `PlainWarehouse`.
 
-    Other programs write table files there, under names that the store would take for encoded ones (`day=2026-11-17`).
+    Other programs write table files there, with names that the store would take for encoded ones (`day=2026-11-17`).
     """
     return PlainWarehouse(store, runtime) if isinstance(store, DirectoryStore) else store
 
@@ -137,7 +148,7 @@ def plain_warehouse(store: Store, runtime: Runtime) -> Store:
 class PlainWarehouse(Store):
     """A directory store whose keys below `warehouse/` are paths.
 
-    No link is followed: a listing passes over those that it meets, and a call that would need one is `Denied`.
+    No link is followed: a listing skips links, and a call that would have to follow one is `Denied`.
     """
 
     def __init__(self, store: DirectoryStore, runtime: Runtime) -> None:
@@ -169,7 +180,7 @@ class PlainWarehouse(Store):
             return _stat_of(key, os.fstat(file.fileno()))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        """See `Store.put`; below `warehouse/` whatever is there."""
+        """See `Store.put`; below `warehouse/` the condition is ignored."""
         if not key.startswith(f"{WAREHOUSE}/"):
             return self._store.put(key, data, when=when)
         above, _, name = keys.check(key).rpartition("/")
@@ -198,16 +209,7 @@ class PlainWarehouse(Store):
             yield from (stat for stat in others if not stat.key.startswith(f"{WAREHOUSE}/"))
         if not prefix or prefix.split("/")[0] == WAREHOUSE:
             with _explained(Key(prefix or WAREHOUSE)):
-                yield from self._below(prefix or WAREHOUSE)
-
-    def _below(self, prefix: str) -> Iterator[Stat]:
-        for path, folder, name in self._files.walk(prefix):
-            if _is_temporary(name):
-                continue
-            with suppress(FileNotFoundError):
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    yield _stat_of(Key(path), found)
+                yield from self._files.stats(prefix or WAREHOUSE)
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         return self._store.sample(prefix, n)
@@ -218,7 +220,7 @@ class PlainWarehouse(Store):
 
 @contextmanager
 def _explained(key: Key) -> Iterator[None]:
-    """What an OSError of the block means.   Raises: Missing; Denied for a link on the way."""
+    """Translate an OSError of the block.   Raises: Missing; Denied for a link in the path; Unavailable."""
     try:
         yield
     except FileNotFoundError:
@@ -228,10 +230,9 @@ def _explained(key: Key) -> Iterator[None]:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a file is one that a killed run left half written."""
+    """Whether a file is a partial write of a process that was killed."""
     return name.startswith(".") and is_ulid(name.rpartition(".")[2])
 
 
 def _stat_of(key: Key, found: os.stat_result) -> Stat:
-    version = Version(f"{found.st_mtime_ns:x}-{found.st_ino:x}-{found.st_size:x}")
-    return Stat(key, found.st_size, version, datetime.fromtimestamp(found.st_mtime_ns / 1e9, UTC))
+    return Stat(key, found.st_size, version_of(found), datetime.fromtimestamp(found.st_mtime_ns / 1e9, UTC))

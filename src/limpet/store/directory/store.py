@@ -1,4 +1,4 @@
-"""`DirectoryStore`: the verbs of a store on a directory, listing it, and the file names of keys."""
+"""`DirectoryStore`: the verbs of a store on a directory, its listings, and the file names of keys."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified
-from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, NotModified
+from limpet.keys import DISK_NAME_BYTES_MAX, Key, check, check_prefix, disk_name, from_disk_name, is_own_path
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
 from limpet.store.clock import FileClock
 from limpet.store.directory.files import Files, FileStat, OsFiles, failure
-from limpet.store.directory.folders import FOLDER, Folders, look
+from limpet.store.directory.folders import FOLDER, Folders
 from limpet.store.directory.writer import FileWriter, version_of
 from limpet.store.memory import clip
 
 SKIP_PAGES = 8
 DISK_AT_ONCE = 4
-"""A disk syncs several files for little more than the price of one; without syncs, threads only fight each other."""
+"""A disk syncs several files in little more time than one. Without syncs, threads only wait for each other."""
 
-# Without waiting for the writer of a pipe, which is no object.
+# O_NONBLOCK: opening a pipe, which is no object, does not wait for its writer.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class DirectoryStore(Store):
     """Objects as files below `root`, shared by any number of processes and threads of one machine.
 
-    `durability="fsync"`: an acknowledged write survives a power loss. `"os"`: it survives the process, not the machine.
-    Opening and reading change nothing; the first write makes the root, and `.limpet` in it for locks and temp files.
+    `durability="fsync"`: an acknowledged write survives a power loss. `"os"`: it survives a crash of the process, but
+    not of the machine. Opening and reading change nothing; the first write makes the root, and in it `.limpet` for
+    locks and temp files.
 
-    The root may be reached through links, which are resolved once, when it is opened. Below it no link is followed:
-    listings pass over links, and a call that would need one is `Denied`.
+    The path of the root may contain links, which are resolved once, when it is opened. Below it no link is followed:
+    listings skip links, and a call that would have to follow one is `Denied`.
 
-    `modified` is the file's mtime, but never later than the file system's clock: a file whose mtime lies in the future
-    (a copy from a machine with another clock) looks as if written just now, and moves no clock.
+    `modified` is the file's mtime, but never later than the file system's clock: a file whose mtime is in the future (a
+    copy from a machine with another clock) looks as if it was just written, and does not advance the store's clock.
 
-    Crash: the old object or the new one, whole; at worst a temp file more, which is swept after a day, and empty
-    folders. A reader may see a write before it is durable, and so before it is acknowledged.
+    Crash: the old object or the new one, never a part of one; at worst a temp file remains, which is removed after a
+    day, and empty folders. A reader may see a write before it is durable, and so before it is acknowledged.
     """
 
     conflict_is_final = True
@@ -66,7 +67,7 @@ class DirectoryStore(Store):
         self.root = Path(os.path.abspath(root))
         self._base = os.path.realpath(self.root)
         if self._base == "/":
-            raise Invalid("the root of the file system cannot be a store", hint="give the store a folder of its own")
+            raise Invalid("the root of the file system cannot be a store", hint="choose a folder below it")
         self._files = files
         self.at_once = DISK_AT_ONCE if durability == "fsync" else 1
         durable = durability == "fsync"
@@ -93,7 +94,7 @@ class DirectoryStore(Store):
             try:
                 found = files.fstat(fd)
                 if not stat.S_ISREG(found.st_mode):
-                    raise _missing(key)
+                    raise _not_a_file(key, found)
                 size = found.st_size
                 version = version_of(found)
                 if if_match is not None and version != if_match:
@@ -131,15 +132,16 @@ class DirectoryStore(Store):
             raise _missing(key) from None
         except OSError as error:
             raise failure(f"could not read {key}", error) from error
-        if stat.S_ISREG(self._files.fstat(fd).st_mode):
+        found = self._files.fstat(fd)
+        if stat.S_ISREG(found.st_mode):
             return fd
         self._files.close(fd)
-        raise _missing(key)
+        raise _not_a_file(key, found)
 
     def head(self, key: Key) -> Stat:
         folder, _, name = (self._base + _file_path(key)).rpartition("/")
         try:
-            found = look(self._files, self._folders.enter(folder), name)
+            found = self._folders.look(folder, name)
         except OSError as error:
             raise failure(f"could not look at {key}", error) from error
         if found is None:
@@ -158,15 +160,23 @@ class DirectoryStore(Store):
         return version_of(found)
 
     def delete(self, key: Key) -> None:
-        """Folders that it leaves empty go too."""
+        """Folders that become empty are removed too."""
         path = self._base + _file_path(key)
         try:
             self._writer.remove(key, path)
         except OSError as error:
             raise failure(f"could not delete {key}", error) from error
 
+    def delete_in_order(self, keys: Sequence[Key]) -> None:
+        """It takes no lock, and opens and prunes the folder once."""
+        paths = [self._base + _file_path(key) for key in keys]
+        try:
+            self._writer.remove_in_order(paths)
+        except OSError as error:
+            raise failure(f"could not delete {keys[0]}", error) from error
+
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        """Each folder is read once, when its first key is due."""
+        """Each folder is read once, when the listing reaches its first key."""
         path, below = self._below(prefix)
         try:
             for key, found in _in_order(self._files, path, below, after or ""):
@@ -175,14 +185,14 @@ class DirectoryStore(Store):
             raise failure(f"could not list {prefix or 'the store'}", error) from error
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        """Goes on where the last one ended, round and round; the first begins behind a few names.
+        """Each call continues where the last one ended, and starts again at the end; the first call skips some names.
 
-        So it costs what `n` objects cost, however many there are.
+        So its cost depends on `n`, not on the number of objects.
         """
         path, below = self._below(prefix)
         owner, walked = self._walks.pop(prefix, ("", iter(())))
         try:
-            # A forked child shares its parent's place in the folder.
+            # A forked child shares the position of its parent in the folder, so it starts a new walk.
             found: Sequence[_Listed] = [*islice(walked, n)] if owner == self._runtime.owner else []
             if len(found) < n:
                 skip = 0 if owner else self._runtime.rng.randrange(SKIP_PAGES * n)
@@ -197,7 +207,7 @@ class DirectoryStore(Store):
     def _begin_again(
         self, path: str, below: str, found: Sequence[_Listed], n: int, skip: int
     ) -> tuple[Sequence[_Listed], Iterator[_Listed]]:
-        """Enough objects from the beginning of the folder to make `n`, each once."""
+        """`found` and objects from the beginning of the folder, `n` in all, without duplicates."""
         known = {met.key: met for met in found}
         walked = _from_anywhere(self._files, path, below, skip)
         for met in walked:
@@ -230,7 +240,7 @@ class DirectoryStore(Store):
         while start + len(data) < stop:
             more = self._files.pread(fd, stop - start - len(data), start + len(data))
             if not more:
-                # F23: files are never changed in place, so another program has cut this one short.
+                # F23: Limpet never changes files in place, so another program has truncated this one.
                 raise Corrupt(f"{key} ends after {start + len(data)} bytes, before byte {stop}")
             data += more
         return data
@@ -239,7 +249,7 @@ class DirectoryStore(Store):
         return self._file_clock.modified(found.st_mtime_ns, self._probe)
 
     def _probe(self) -> None:
-        with suppress(OSError):  # without the right to write
+        with suppress(OSError):  # this process may lack the right to write
             self._writer.probe()
 
 
@@ -247,9 +257,16 @@ def _missing(key: Key) -> Missing:
     return Missing(f"there is no object {key}")
 
 
+def _not_a_file(key: Key, found: FileStat) -> LimpetError:
+    """The error for a name that is not a file: `Missing` for a folder, as in a bucket, `Corrupt` for a pipe, say."""
+    if stat.S_ISDIR(found.st_mode):
+        return _missing(key)
+    return Corrupt(f"{key} is neither a file nor a folder", hint="remove it; Limpet did not make it")
+
+
 # ---- listing: depth first, in key order or from a random place, one folder at a time ----
 #
-# A folder is open while it is read, and what is below it is looked at through it. Links are passed over.
+# A folder is open while it is read, and its files are examined through its descriptor. Links are skipped.
 
 
 class _Listed(NamedTuple):
@@ -260,7 +277,7 @@ class _Listed(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A name in a folder, and its key; that of a folder ends in a slash, so that it sorts like the keys below it."""
+    """A name in a folder, and its key. The key of a folder ends in a slash, so that it sorts like the keys below it."""
 
     key: str
     name: str
@@ -272,7 +289,7 @@ _Visit = Callable[[int, str], Iterator[_Name]]
 def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_Listed]:
     """The objects below `prefix` (empty, or with a slash at its end) whose key is above `after`, in key order.
 
-    A folder is read when its first key is due, and not at all if all its keys come before `after`.
+    A folder is read when the listing reaches its first key, and not at all if all its keys are below `after`.
     """
 
     def visit(folder: int, prefix: str) -> Iterator[_Name]:
@@ -290,7 +307,8 @@ def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_Lis
 
 
 def _from_anywhere(files: Files, path: str, prefix: str, skip: int) -> Iterator[_Listed]:
-    """The objects below `prefix` in no order, behind the first `skip` names of its folder. Folders are read lazily."""
+    """The objects below `prefix` in any order, without the first `skip` names of its folder. Folders are read
+    lazily."""
 
     def visit(folder: int, prefix: str) -> Iterator[_Name]:
         for name, is_folder in files.walk(folder):
@@ -305,7 +323,7 @@ def _from_anywhere(files: Files, path: str, prefix: str, skip: int) -> Iterator[
 
 
 def _folder_names(files: Files, path: str) -> list[str]:
-    """The names of the folders in a folder, sorted. One that is not there has none."""
+    """The names of the folders in a folder, sorted; none if it does not exist."""
     try:
         folder = files.open(path, FOLDER)
     except FileNotFoundError:
@@ -329,7 +347,8 @@ class _Level(NamedTuple):
 
 
 def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit) -> Iterator[_Listed]:
-    """One that is not there, or was removed meanwhile, has no names; any other error is an error (F23)."""
+    """Walk depth first. A folder that does not exist, or was removed meanwhile, has no names; any other error is raised
+    (F23). `first` visits the top folder, `visit` the others."""
     levels: list[_Level] = []
 
     def enter(path: str, prefix: str, visit: _Visit) -> None:
@@ -403,6 +422,8 @@ def _folder_path(prefix: str) -> str:
 
 def _segment_of(name: str, *, leaf: bool) -> str | None:
     """The key segment of a file (`leaf`) or folder; None if Limpet would not have named it so."""
+    if len(name) > DISK_NAME_BYTES_MAX:
+        return None
     part = name if "=" not in name else _decoded(name)
     return part if part is not None and disk_name(part, leaf=leaf) == name else None
 

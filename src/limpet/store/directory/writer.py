@@ -1,20 +1,22 @@
-"""How bytes reach the disk: fill a temp file, stamp it, put it in its place, make that durable.
+"""Writes files: fill a temp file, set its mtime, move it into place, sync the folder.
 
-**Versions.** A version is `mtime-inode-size`. The kernel's clock ticks every few milliseconds and inodes are used again
-at once, so that alone would let two swaps win (F15). Hence every write sets its own mtime: the file system's clock,
-minus a random part of a tick, and always above that of the object it replaces. Reading a version costs one `stat`.
+**Versions.** A version is `mtime-inode-size`. The kernel's clock ticks every few milliseconds and inode numbers are
+reused at once, so without more, two swaps could win (F15). Hence every write sets its own mtime: the file system's
+clock minus a random part of a tick, and always above that of the object it replaces. Reading a version costs one
+`stat`.
 
-**Exclusion.** A name comes to be by `link`, which is atomic. It changes or goes only under its lock. So what a holder
-of the lock has seen there stays until it acts, and what it has not seen can only appear by a `link`.
+**Exclusion.** A name is created by `link`, which is atomic. It is replaced or removed only under its lock. So an object
+that the holder of the lock has seen stays until the holder acts, and a missing one can only appear by a `link`. The one
+exception are names that are no longer used (`remove_in_order`): no process acts on the outcome of a write to them.
 
-**Reading back.** A write that is visible but could not be synced is unknown. Reading it back must not turn that into
-an acknowledgement: so the next read in that folder by this store syncs it first, and fails if that fails.
+**Reading back.** The outcome of a write that is visible but could not be synced is unknown. A read must not confirm it,
+so the next read in that folder by this store syncs the folder first, and fails if that fails.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from zlib import crc32
 
@@ -41,7 +43,7 @@ def version_of(found: FileStat) -> Version:
 
 
 class _ObjectPlace:
-    """Where an object goes: a name in a folder, and the folder once it is there."""
+    """Where an object is written: a name in a folder, and that folder once it is open."""
 
     __slots__ = ("folder", "name", "path")
 
@@ -54,7 +56,7 @@ class _ObjectPlace:
 
 
 class _Temp:
-    """A temp file: its name, in the folder of temp files, and what it is."""
+    """A temp file: its folder, its name and its stat."""
 
     __slots__ = ("folder", "name", "stat")
 
@@ -65,7 +67,7 @@ class _Temp:
 
 
 class FileWriter:
-    """Writes and removes the files of one root. Raises `OSError` for what failed with nothing changed."""
+    """Writes and removes the files of one root. Raises `OSError` for a call that failed and changed nothing."""
 
     def __init__(self, files: Files, folders: Folders, runtime: Runtime, clock: FileClock, *, durable: bool) -> None:
         self._files = files
@@ -81,7 +83,9 @@ class FileWriter:
         """Put `data` at `path` if `when` holds.   Raises: Conflict; OutcomeUnknown; OSError."""
         place = _ObjectPlace(path)
         place.folder = self._folders.enter(place.path)
-        old = look(self._files, place.folder, place.name)
+        create = isinstance(when, Absent)
+        # Before a create, this check only saves the temp file of a refused one; that pays where the file is synced.
+        old = look(self._files, place.folder, place.name) if self._durable or not create else None
         _refuse(key, when, old)
         temp = self._fill(data, above_ns=old.st_mtime_ns if old else -1)
         try:
@@ -90,7 +94,8 @@ class FileWriter:
                     self._create(temp, place)
                     return temp.stat
                 except FileExistsError:
-                    if isinstance(when, Absent):
+                    if create:
+                        look(self._files, place.folder, place.name)  # raises another error for a link
                         raise Conflict(f"{key} exists") from None
             return self._replace(key, place, temp, when)
         except BaseException:
@@ -98,10 +103,10 @@ class FileWriter:
             raise
 
     def confirm(self, path: str) -> None:
-        """See that a read does not confirm a write of ours whose folder could not be synced.   Raises: OSError."""
+        """Sync the folder of `path` if an earlier write of ours could not, before a read there.   Raises: OSError."""
         if self.doubtful and (above := parent(path)) in self.doubtful:
             folder = self._folders.enter(above)
-            if folder is not None:  # else it was pruned, and its objects deleted before that
+            if folder is not None:  # else it was pruned, after its objects were deleted
                 self._folders.sync(folder)
             self.doubtful.discard(above)
 
@@ -115,14 +120,35 @@ class FileWriter:
         try:
             with suppress(FileNotFoundError):
                 self._files.unlink(place.folder.fd, place.name)
-            # Synced even if it was gone already: whoever removed it may not have come so far.
-            self._settle(place.folder, f"{key} was deleted")
+            # Synced even if it did not exist: the process that removed it may have ended before its sync.
+            if self._durable:
+                self._settle(place.folder, f"{key} was deleted")
             self._folders.prune(place.path)
         finally:
             self._unlock(held)
 
+    def remove_in_order(self, paths: Sequence[str]) -> None:
+        """Remove files of one folder whose names are no longer used, in order, and the folders that this leaves empty.
+
+        It takes no locks. A lock keeps a name unchanged between the stat and the rename of a swap; a process that swaps
+        one of these names does not rely on the outcome (`Store.delete_in_order`).   Raises: OutcomeUnknown; OSError.
+        """
+        above = parent(paths[0])
+        folder = self._folders.enter(above)
+        if folder is None:
+            return
+        for path in paths:
+            try:  # noqa: SIM105 - suppress() costs as much as the call
+                self._files.unlink(folder.fd, path.rpartition("/")[2])
+            except FileNotFoundError:
+                pass
+            # Each before the next: after a power loss, no file may exist while a later one in the order is gone.
+            if self._durable:
+                self._settle(folder, f"{path} was deleted")
+        self._folders.prune(above)
+
     def probe(self) -> None:
-        """Read the file system's clock by a temp file, if there is a folder for those.   Raises: OSError."""
+        """Read the file system's clock from a new temp file, if the folder for temp files exists.   Raises: OSError."""
         folder = self._folders.enter(self._folders.temps)
         if folder is not None:
             name = self._temp_name()
@@ -140,7 +166,7 @@ class FileWriter:
         return f"{self._runtime.rng.getrandbits(64):016x}-{self._temps:x}"
 
     def _new_temp(self, folder: Folder, name: str) -> int:
-        """A new file with the rights that all have, open for writing."""
+        """A new file with the rights of the store, open for writing."""
         fd = self._files.create(folder.fd, name, PRIVATE)
         if self._folders.access != PRIVATE:
             try:
@@ -152,10 +178,10 @@ class FileWriter:
         return fd
 
     def _fill(self, data: bytes, *, above_ns: int) -> _Temp:
-        """A durable temp file with `data`, stamped above `above_ns`."""
+        """A durable temp file with `data` and an mtime above `above_ns`."""
         files = self._files
         name = self._temp_name()
-        folder, fd = self._folders.in_temps(lambda folder: (folder, self._new_temp(folder, name)))
+        folder, fd = self._folders.in_temps(self._new_temp, name)
         try:
             try:
                 written = files.write(fd, data)
@@ -198,7 +224,7 @@ class FileWriter:
             self._files.close(fd)
 
     def _drop(self, folder: Folder, name: str) -> None:
-        """Remove a temp file. One that stays is swept another day."""
+        """Remove a temp file. If that fails, a later sweep removes it."""
         try:  # noqa: SIM105 - suppress() costs as much as the call
             self._files.unlink(folder.fd, name)
         except OSError:
@@ -207,7 +233,7 @@ class FileWriter:
     def _sweep(self, folder: Folder, now_ns: int) -> None:
         """Remove the temp files of writers that were killed long ago, by the file system's clock (F27)."""
         for name, is_folder in self._files.scandir(folder.fd):
-            # Another user's temp file, or one that is gone by now, is not ours to worry about.
+            # A temp file of another user, or one that is gone by now, is left alone.
             with suppress(OSError):
                 if self._files.stat(folder.fd, name).st_mtime_ns < now_ns - TEMP_AGE_NS_MAX:
                     (self._files.rmdir if is_folder else self._files.unlink)(folder.fd, name)
@@ -226,8 +252,8 @@ class FileWriter:
                 old = look(self._files, place.folder, place.name)
                 _refuse(key, when, old)
                 if old is None:
-                    # Deleted meanwhile. Not by rename: a file that is linked just now would be replaced unseen, and
-                    # the stamp might not lie above its own.
+                    # Deleted meanwhile. No rename: it would replace a file that was linked since the check, whose
+                    # mtime may be higher.
                     try:
                         self._create(temp, place)
                     except FileExistsError:
@@ -260,10 +286,11 @@ class FileWriter:
                 raise
         else:
             raise missing
-        self._settle(folder, place)
+        if self._durable:
+            self._settle(folder, place)
 
     def _landed(self, place: _ObjectPlace, new: FileStat) -> bool:
-        """Whether a failed move was made all the same; if that cannot be told, yes."""
+        """Whether a move took effect although it raised an error; True if that is unknown."""
         if place.folder is None:
             return False
         try:
@@ -275,13 +302,12 @@ class FileWriter:
         return version_of(found) == version_of(new)
 
     def _settle(self, folder: Folder, what: object) -> None:
-        """Make a change in `folder` durable.   Raises: OutcomeUnknown, for it is visible already."""
-        if self._durable:
-            try:
-                self._folders.sync(folder)
-            except OSError as error:
-                self.doubtful.add(folder.path)
-                raise not_durable(str(what), error) from error
+        """Make a change in `folder` durable.   Raises: OutcomeUnknown if that fails: the change is visible already."""
+        try:
+            self._folders.sync(folder)
+        except OSError as error:
+            self.doubtful.add(folder.path)
+            raise not_durable(str(what), error) from error
 
     # -- locks
 
@@ -295,9 +321,9 @@ class FileWriter:
             return self._files.lock(path)
 
     def _make_lock(self, name: str) -> None:
-        """It gets its rights before its name, as every object does."""
+        """Make a lock file. As for every object, its rights are set before it gets its name."""
         temp = self._temp_name()
-        temps, fd = self._folders.in_temps(lambda folder: (folder, self._new_temp(folder, temp)))
+        temps, fd = self._folders.in_temps(self._new_temp, temp)
         try:
             self._files.close(fd)
             locks = self._folders.enter_locks()
@@ -307,7 +333,7 @@ class FileWriter:
             self._drop(temps, temp)
 
     def _unlock(self, held: int) -> None:
-        # What was done is done; a lock that cannot be given back goes with its descriptor.
+        # The write has happened; a lock that cannot be released ends when its descriptor is closed.
         try:  # noqa: SIM105 - as above
             self._files.unlock(held)
         except OSError:
@@ -315,7 +341,7 @@ class FileWriter:
 
 
 def _refuse(key: Key, when: When, found: FileStat | None) -> None:
-    """Raises: Conflict, if `when` does not hold for what is there."""
+    """Raises: Conflict if `when` does not hold for the file that was found."""
     if isinstance(when, Match):
         if found is None or version_of(found) != when.version:
             raise Conflict(f"{key} is no longer version {when.version}")

@@ -1,0 +1,202 @@
+"""Files that other programs wrote, in a local folder or below a prefix of a store: the input of `adopt`.
+
+The caller says at which depth of which folders files are read: `{"": (0,), "inbox": (1,)}` are the files at the top
+level and those in the folders of `inbox/`. File names are arbitrary, and the contents are not trusted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from limpet.errors import LimpetError, Missing
+from limpet.keys import Key, join
+from limpet.store.api import Stat, Store, Version, check_size
+from limpet.store.directory.files import failure
+from limpet.store.directory.plain import PlainFiles
+
+Folders = Mapping[str, Collection[int]]
+"""By folder, the allowed numbers of folders between it and its files. The empty name is the top level."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A file that was not imported, and why. It is not changed."""
+
+    name: str
+    reason: str
+
+
+def bad_file(name: str, reason: str | LimpetError) -> BadFile:
+    """Report an invalid file. On a disk its name may not be valid Unicode."""
+    if isinstance(reason, LimpetError):
+        reason = f"{reason} ({reason.hint})" if reason.hint else str(reason)
+    return BadFile(name.encode(errors="replace").decode(), reason)
+
+
+class FileSource(Protocol):
+    """Files by their name below one folder."""
+
+    def files(self) -> Iterator[Stat]:
+        """Every file, folder by folder; `key` is its name.   Raises: Missing if there is no such folder."""
+
+    def read(self, names: Sequence[str], *, size_max: int) -> Mapping[str, bytes | LimpetError]:
+        """The bytes of each, or the error of its read: Corrupt for a file of more than `size_max` bytes."""
+
+    def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
+        """Delete each; None, or the error."""
+
+    def prune(self, folder: str) -> None:
+        """Remove the folders at and below `folder` that are empty."""
+
+
+class StoreSource:
+    """Files below a prefix of a store."""
+
+    def __init__(self, store: Store, prefix: str, folders: Folders) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._folders = folders
+
+    def files(self) -> Iterator[Stat]:
+        """Other folders are skipped.   Cost: 1 LIST a folder, and 1 per 1,000 files."""
+        after: str | None = None
+        while True:
+            for stat in self._store.list(self._prefix, after=after):
+                name = stat.key[len(self._prefix) + 1 :] if self._prefix else stat.key
+                folder, slash, rest = name.partition("/")
+                if (rest or name).count("/") in self._folders.get(folder if slash else "", ()):
+                    yield Stat(Key(name), stat.size, stat.version, stat.modified)
+                elif slash and folder not in self._folders:
+                    # all names in the folder sort before this one
+                    after = join(self._prefix, f"{folder}0")
+                    break
+            else:
+                return
+
+    def read(self, names: Sequence[str], *, size_max: int) -> Mapping[str, bytes | LimpetError]:
+        """Cost: 1 GET each."""
+        found = self._store.get_many([self._key(name) for name in names], size_max=size_max)
+        blobs = {name: found[self._key(name)] for name in names}
+        return {name: blob if isinstance(blob, LimpetError) else blob.data for name, blob in blobs.items()}
+
+    def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
+        """Cost: 1 DELETE each."""
+        done = self._store.delete_many([self._key(name) for name in names])
+        return {name: done[self._key(name)] for name in names}
+
+    def prune(self, folder: str) -> None:
+        """A store has no empty folders."""
+
+    def _key(self, name: str) -> Key:
+        return join(self._prefix, name)
+
+
+class FolderSource:
+    """A local folder with file names of another program. Symbolic links below it are not followed.
+
+    `root`: a folder above it, such as that of a store, below which links are not followed either.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], folders: Folders, *, root: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._path = Path(path)
+        self._folders = folders
+        self._files = PlainFiles(root or path)
+        self._at = os.path.relpath(path, root) if root else ""
+
+    def files(self) -> Iterator[Stat]:
+        """In the order in which the folders were named."""
+        if not self._path.is_dir():
+            raise Missing(f"there is no folder {self._path}")
+        for folder, depths in self._folders.items():
+            for depth in sorted(depths):
+                yield from self._below(folder, depth)
+
+    def _below(self, folder: str, depth: int) -> Iterator[Stat]:
+        if not depth:
+            yield from self._in(folder)
+            return
+        for inner in sorted(self._inner(folder)):
+            yield from self._below(f"{folder}/{inner}" if folder else inner, depth - 1)
+
+    def _in(self, folder: str) -> Iterator[Stat]:
+        with self._scan(folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    try:
+                        found = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # deleted since its name was read
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    yield Stat(Key(name), found.st_size, Version(""), _time(found.st_mtime))
+
+    def _inner(self, folder: str) -> list[str]:
+        with self._scan(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    @contextmanager
+    def _scan(self, folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """The entries of a folder; none if it does not exist.   Raises: Denied; Unavailable."""
+        with ExitStack() as stack:
+            entries: Iterator[os.DirEntry[str]] = iter(())
+            try:
+                opened = stack.enter_context(self._files.folder(self._name(folder)))
+                entries = stack.enter_context(os.scandir(opened))
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                raise _failure(f"cannot list {self._path / folder}", error) from None
+            yield entries
+
+    def _name(self, name: str) -> str:
+        return "/".join(part for part in (self._at, name) if part)
+
+    def read(self, names: Sequence[str], *, size_max: int) -> Mapping[str, bytes | LimpetError]:
+        found: dict[str, bytes | LimpetError] = {}
+        for name in names:
+            try:
+                with open(self._files.read(self._name(name)), "rb") as file:
+                    check_size(Key(name), os.fstat(file.fileno()).st_size, size_max)
+                    found[name] = file.read(size_max)
+            except OSError as error:
+                found[name] = _failure(f"cannot read {self._path / name}", error)
+            except LimpetError as error:
+                found[name] = error
+        return found
+
+    def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
+        done: dict[str, LimpetError | None] = {}
+        for name in names:
+            try:
+                self._files.delete(self._name(name))
+                done[name] = None
+            except OSError as error:
+                done[name] = _failure(f"cannot delete {self._path / name}", error)
+        return done
+
+    def prune(self, folder: str) -> None:
+        try:
+            self._files.prune(self._name(folder))
+        except OSError as error:
+            raise _failure(f"cannot remove empty folders of {self._path / folder}", error) from None
+
+
+def _failure(what: str, error: OSError) -> LimpetError:
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"{what}: it does not exist")
+    return failure(what, error)
+
+
+def _time(seconds: float) -> datetime:
+    """The time of a file; `datetime.max` if it is out of range."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.max.replace(tzinfo=UTC)
