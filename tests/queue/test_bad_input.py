@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import limpet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unsupported
+from limpet.keys import QueueKeys
 from limpet.lease import State
 from limpet.queue import Policy
 from limpet.queue.entry import PAYLOAD_BYTES_MAX, batch_bytes
@@ -199,6 +201,8 @@ def test_names_that_no_queue_has(name: Any) -> None:
         {"rate_per_s": -1},
         {"retention_s": 3600},
         {"retention_s": float("nan")},
+        {"poll_s": 0},
+        {"poll_s": float("nan")},
         {"max_retries": 3},
     ],
     ids=str,
@@ -220,8 +224,9 @@ def test_the_settings_that_there_are() -> None:
         concurrency=3,
         rate_per_s=4,
         retention_s=7 * 86400,
+        poll_s=5,
     )
-    assert queue.policy == Policy(2, 30, None, 1, 2, 3, 4, 7 * 86400)
+    assert queue.policy == Policy(2, 30, None, 1, 2, 3, 4, 7 * 86400, 5)
 
 
 def test_a_reader_may_look_and_not_touch(tmp_path: Path) -> None:
@@ -480,7 +485,7 @@ def test_a_payload_that_cannot_be_read_fails_alone_and_is_told(world: World, pay
         entry = ids[0].rpartition(".")[0]
         lines = [b'{"n":0}', payload, b'{"n":2}']
         world.write(f"pending/{entry}/tasks.jsonl", batch_bytes(lines, pushed_at=EPOCH, write_id="w"))
-        bad, beside = ids[1], [ids[0], ids[2]]
+        bad, beside = str(ids[1]), [str(ids[0]), str(ids[2])]
     else:
         process.queue.push({}, id="x")
         world.write("pending/x/task.json", wrapped(payload))
@@ -521,6 +526,8 @@ HOSTILE_LEASES = [
     (b'"seq":1', b'"seq":' + b"1" * 4300),
     (b'"token":1', b'"token":' + b"1" * 4300),
     (b'"token":1', b'"token":9007199254740991'),
+    (b'"token":1', b'"token":%d' % (1 << 50)),
+    (b'"charged":0', b'"charged":0,"done":[1],"failed":[999]'),
     (b'"charged":0', b'"charged":0,"failed":[0]'),
     (b'"charged":0', b'"charged":0,"attempts":{"0":-100000000}'),
     (b'"charged":0', b'"charged":0,"attempts":{"0":1e300}'),
@@ -710,3 +717,32 @@ def test_a_record_may_have_fields_that_we_do_not_know(world: World) -> None:
     record = msgspec.json.decode(world.read("pending/x/task.json"))
     world.write("pending/x/task.json", msgspec.json.encode({**record, "colour": "blue"}))
     assert process.drain() == ["x"]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_foreign_object_of_the_other_kind_does_not_end_a_task(batch: bool) -> None:
+    fleet = limpet.open("memory://")
+    queue = fleet.queue("q")
+    id_ = queue.push_many([{"n": 1}, {"n": 2}])[0] if batch else queue.push({"n": 1}, id="x").id
+    entry = id_.rpartition(".")[0] if batch else id_
+    fleet.store.put(QueueKeys.of("q").tasks(entry, batch=not batch), b"{")
+    for _ in range(3):
+        with queue.claim() as claim:
+            for task in claim:
+                task.done(task.payload)
+    assert queue.result(id_).value == {"n": 1}
+
+
+def test_a_pipe_in_place_of_a_lease_fails_its_task_alone(tmp_path: Path) -> None:
+    queue = limpet.open(tmp_path / "fleet", durability="os").queue("q")
+    bad, good = queue.push({"n": 1}), queue.push({"n": 2})
+    os.mkfifo(tmp_path / "fleet/queues/q/pending" / bad.id / "lease.json")
+    with queue.claim() as claim:
+        for task in claim:
+            task.done()
+    assert not queue.claim()
+    assert queue.result(good.id).state == "completed"
+    assert [(notice.id, notice.failed) for notice in queue.notices()] == [(bad.id, 1)]
+    assert "neither a file nor a folder" in (queue.result(bad.id).error or "")
+    assert queue.stats().pending == 0
+    assert queue.retry(bad.id)

@@ -27,18 +27,24 @@ from limpet.queue.decide import (
     charged,
     claimable,
     claimed,
+    completion,
     error_of,
     errors_of,
     exhausted,
+    first_done,
     freed,
     handed_back,
     lists_done,
+    may_start,
     must_charge,
     open_tasks,
     progressed,
+    start_order,
+    task_receipt,
+    trimmed,
     waits_left,
 )
-from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, EntryLease, Receipt
+from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, Content, EntryLease, Receipt
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0
@@ -189,6 +195,8 @@ def test_every_field_of_a_lease_that_is_taken() -> None:
     assert claim_by(None) == record(**mine, token=1, attempt=1, charged=0)
     before = record(State.FREE, name="y", attempt=4, charged=2, running=1, wait_s=9.0, not_before=at(9), waits={1: 9.0})
     assert claim_by(before) == record(**mine, token=4, attempt=4, charged=2)
+    dead = record(State.HELD, running=1, beside=[4, 2], done=[2], suspects=[3])
+    assert (claim_by(dead).running, claim_by(dead).beside, claim_by(dead).suspects) == (None, [], [3, 1, 4])
 
 
 @pytest.mark.parametrize(
@@ -215,6 +223,9 @@ DIED = AttemptRecord(attempt=2, at=at(500), worker="host:1", error=ABANDONED)
         (State.HELD, {"running": 1, "errors": {0: [note()]}}, {0: [note()], 1: [DIED]}),
         (State.HELD, {"running": 1, "errors": {1: [note()]}}, {1: [note(), DIED]}),
         (State.HELD, {"errors": {1: [note()]}}, {1: [note()]}),
+        (State.HELD, {"beside": [0, 2]}, {0: [DIED], 2: [DIED]}),
+        (State.HELD, {"running": 1, "beside": [2, 0, 3], "done": [0], "waits": {3: 1.0}}, {1: [DIED], 2: [DIED]}),
+        (State.FREE, {"running": 1, "beside": [2]}, {}),
         # it is not running any more: it has ended, or rests until its next attempt
         (State.HELD, {"running": 1, "done": [1]}, {}),
         (State.HELD, {"running": 1, "failed": [1]}, {}),
@@ -241,6 +252,67 @@ def test_a_claim_is_of_the_entry_that_was_claimed_whatever_the_record_says() -> 
 )
 def test_must_charge(token: int, max_attempts: int, by_swap: bool) -> None:
     assert must_charge(record(token=token), Policy(max_attempts=max_attempts)) is by_swap
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "suspects"),
+    [
+        (State.HELD, {}, []),
+        (State.HELD, {"running": 1}, [1]),
+        (State.HELD, {"running": 1, "beside": [0, 2]}, [1, 0, 2]),
+        (State.HELD, {"running": 1, "beside": [1, 1, 2, 2]}, [1, 2]),
+        (State.HELD, {"running": 1, "beside": [0, 2, 3], "done": [0], "failed": [2], "waits": {3: 0.0}}, [1]),
+        (State.HELD, {"suspects": [4, 1]}, [4, 1]),
+        (State.HELD, {"suspects": [4, 1], "running": 1, "beside": [2]}, [4, 1, 2]),
+        (State.FREE, {"running": 1, "beside": [2]}, []),
+        (State.FREE, {"suspects": [4]}, [4]),
+    ],
+)
+def test_the_tasks_that_ran_when_a_holder_died_are_suspects(
+    state: State, fields: dict[str, Any], suspects: list[int]
+) -> None:
+    assert claim_by(record(state, **fields)).suspects == suspects
+
+
+@pytest.mark.parametrize(
+    ("fields", "order"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"done": [0], "failed": [3]}, [1, 2, 4]),
+        ({"waits": {1: 5.0}}, [0, 2, 3, 4]),
+        ({"suspects": [3, 1]}, [1, 3, 0, 2, 4]),
+        ({"suspects": [3, 1], "done": [0, 1], "waits": {4: 5.0}}, [3, 2]),
+    ],
+)
+def test_suspects_are_started_first(fields: dict[str, Any], order: list[int]) -> None:
+    assert start_order(record(**fields), 5) == order
+
+
+@pytest.mark.parametrize(
+    ("n", "running", "suspects", "maximum", "concurrency", "may"),
+    [
+        (0, [], [], 5, None, True),
+        (1, [0], [], 5, None, True),
+        (1, [0], [], 2, None, True),
+        (1, [0, 2], [7], 5, None, True),
+        # nothing beside a suspect, and a suspect beside nothing
+        (0, [], [0, 1], 5, None, True),
+        (1, [0], [0, 1], 5, None, False),
+        (2, [0], [0, 1], 5, None, False),
+        (2, [3, 0], [0, 1], 5, None, False),
+        (1, [3], [0, 1], 5, None, False),
+        # one attempt, or a limit: one at a time
+        (0, [], [], 1, None, True),
+        (1, [0], [], 1, None, False),
+        (0, [], [], 5, 9, True),
+        (1, [0], [], 5, 9, False),
+    ],
+)
+def test_what_may_start_beside_what_runs(
+    n: int, running: list[int], suspects: list[int], maximum: int, concurrency: int | None, may: bool
+) -> None:
+    policy = Policy(max_attempts=maximum, concurrency=concurrency)
+    assert may_start(n, running=running, suspects=suspects, policy=policy) is may
 
 
 # ---- attempts ----
@@ -282,11 +354,44 @@ def test_exhausted(charge: int, attempts: dict[int, int], done: list[int], maxim
 
 
 def test_charging_names_the_task_and_ends_its_wait() -> None:
-    after = charged(record(charged=1, attempts={2: 5}, waits={1: 9.0, 2: 8.0}), 1)
+    after = charged(record(charged=1, attempts={2: 5}, waits={1: 9.0, 2: 8.0}), [1])
     assert (after.running, after.attempts, after.attempt, after.waits) == (1, {1: 2, 2: 5}, 2, {2: 8.0})
-    again = charged(after, 2)
+    again = charged(after, [2])
     assert (again.running, again.attempts, again.attempt, again.waits) == (2, {1: 2, 2: 6}, 6, {})
-    assert (again.state, again.token) == (State.HELD, 3)
+    assert (again.state, again.token, again.beside) == (State.HELD, 3, [1]), "it has no verdict: it runs on"
+
+
+def test_a_group_of_starts_is_charged_and_named_at_once() -> None:
+    before = record(
+        charged=1, attempts={2: 5}, waits={3: 9.0, 6: 8.0}, running=0, beside=[1, 2], done=[1], suspects=[0]
+    )
+    after = charged(before, [3, 4, 5])
+    assert (after.running, after.beside) == (3, [4, 5, 0, 2])
+    assert (after.attempts, after.attempt, after.waits) == ({2: 5, 3: 2, 4: 2, 5: 2}, 2, {6: 8.0})
+    assert after.suspects == [0]
+
+
+@pytest.mark.parametrize(
+    ("before", "progress", "running", "beside", "suspects"),
+    [
+        ({}, {}, None, [], []),
+        ({}, {"running": [2]}, 2, [], []),
+        ({}, {"running": [2, 0]}, 2, [0], []),
+        ({"running": 1, "beside": [3]}, {}, 1, [3], []),
+        ({"running": 1, "beside": [3]}, {"running": [3, 4, 1]}, 3, [4, 1], []),
+        ({"running": 1, "beside": [3, 4]}, {"done": [1]}, 3, [4], []),
+        ({"running": 1, "beside": [3, 4]}, {"done": [1], "failed": [3], "due_s": {4: 9.0}}, None, [], []),
+        ({"running": 1, "beside": [2], "waits": {2: 1.0}}, {}, 1, [], []),
+        ({"beside": [2]}, {}, 2, [], []),
+        ({"suspects": [1, 3, 4]}, {}, None, [], [1, 3, 4]),
+        ({"suspects": [1, 3, 4, 5]}, {"done": [1], "failed": [3], "due_s": {4: 9.0}}, None, [], [5]),
+    ],
+)
+def test_a_verdict_ends_a_run_and_a_suspicion(
+    before: dict[str, Any], progress: dict[str, Any], running: int | None, beside: list[int], suspects: list[int]
+) -> None:
+    after = progressed(record(**before), Progress(**progress), 0.0)
+    assert (after.running, after.beside, after.suspects) == (running, beside, suspects)
 
 
 # ---- progress ----
@@ -399,7 +504,9 @@ def test_the_figures_of_errors() -> None:
 def test_errors_that_fit_exactly_are_kept_whole() -> None:
     notes = long_errors(31)
     assert sum(NOTE_CHARS + len(each.error) + len(each.traceback or "") for [each] in notes.values()) == 65_536
-    assert progressed(record(errors=notes), Progress(), 0.0).errors == notes
+    after = progressed(record(errors=notes), Progress(), 0.0).errors
+    assert after == notes
+    assert [*after] == [*range(31)], "in the order of their tasks, as they were written before"
 
 
 def test_of_errors_that_do_not_fit_the_oldest_are_cut_short() -> None:
@@ -422,6 +529,24 @@ def test_what_does_not_fit_even_when_cut_short_is_dropped_and_the_order_of_attem
     assert sorted(brief) == [(3, n) for n in range(24, 30)], "six more, of 320 characters each"
 
 
+@pytest.mark.parametrize(("spare", "whole"), [(0, True), (1, True), (-1, False)])
+def test_an_error_that_fits_exactly_beside_the_newer_ones_is_kept_whole(spare: int, whole: bool) -> None:
+    """The oldest has no room any more, not even cut short."""
+    notes = {n + 1: each for n, each in long_errors(31, spare).items()}
+    after = progressed(record(errors={**notes, 0: [note(1, "o" * LONG, at_s=-1.0)]}), Progress(), 0.0).errors
+    assert {n: after[n] for n in range(2, 32)} == {n: notes[n] for n in range(2, 32)}
+    assert after[1] == (notes[1] if whole else [note(1, "e" * 200)])
+    assert (0 in after) is not whole
+
+
+@pytest.mark.parametrize(("room", "kept"), [(319, False), (320, True), (321, True)])
+def test_an_error_that_fits_exactly_when_cut_short_is_kept(room: int, kept: bool) -> None:
+    notes = {n + 1: each for n, each in long_errors(31, spare=room).items()}
+    after = progressed(record(errors={**notes, 0: [note(1, "o" * LONG, at_s=-1.0)]}), Progress(), 0.0).errors
+    assert {n: after[n] for n in range(1, 32)} == notes
+    assert after.get(0) == ([note(1, "o" * 200, at_s=-1.0)] if kept else None)
+
+
 # ---- letting go ----
 
 
@@ -433,14 +558,16 @@ def test_what_does_not_fit_even_when_cut_short_is_dropped_and_the_order_of_attem
         ({0: 5.0, 1: 7.0, 2: 9.0}, [], 5.0),
         ({0: 5.0, 1: 7.0, 2: 9.0}, [0], 7.0),
         ({0: 5.0}, [1, 2], 5.0),
+        ({0: 0.25}, [1, 2], 0.25),
         ({0: 5.0}, [0, 1, 2], 0.0),
     ],
 )
 def test_a_freed_entry_rests_until_the_first_of_its_open_tasks_is_due(
     waits: dict[int, float], done: list[int], wait_s: float
 ) -> None:
-    after = freed(record(waits=waits, done=done, running=1), 3, at(100))
+    after = freed(record(waits=waits, done=done, running=1, beside=[2], suspects=[0]), 3, at(100))
     assert (after.state, after.running, after.wait_s, after.token) == (State.FREE, None, wait_s, 3)
+    assert (after.beside, after.suspects) == ([], [0])
     assert after.not_before == (at(100 + wait_s) if wait_s else None)
 
 
@@ -456,11 +583,20 @@ def test_a_freed_entry_rests_until_the_first_of_its_open_tasks_is_due(
         pytest.param({"charged": 1, "attempts": {2: 2}, "running": 2}, {0, 1, 2}, [], [1, 1, 1], id="unheard charge"),
         pytest.param({"charged": 1, "attempts": {2: 2}, "running": 2}, {0, 1}, [2], [1, 1, 2], id="running, judged"),
         pytest.param({}, {0, 1, 2}, [0], [0, 0, 0], id="never below zero"),
+        pytest.param(
+            {"charged": 1, "attempts": {0: 2, 1: 2, 2: 2}, "running": 0, "beside": [1, 2]},
+            {0, 1},
+            [],
+            [1, 1, 2],
+            id="several run",
+        ),
+        pytest.param({"charged": 1, "attempts": {1: 2}, "beside": [1]}, {0, 1, 2}, [], [1, 1, 1], id="beside alone"),
     ],
 )
 def test_handing_back(before: dict[str, Any], returned: set[int], started: list[int], attempts: list[int]) -> None:
     after = handed_back(record(**{"charged": 0, **before}), returned, started=started)
     assert [attempts_of(after, n) for n in range(3)] == attempts
+    assert (after.running, after.beside) == (None, [])
 
 
 @given(st.integers(1, 6), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)), st.booleans())
@@ -475,7 +611,7 @@ def test_a_claim_that_is_handed_back_was_never_made(
     progress = Progress(due_s=dict.fromkeys(nacked, 10.0))
     for n in sorted(started | nacked):
         if must_charge(lease, policy):
-            lease = charged(lease, n)
+            lease = charged(lease, [n])
         else:
             progress.attempts[n] = attempts_of(lease, n) + 1
     lease = progressed(lease, progress, 0.0)
@@ -486,7 +622,8 @@ def test_a_claim_that_is_handed_back_was_never_made(
 
 
 def test_cancelled_is_for_good_and_keeps_the_token() -> None:
-    after = cancelled(record(running=1, done=[0]))
+    after = cancelled(record(running=1, beside=[2], done=[0]))
+    assert after.beside == []
     assert (after.state, after.running, after.token, after.done) == (State.CANCELLED, None, 3, [0])
 
 
@@ -508,6 +645,12 @@ def test_cancelled_is_for_good_and_keeps_the_token() -> None:
 def test_backoff_doubles_up_to_a_limit(attempts: int, chance: float, expected: float) -> None:
     policy = Policy(backoff_s=2.0, backoff_max_s=300.0)
     assert backoff_s(policy, attempts, chance) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("attempts", "doublings"), [(30, 29), (31, 30), (32, 30), (33, 30), (10**9, 30)])
+def test_backoff_doubles_thirty_times_at_most(attempts: int, doublings: int) -> None:
+    """So that no number of attempts makes a number that a float cannot hold."""
+    assert backoff_s(Policy(backoff_s=2.0, backoff_max_s=1e12), attempts, 0.0) == 2.0**doublings
 
 
 @given(st.integers(1, 100), st.floats(0, 0.999), st.floats(0, 1e6), st.floats(0, 1e6))
@@ -540,3 +683,97 @@ def test_the_failed_attempts_in_a_receipt(state: Any, error: str | None, kept: l
 @pytest.mark.parametrize(("n", "done"), [(0, True), (1, False), (2, True), (3, False)])
 def test_which_tasks_the_receipt_of_a_batch_lists_as_done(n: int, done: bool) -> None:
     assert lists_done(Receipt(state="completed", id="x", count=3, finished_at=EPOCH, failed=[1]), n) is done
+
+
+# ---- receipts ----
+
+
+@pytest.mark.parametrize(
+    ("whole", "own", "ended", "counts"),
+    [
+        ("none", False, False, None),
+        ("none", False, True, None),
+        ("none", True, False, None),
+        ("none", True, True, "own"),
+        ("done", False, True, "whole"),
+        ("done", True, True, "whole"),
+        ("done, own first", True, True, "own"),
+        ("done, own first", False, True, "whole"),
+        ("failed", False, True, None),
+        ("failed", True, True, "own"),
+        ("failed", True, False, None),
+    ],
+)
+def test_which_receipt_counts(whole: str, own: bool, ended: bool, counts: str | None) -> None:
+    receipts: dict[str, Receipt | None] = {
+        "none": None,
+        "done": Receipt(state="completed", id="b", count=2, finished_at=EPOCH, own=[0]),
+        "done, own first": Receipt(state="completed", id="b", count=2, finished_at=EPOCH, own=[1]),
+        "failed": Receipt(state="completed", id="b", count=2, finished_at=EPOCH, failed=[1]),
+    }
+    single = Receipt(state="completed", id="b.1", finished_at=EPOCH) if own else None
+    found = completion(1, whole=receipts[whole], own=single, ended=ended)
+    assert found is {"own": single, "whole": receipts[whole], None: None}[counts]
+
+
+CONTENT = Content(("x", "y"), (b"1", b"2"), EPOCH, retries=2, minted=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "kept"),
+    [
+        ("failed", 0, []),
+        ("failed", 1, [1, 9]),
+        ("failed", 3, [1, 2, 3, 9]),
+        ("completed", 0, []),
+        ("completed", 2, []),
+        ("cancelled", 2, []),
+    ],
+)
+def test_which_attempts_a_receipt_names(state: Any, before: int, kept: list[int]) -> None:
+    errors = {1: [note(n) for n in range(1, before + 1)], 0: [note(7)]}
+    found = task_receipt(record(errors=errors), CONTENT, 1, state, attempts=9, wall=at(5), error="no", trace="at")
+    assert [each.attempt for each in found.errors] == kept
+    assert (found.id, found.attempts, found.finished_at, found.retries) == ("y", 9, at(5), 2)
+    assert bytes(found.payload) == b"2"
+    if kept:
+        assert found.errors[-1] == AttemptRecord(attempt=9, at=at(5), worker="host:1", error="no", traceback="at")
+
+
+def test_a_receipt_keeps_the_end_of_a_traceback() -> None:
+    trace = "".join(f"{n:04}" for n in range(2001))
+    found = task_receipt(record(), CONTENT, 0, "failed", attempts=1, wall=EPOCH, error="e" * 2001, trace=trace)
+    assert found.traceback == trace[4:]
+    assert len(found.traceback) == 8000
+    assert found.error == "e" * 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("", ""),
+        ("abcdefghijkl", "abcdefghijkl"),
+        ("abcdefghijklm", "abcd\n...\nklm"),
+        ("abcdefghijklmnopqrstuvwxyz", "abcd\n...\nxyz"),
+    ],
+)
+def test_a_long_text_keeps_its_beginning_and_its_end(text: str, kept: str) -> None:
+    """A third of the room for the beginning, and the rest for the end."""
+    assert trimmed(text, 12) == kept
+
+
+# ---- what is done before the batch has ended ----
+
+
+@pytest.mark.parametrize(
+    ("token", "settled", "shown"),
+    [(1, 0, [4, 2, 7]), (1, 1, [4, 2, 7]), (2, 0, []), (2, 2, [4, 2]), (3, 1, [4])],
+)
+def test_only_what_the_first_claim_has_done_counts_before_the_end(token: int, settled: int, shown: list[int]) -> None:
+    lease = record(token=token, done=[4, 2, 7], settled=settled)
+    assert first_done(lease) == shown
+    taken = claim_by(lease)
+    assert first_done(taken) == shown
+    more = msgspec.structs.replace(taken, done=[*taken.done, 5])
+    assert first_done(more) == shown, "a later claim's own ones do not"
+    assert first_done(claim_by(more)) == shown

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
+from limpet.errors import Conflict
 from limpet.keys import Key
-from limpet.queue.queue import AGE_MAX_S, PAGE, YOUNG_READS_MAX
-from limpet.store import MemoryStore
+from limpet.queue import BucketQueue
+from limpet.queue.queue import AGE_MAX_S, PAGE, YOUNG_READS_MAX, Candidate, CandidatePage, Discovery
+from limpet.runtime import system
+from limpet.store import Always, MemoryStore, Version, When
 from limpet.store.api import Stat
+from limpet.worker import Job, Worker
 from support.queue import ROOT, TTL_S, Process, World, held, rounds
 
 
@@ -307,3 +313,91 @@ def test_a_queue_whose_name_begins_alike_is_left_alone(world: World) -> None:
     assert process.queue.stats().pending == 0
     assert process.queue.purge() == 0
     assert world.memory.get(Key("queues/q2/pending/x/task.json")).data == b"not ours"
+
+
+# ---- many threads of one process ----
+
+
+class FarStore(MemoryStore):
+    """A bucket whose requests take a few milliseconds, so that the threads of a worker overlap."""
+
+    far = True
+    at_once = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        time.sleep(0.003)
+        try:
+            return super().put(key, data, when=when)
+        except Conflict:
+            self.calls["refused"] += 1
+            raise
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        time.sleep(0.003)
+        self.calls["list"] += 1
+        return super().sample(prefix, n)
+
+
+def test_the_threads_of_a_process_share_a_page_and_lose_no_claim_to_each_other() -> None:
+    store = FarStore()
+    queue = BucketQueue(store, "q", system())
+    for n in range(0, 1500, 30):
+        queue.push_many([{"n": n + k} for k in range(30)], batch=1)
+    ran: list[int] = []
+    store.calls.clear()
+    Worker([Job(queue, lambda payload: ran.append(payload["n"]))], system(), threads=16, burst=True).run()
+    assert sorted(ran) == [*range(1500)]
+    assert store.calls["refused"] <= 15  # two listings in a row may show an entry as free that was claimed in between
+    assert store.calls["list"] <= 30
+
+
+def test_a_page_leaves_out_what_another_thread_is_claiming(world: World) -> None:
+    fill(world, 3)
+    discovery = world.process().queue._discovery
+    discovery.list_page()
+    claiming = discovery.next()
+    assert claiming is not None
+    page = discovery.list_page()
+    assert page is not None
+    assert len(page.candidates) == 2
+    discovery.tried(claiming)
+    page = discovery.list_page()
+    assert page is not None
+    assert len(page.candidates) == 3
+
+
+def test_a_page_that_another_thread_has_listed_is_not_listed_again(world: World) -> None:
+    fill(world, 3)
+    process = world.process()
+    seen = process.queue._discovery.pages
+    assert process.queue._discovery.list_page(seen) is not None
+    before = lists(process)
+    assert process.queue._discovery.list_page(seen) is None
+    assert lists(process) == before
+
+
+def test_a_page_of_what_this_process_has_ended_is_followed_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(world, PAGE + 1)
+    process = world.process()
+    assert process.take() is not None
+    discovery = process.queue._discovery
+    listed = 0
+
+    def page(self: Discovery) -> CandidatePage:
+        nonlocal listed
+        listed += 1
+        self._tried["ours"] = (self.pages, float("inf"))
+        names = ["ours"] if listed == 1 else ["ours", "theirs"]
+        wall = process.runtime.wall()
+        return CandidatePage(process.runtime.elapsed_s(), [Candidate(name, False, wall, None) for name in names])
+
+    monkeypatch.setattr(Discovery, "_sampled", page)
+    discovery._page = None
+    process.queue.claim()
+    assert listed > 1

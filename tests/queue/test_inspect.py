@@ -14,6 +14,7 @@ from limpet.keys import Key
 from limpet.queue import Queue
 from limpet.queue.inspect import ALL, FOLDERS, QueueSummary, count_queues, summarize
 from limpet.runtime import SystemRuntime, system
+from support.queue import TTL_S, World, rounds
 from support.servers.process import Bucket
 
 NAMES = ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "paused")
@@ -175,3 +176,23 @@ def test_a_lease_that_is_corrupt_or_has_no_task_counts_for_nothing(entry: str) -
         [found] = summarize(fleet.store, system())
     assert (found.pending, found.in_flight, found.resting) == (1, 0, 0)
     assert cost.requests.get("get", 0) == (1 if entry == "a" else 0)
+
+
+def test_what_is_done_in_a_batch_that_runs_is_counted_with_its_heartbeat() -> None:
+    world = World()
+    process = world.process()
+    process.queue.push_many(rounds(100), batch=100)
+    process.queue.push({})
+    tasks = iter(process.take())
+    for _ in range(59):
+        next(tasks).done()
+    next(tasks).fail("no")
+    assert process.queue.stats().done == 0
+    world.time.sleep(TTL_S / 2)
+    stats, [found] = process.queue.stats(), summarize(world.memory, process.runtime)
+    assert (stats.pending, stats.in_flight, stats.done, stats.failed) == (101, 40, 59, 1)
+    assert (found.pending, found.in_flight, found.done, found.failed) == (101, 40, 59, 1)
+    assert [(each["tasks"], each["done"]) for each in process.queue.inspect.entries("pending")] == [(100, 59), (1, 0)]
+    for task in tasks:
+        task.done()
+    assert (process.queue.stats().done, process.queue.stats().completed) == (0, 99)

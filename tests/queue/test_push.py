@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Invalid, OutcomeUnknown, Unavailable
-from limpet.keys import Key, is_minted
+from limpet.keys import Key, due_of, is_minted
 from limpet.queue import BucketQueue, Pushed
-from limpet.queue.entry import BATCH_MAX, PAYLOAD_BYTES_MAX, NoJournal, Receipt, due_of
+from limpet.queue.entry import BATCH_MAX, PAYLOAD_BYTES_MAX, NoJournal, Receipt
 from support.clock import EPOCH, steady
 from support.queue import NAME, Crash, Process, World, crash, held, raises, rounds
 from support.stores import Fault, late, lost_reply, lost_request, own_conflict, refused_409, unavailable

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 import limpet
-from limpet.queue.cost import MILLION, Work, as_pushed, break_even, requests_of, sqs
+from limpet.queue.cost import (
+    MILLION,
+    Work,
+    as_pushed,
+    bell_bill,
+    break_even,
+    idle_bill,
+    idle_requests,
+    requests_of,
+    sqs,
+)
 
 
 def _requests(put: int = 0, get: int = 0, head: int = 0, list: int = 0, delete: int = 0) -> dict[str, int]:
@@ -67,3 +77,15 @@ def test_a_million_tasks_on_s3() -> None:
 def test_break_even_is_the_first_batch_that_is_cheaper_than_sqs() -> None:
     enough, theirs = break_even(), sqs(MILLION, 10).dollars
     assert as_pushed(MILLION, enough).dollars <= theirs < as_pushed(MILLION, enough - 1).dollars
+
+
+def test_an_idle_worker_and_the_bell() -> None:
+    """`test_what_an_idle_worker_asks_in_an_hour` counts what a worker really asks, and
+    `test_presence_costs_thirty_puts_an_hour` what its presence takes."""
+    assert idle_requests(2.0) == {"head": 1_800, "list": 60}
+    assert idle_bill(2.0).dollars == pytest.approx(0.7446)
+    assert idle_bill(10.0).dollars == pytest.approx(0.3241, abs=0.0001)
+    assert idle_requests(2.0, presence=True) == {"head": 1_800, "list": 60, "put": 30}
+    assert idle_bill(2.0, presence=True).dollars == pytest.approx(0.7446 + 0.1095)
+    assert bell_bill().requests == 3_600
+    assert bell_bill().dollars == pytest.approx(0.018)

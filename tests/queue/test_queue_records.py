@@ -12,27 +12,25 @@ from hypothesis import strategies as st
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
+from limpet.keys import batch_of, check_id, count_of, entry_of, is_batch, life_before, name_of_receipt
 from limpet.lease import State
 from limpet.queue.entry import (
     PAYLOAD_BYTES_MAX,
     RESULT_BYTES_MAX,
+    TOKEN_MAX,
     EntryLease,
     Part,
     Receipt,
     batch_bytes,
     batch_lines,
-    batch_of,
-    check_id,
-    count_of,
-    entry_of,
-    is_batch,
-    life_before,
-    name_of_receipt,
+    lease_of,
     new_task,
     payload_bytes,
+    read_content,
     read_task,
     result_bytes,
 )
+from limpet.store.api import Blob, Version
 from support.clock import EPOCH, steady
 
 MINTED = "01kjkc27j001r32bhe5rq00001"
@@ -248,6 +246,9 @@ def test_a_plain_lease_is_the_seeds_record_and_little_more() -> None:
         {"waits": {"x": 1}},
         {"attempts": {"0": "many"}},
         {"done": ["0"]},
+        {"beside": [-1]},
+        {"beside": [1000]},
+        {"suspects": [0] * 1001},
         {"state": "lost"},
         {"token": 1.5},
     ],
@@ -344,3 +345,41 @@ def test_two_ids_never_share_an_entry(one: str, two: str) -> None:
         assert (check_id(one) == check_id(two)) is (one == two)
     except Invalid:
         return
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"done": [2]},
+        {"failed": [0, 2]},
+        {"attempts": {2: 1}},
+        {"waits": {2: 1.0}},
+        {"results": {2: msgspec.Raw(b"1")}},
+        {"errors": {2: []}},
+        {"running": 2},
+        {"beside": [0, 2]},
+        {"suspects": [2]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_lease_names_no_task_beyond_its_entry(fields: dict[str, Any]) -> None:
+    data = records.encode(lease(**fields))
+    assert lease_of(data, count=3, what="it").token == 1
+    with pytest.raises(Corrupt, match="it names task 2; its entry has 2"):
+        lease_of(data, count=2, what="it")
+
+
+def test_a_lease_has_a_token_above_which_there_is_another_one() -> None:
+    """A claim of it would write a record that nobody can read."""
+    assert lease_of(records.encode(lease(token=TOKEN_MAX - 1)), count=1, what="it").token == TOKEN_MAX - 1
+    with pytest.raises(Corrupt, match="no claim could have a higher one"):
+        lease_of(records.encode(lease(token=TOKEN_MAX)), count=1, what="it")
+
+
+def test_a_batch_has_as_many_tasks_as_its_name_says() -> None:
+    """Its digest is right, so another batch was put in its place: the ids of its tasks would not be theirs."""
+    data = pack([{"n": 1}, {"n": 2}])
+    blob = Blob(data, Version("v"), EPOCH, len(data))
+    assert len(read_content(blob, f"{MINTED}-2", batch=True, what="it").ids) == 2
+    with pytest.raises(Corrupt, match="it holds 2 tasks; its name says 3"):
+        read_content(blob, f"{MINTED}-3", batch=True, what="it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -14,7 +15,7 @@ from support.queue import TTL_S, Crash, World, crash, raises, rounds
 from support.stores import lost_reply
 
 
-def entry_of(ids: list[str]) -> str:
+def entry_of(ids: Sequence[str]) -> str:
     return ids[0].rpartition(".")[0]
 
 
@@ -508,7 +509,7 @@ def test_peek_shows_what_waits_and_takes_nothing(world: World) -> None:
     ids = process.queue.push_many(rounds(3))
     before = world.names()
     shown = {peeked.id: peeked.payload for peeked in process.queue.peek(10)}
-    assert shown == {"x": {"n": 7}, **{id_: {"n": n} for n, id_ in enumerate(ids)}}
+    assert shown == {"x": {"n": 7}, **{str(id_): {"n": n} for n, id_ in enumerate(ids)}}
     assert all(peeked.pushed_at is not None for peeked in process.queue.peek())
     assert len(process.queue.peek(2)) == 2
     assert world.names() == before

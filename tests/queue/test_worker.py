@@ -615,3 +615,67 @@ def test_a_handler_writes_with_the_token_of_its_claim(ground: Ground) -> None:
     assert seen.header.fence == limpet.Fence(f"queues/q/pending/{pushed.id}/lease.json", 1)
     with pytest.raises(limpet.Invalid, match="is guarded by"):
         ground.fleet.cell("report").write(8, lease=limpet.Fence("locks/user/other.lock", 9))
+
+
+# ---- a batch on many threads ----
+
+
+def test_a_batch_takes_as_long_as_its_tasks_divided_by_the_threads(ground: Ground) -> None:
+    """1,000 handlers of a second, in batches of 100, on 200 threads."""
+
+    def handle(payload: dict[str, Any]) -> None:
+        ground.runtime.sleep(1)
+
+    job = ground.job("q", handle)
+    job.queue.push_many([{"n": n} for n in range(1000)], batch=100)
+    began_s = ground.runtime.elapsed_s()
+    assert ground.worker(job, threads=200, burst=True).run().done == 1000
+    assert ground.runtime.elapsed_s() - began_s < 10
+
+
+def test_a_thread_does_not_wait_for_the_others_of_its_batch(ground: Ground) -> None:
+    """One task of the first batch takes long; the thread that claimed it goes on to the second one."""
+
+    def handle(payload: dict[str, Any]) -> None:
+        ground.runtime.sleep(1000 if payload["n"] == 1 else 1)
+
+    job = ground.job("q", handle)
+    first = job.queue.push_many([{"n": n} for n in range(2)])
+    second = job.queue.push_many([{"n": n} for n in range(2, 12)])
+    worker = ground.worker(job, threads=2)
+    worker.start()
+    ground.runtime.sleep(100)
+    assert {job.queue.result(id_).state for id_ in second} == {"completed"}
+    worker.stop()
+    assert worker.wait(2000)
+    assert {job.queue.result(id_).state for id_ in first} == {"completed"}
+
+
+def test_the_rate_holds_for_all_threads_of_a_batch_and_no_thread_waits_for_it_in_vain(ground: Ground) -> None:
+    def handle(payload: dict[str, Any]) -> None:
+        ground.runtime.sleep(1)
+
+    slow, quick = ground.job("slow", handle, rate_per_s=5.0), ground.job("quick")
+    slow.queue.push_many([{"n": "slow"} for _ in range(100)])
+    worker = ground.worker(slow, quick, threads=12)
+    worker.start()
+    ground.runtime.sleep(5)
+    quick.queue.push_many([{"n": "quick"} for _ in range(100)], batch=1)
+    ground.runtime.sleep(5)
+    worker.stop()
+    assert worker.wait(60)
+    assert ground.ran.count("quick") == 100
+    assert 40 <= ground.ran.count("slow") <= 52, "five a second, though each takes a second"
+
+
+def test_only_the_task_past_its_time_is_told(ground: Ground) -> None:
+    def handle(payload: dict[str, Any]) -> None:
+        ground.runtime.sleep(60 if payload["n"] == 0 else 5)
+
+    job = ground.job("q", handle, timeout_s=20, ttl_s=30)
+    ids = job.queue.push_many([{"n": n} for n in range(6)])
+    worker = ground.worker(job, threads=3)
+    ground.at(80, worker.stop)
+    worker.run()
+    assert {event.id for event in ground.events if event.kind == "overdue"} == {ids[0]}
+    assert {job.queue.result(id_).state for id_ in ids} == {"completed"}

@@ -63,7 +63,7 @@ def test_rate_says_how_long_to_wait(runtime: ManualRuntime) -> None:
 
 
 def test_an_earlier_queue_comes_first(runtime: ManualRuntime) -> None:
-    polls = PollSchedule(2, runtime, in_order=True)
+    polls = PollSchedule([IDLE_S * 2] * 2, runtime, in_order=True)
     assert polls.take() == 0
     polls.found(0)
     assert polls.take() == 0
@@ -76,7 +76,7 @@ def test_an_earlier_queue_comes_first(runtime: ManualRuntime) -> None:
 
 
 def test_without_an_order_they_take_turns(runtime: ManualRuntime) -> None:
-    polls = PollSchedule(3, runtime, in_order=False)
+    polls = PollSchedule([IDLE_S * 3] * 3, runtime, in_order=False)
     seen = []
     for _ in range(6):
         n = polls.take()
@@ -87,15 +87,27 @@ def test_without_an_order_they_take_turns(runtime: ManualRuntime) -> None:
 
 
 def test_only_one_looks_at_a_queue_that_was_empty(runtime: ManualRuntime) -> None:
-    polls = PollSchedule(1, runtime, in_order=True)
+    polls = PollSchedule([IDLE_S * 1] * 1, runtime, in_order=True)
     assert (polls.take(), polls.take()) == (0, None)
     polls.found(0)
     assert (polls.take(), polls.take()) == (0, 0)
 
 
+def test_threads_that_find_nothing_at_once_do_not_make_the_pause_longer(runtime: ManualRuntime) -> None:
+    polls = PollSchedule([IDLE_S], runtime, in_order=True)
+    polls.found(0)
+    assert [polls.take() for _ in range(32)] == [0] * 32
+    for _ in range(32):
+        polls.empty(0)
+    runtime.sleep(FIRST_S)
+    assert polls.take() == 0
+    polls.empty(0)
+    assert polls.wait_s() <= FIRST_S
+
+
 @pytest.mark.parametrize("queues", [1, 2, 5])
 def test_idle_looks_do_not_grow_with_the_queues(runtime: ManualRuntime, queues: int) -> None:
-    polls = PollSchedule(queues, runtime, in_order=True)
+    polls = PollSchedule([IDLE_S * queues] * queues, runtime, in_order=True)
 
     def in_an_hour() -> int:
         count, until_s = 0, runtime.elapsed_s() + 3600
@@ -111,7 +123,7 @@ def test_idle_looks_do_not_grow_with_the_queues(runtime: ManualRuntime, queues: 
 
 
 def test_work_in_one_queue_brings_a_look_at_the_others(runtime: ManualRuntime) -> None:
-    polls = PollSchedule(2, runtime, in_order=True)
+    polls = PollSchedule([IDLE_S * 2] * 2, runtime, in_order=True)
     for _ in range(30):
         while (n := polls.take()) is not None:
             polls.empty(n)
@@ -123,7 +135,7 @@ def test_work_in_one_queue_brings_a_look_at_the_others(runtime: ManualRuntime) -
 
 
 def test_trouble_backs_off_and_is_forgotten(runtime: ManualRuntime) -> None:
-    polls = PollSchedule(1, runtime, in_order=True)
+    polls = PollSchedule([IDLE_S * 1] * 1, runtime, in_order=True)
     waits = []
     for _ in range(7):
         assert polls.take() == 0
@@ -139,7 +151,7 @@ def test_trouble_backs_off_and_is_forgotten(runtime: ManualRuntime) -> None:
 
 def test_a_long_look_counts_as_a_pause(runtime: ManualRuntime) -> None:
     """A claim that waits in the server has waited."""
-    polls = PollSchedule(1, runtime, in_order=True)
+    polls = PollSchedule([IDLE_S * 1] * 1, runtime, in_order=True)
     for _ in range(30):
         assert polls.take() == 0
         runtime.sleep(IDLE_S)
@@ -333,6 +345,23 @@ def test_a_trace_begins_with_the_users_code_and_is_short() -> None:
     assert trace.startswith("Traceback (most recent call last):\n")
     assert trace.endswith("ValueError: deep\n")
     assert trace_of(ValueError("never raised")) is None
+
+
+def test_a_trace_shows_source_lines_and_no_values() -> None:
+    """A secret in a variable stays out of the bucket; what an exception says is its author's choice."""
+
+    def handler(token: str) -> None:
+        local = token.upper()
+        raise ValueError("refused", len(local))
+
+    secret = "".join(("hun", "ter", "2"))
+    with UserCall() as call:
+        handler(secret)
+    assert call.error is not None
+    trace = trace_of(call.error)
+    assert trace is not None
+    assert 'raise ValueError("refused", len(local))' in trace
+    assert secret not in trace.lower()
 
 
 def test_a_trace_keeps_the_end_of_a_long_story() -> None:

@@ -214,3 +214,143 @@ def test_a_context_variable_does_not_leak_from_task_to_task(fleet: Fleet) -> Non
     queue.push_many([{"n": n} for n in range(3)])
     Worker([Job(queue, handle)], system(), burst=True).run()
     assert seen == [0, 0, 0]
+
+
+# ---- a batch on many threads ----
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first claim", "later claim"])
+def test_the_tasks_of_one_batch_run_at_the_same_time(fleet: Fleet, later: bool) -> None:
+    barrier = threading.Barrier(6, timeout=PATIENCE_S)
+    queue = fleet.queue("q")
+    ids = queue.push_many([{"n": n} for n in range(6)])
+    if later:
+        queue.claim().hand_back()
+    worker = Worker([Job(queue, lambda payload: barrier.wait() and None)], system(), threads=6, burst=True)
+    assert worker.run().done == 6
+    assert {queue.result(id_).state for id_ in ids} == {"completed"}
+
+
+def test_async_tasks_of_one_batch_run_at_the_same_time(fleet: Fleet) -> None:
+    there: list[int] = []
+
+    async def handle(payload: dict[str, Any]) -> str:
+        there.append(payload["n"])
+        for _ in range(int(PATIENCE_S / 0.01)):
+            if len(there) == 6:
+                task = current_task()
+                assert task is not None
+                return task.id
+            await asyncio.sleep(0.01)
+        raise limpet.Fail("they did not meet")
+
+    queue = fleet.queue("q")
+    ids = queue.push_many([{"n": n} for n in range(6)])
+    assert Worker([Job(queue, handle)], system(), threads=6, burst=True).run().done == 6
+    assert [queue.result(id_).value for id_ in ids] == ids
+
+
+def test_a_batch_that_comes_while_all_threads_are_idle_is_spread(fleet: Fleet) -> None:
+    barrier = threading.Barrier(4, timeout=PATIENCE_S)
+    queue = fleet.queue("q")
+    worker = Worker([Job(queue, lambda payload: barrier.wait() and None)], system(), threads=4)
+    worker.start()
+    spent = fleet.meter.snapshot
+    poll(lambda: spent().requests.get("list", 0) >= 2, "it is idle")
+    queue.push_many([{"n": n} for n in range(4)])
+    poll(lambda: worker.counts().done == 4, "four threads met")
+    worker.stop()
+    assert worker.wait(PATIENCE_S)
+
+
+def test_each_task_of_a_spread_batch_has_its_own_error_and_traceback(fleet: Fleet) -> None:
+    barrier = threading.Barrier(4, timeout=PATIENCE_S)
+
+    def fail(n: int) -> None:
+        raise limpet.Fail(f"error {n}")
+
+    def handle(payload: dict[str, Any]) -> str:
+        barrier.wait()
+        task = current_task()
+        assert task is not None
+        if payload["n"] < 3:
+            fail(payload["n"])
+        return task.id
+
+    queue = fleet.queue("q")
+    ids = queue.push_many([{"n": n} for n in range(4)])
+    tally = Worker([Job(queue, handle)], system(), threads=4, burst=True).run()
+    assert (tally.done, tally.failed) == (1, 3)
+    results = [queue.result(id_) for id_ in ids]
+    assert [result.error for result in results] == ["error 0", "error 1", "error 2", None]
+    for n, result in enumerate(results[:3]):
+        assert (result.traceback or "").endswith(f"error {n}\n")
+    assert results[3].value == ids[3]
+
+
+def test_hand_back_returns_all_that_run_and_the_rest_of_their_batch(fleet: Fleet) -> None:
+    running, over = threading.Semaphore(0), threading.Event()
+
+    def handle(payload: dict[str, Any]) -> None:
+        running.release()
+        over.wait(PATIENCE_S)
+
+    queue = fleet.queue("q", max_attempts=2)
+    ids = queue.push_many([{"n": n} for n in range(5)])
+    worker = Worker([Job(queue, handle)], system(), threads=3)
+    worker.start()
+    for _ in range(3):
+        assert running.acquire(timeout=PATIENCE_S)
+    assert worker.counts().in_flight == 3
+    worker.hand_back()
+    assert worker.counts().handed_back == 3
+    with fleet.queue("q", max_attempts=2).claim() as claim:
+        assert [(task.id, task.attempt) for task in claim] == [(id_, 1) for id_ in ids]
+        claim.hand_back()
+    over.set()
+    assert worker.wait(PATIENCE_S)
+
+
+def test_stop_lets_all_that_run_end_and_gives_the_rest_back(fleet: Fleet) -> None:
+    barrier, over = threading.Barrier(4, timeout=PATIENCE_S), threading.Event()
+
+    def handle(payload: dict[str, Any]) -> int:
+        barrier.wait()
+        over.wait(PATIENCE_S)
+        return int(payload["n"])
+
+    queue = fleet.queue("q")
+    ids = queue.push_many([{"n": n} for n in range(7)])
+    worker = Worker([Job(queue, handle)], system(), threads=3)
+    worker.start()
+    barrier.wait()
+    worker.stop()
+    over.set()
+    assert worker.wait(PATIENCE_S)
+    assert worker.counts().done == 3
+    assert queue.stats().done == 3
+    with queue.claim() as claim:
+        assert [(task.id, task.attempt) for task in claim] == [(id_, 1) for id_ in ids[3:]]
+
+
+@pytest.mark.parametrize("policy", [{"max_attempts": 1}, {"concurrency": 1}])
+def test_with_one_attempt_or_a_limit_the_tasks_of_a_batch_run_one_at_a_time(fleet: Fleet, policy: Any) -> None:
+    alone = threading.Lock()
+
+    def handle(payload: dict[str, Any]) -> None:
+        if not alone.acquire(blocking=False):
+            raise limpet.Fail("another task runs")
+        time.sleep(0.002)
+        alone.release()
+
+    queue = fleet.queue("q", **policy)
+    queue.push_many([{"n": n} for n in range(20)])
+    tally = Worker([Job(queue, handle)], system(), threads=4, burst=True).run()
+    assert (tally.done, tally.failed) == (20, 0)
+
+
+def test_max_tasks_counts_the_tasks_of_all_threads(fleet: Fleet) -> None:
+    queue = fleet.queue("q")
+    queue.push_many([{"n": n} for n in range(20)])
+    assert Worker([Job(queue, lambda payload: None)], system(), threads=4, max_tasks=7).run().done == 7
+    assert Worker([Job(queue, lambda payload: None)], system(), threads=4, burst=True).run().done == 13

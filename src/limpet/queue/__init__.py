@@ -4,6 +4,7 @@ Read `api` for the interface, `entry` for the objects, `decide` for the rules, `
 claimed, and `push`, `claim` and `sweep` for the rest of its life.
 """
 
+from limpet.queue.adopt import QueueAdoptReport
 from limpet.queue.api import (
     AttemptError,
     Claim,
@@ -20,16 +21,20 @@ from limpet.queue.api import (
     Retry,
     Stats,
     Task,
+    TaskHandle,
 )
-from limpet.queue.claim import EntryClaim
+from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.queue import BucketQueue
+from limpet.store.sources import BadFile
 
 __all__ = [
     "AttemptError",
+    "BadFile",
     "BucketQueue",
     "Claim",
     "EmptyClaim",
     "EntryClaim",
+    "EntryTask",
     "Fail",
     "Failure",
     "Feature",
@@ -38,8 +43,10 @@ __all__ = [
     "Policy",
     "Pushed",
     "Queue",
+    "QueueAdoptReport",
     "Result",
     "Retry",
     "Stats",
     "Task",
+    "TaskHandle",
 ]

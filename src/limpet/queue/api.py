@@ -48,18 +48,20 @@ class Policy:
     """The wait before the second attempt; it doubles for each further one."""
     backoff_max_s: float = 300.0
     concurrency: int | None = None
-    """The most claims at once, over all processes (None: no limit)."""
+    """The most claims at once, over all processes (None: no limit). The tasks of each then run one at a time."""
     rate_per_s: float | None = None
     """The most tasks a second in this process (None: no limit)."""
     retention_s: float = 30 * 86400.0
     """How long receipts and results are kept, and so how long a user's id stays taken."""
+    poll_s: float = 2.0
+    """How often an idle worker asks a bucket whether something was pushed; a directory and memory cost no request."""
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise Invalid(f"max_attempts must be at least 1, not {self.max_attempts}")
         if self.concurrency is not None and not 1 <= self.concurrency <= 1000:
             raise Invalid(f"concurrency must be between 1 and 1000, not {self.concurrency}")
-        for name in ("timeout_s", "rate_per_s"):
+        for name in ("timeout_s", "rate_per_s", "poll_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise Invalid(f"{name} must be positive, not {value:g}")
@@ -70,12 +72,48 @@ class Policy:
             raise Invalid("receipts must be kept for at least 7 days", hint="retention_s >= 604800")
 
 
+class TaskHandle(str):
+    """The id of a task that was pushed: a text like any other, which knows its queue. Queues make them.
+
+    A copy of it, a pickle, and what JSON holds of it are plain texts. (msgspec alone wants `str(handle)`.)
+    """
+
+    __slots__ = ("queue",)
+    queue: Queue
+    """The queue that it was pushed to."""
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+    def result(self, *, wait_s: float = 0.0) -> Result:
+        """The outcome of the task, waiting up to `wait_s` for it.   Raises, Cost: see `Queue.result`."""
+        return self.queue.result(self, wait_s=wait_s)
+
+    async def result_async(self, *, wait_s: float = 0.0) -> Result:
+        """`result`, for coroutines: the event loop goes on meanwhile."""
+        return await self.queue.result_async(self, wait_s=wait_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Pushed:
     """The answer to a push. `created` is False when the id was already taken: pending, running or ended."""
 
     id: str
+    """A `TaskHandle`, if a queue has made it."""
     created: bool
+
+    def result(self, *, wait_s: float = 0.0) -> Result:
+        """The outcome of the task, waiting up to `wait_s` for it.   Raises, Cost: see `Queue.result`."""
+        return self._handle().result(wait_s=wait_s)
+
+    async def result_async(self, *, wait_s: float = 0.0) -> Result:
+        """`result`, for coroutines: the event loop goes on meanwhile."""
+        return await self._handle().result_async(wait_s=wait_s)
+
+    def _handle(self) -> TaskHandle:
+        if not isinstance(self.id, TaskHandle):
+            raise Invalid(f"the id {self.id!r} does not say in which queue it is", hint="ask queue.result(id)")
+        return self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +165,7 @@ class Result:
     worker: str | None = None
     attempts: int = 0
     finished_at: datetime | None = None
+    """None for a task that was done in a batch which still runs: state and value stay, the rest comes with its end."""
     errors: tuple[AttemptError, ...] = ()
 
     @property
@@ -152,8 +191,8 @@ class Failure:
 class Stats:
     """How many tasks of a queue are in each state.
 
-    `in_flight` counts tasks whose worker renewed its claim lately, `resting` those that wait for their next attempt;
-    both are part of `pending`.
+    `in_flight` counts tasks whose worker renewed its claim lately, `resting` those that wait for their next attempt,
+    `done` those that are done in a batch that has not ended, as of its last heartbeat; all are part of `pending`.
     """
 
     pending: int
@@ -166,6 +205,8 @@ class Stats:
     """The age of the task that waits longest, by the store's clock."""
     paused: bool
     resting: int | None = 0
+    """None where the provider keeps no count (SQS)."""
+    done: int | None = 0
     """None where the provider keeps no count (SQS)."""
 
 
@@ -223,6 +264,17 @@ class Claim(Protocol):
     def __iter__(self) -> Iterator[Task]:
         """The tasks, one after another. Each is charged with an attempt just before it is handed out."""
 
+    def start_next(self) -> Task | None:
+        """The next task, charged with an attempt; None if none may be started now, beside those that run.
+
+        For threads that run the tasks of one claim side by side. Tasks that ran when an earlier holder died come first,
+        one at a time. With `max_attempts=1` or `concurrency` one task runs at a time.
+        """
+
+    @property
+    def may_start(self) -> bool:
+        """Whether `start_next` has a task now, as far as this process knows."""
+
     def __enter__(self) -> Claim: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -232,11 +284,11 @@ class Claim(Protocol):
         """
 
     def hand_back(self) -> None:
-        """Release the tasks that have no verdict, the running one too, with their attempt restored (as on SIGTERM)."""
+        """Release the tasks that have no verdict, running ones too, with their attempts restored (as on SIGTERM)."""
 
 
 class Queue(Protocol):
-    """Tasks that are done at least once. Three providers: a directory, a bucket, SQS; `supports` tells them apart."""
+    """Tasks that are done at least once, in a directory, a bucket or SQS; `supports` says what each of them can do."""
 
     @property
     def name(self) -> str:
@@ -260,11 +312,26 @@ class Queue(Protocol):
         Raises: Invalid for a payload that is not JSON or over 256 KiB; OutcomeUnknown (push again with the same id).
         """
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> Sequence[str]:
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> Sequence[TaskHandle]:
         """Add many tasks, packed `batch` to an entry; returns their ids, in order."""
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:
         """Claim one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
+
+    @property
+    def idle_poll_s(self) -> float:
+        """The longest pause between two polls of an idle worker."""
+
+    @property
+    def claims_ahead(self) -> bool:
+        """Whether it pays to claim an entry while another one runs. It does in a bucket, where a claim takes a round
+        trip, and one that is not used goes back with its attempt."""
+
+    def claim_ahead(self) -> Claim | None:
+        """Claim an entry that is known to wait; None if none is known."""
+
+    def flush(self) -> None:
+        """Finish what was left to the background: in a bucket, the deletes of ended entries."""
 
     def change_token(self) -> str | None:
         """A text that changes whenever a task is pushed or ends; None if asking would cost a request."""
@@ -275,14 +342,27 @@ class Queue(Protocol):
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Up to `n` pending tasks, without claiming them."""
 
-    def result(self, id: str) -> Result:
-        """The outcome of a task, or where it is."""
+    def result(self, id: str, *, wait_s: float = 0.0) -> Result:
+        """The outcome of a task, or where it is; with `wait_s`, after waiting so long at most for its end."""
+
+    def results(self, ids: Iterable[str]) -> Sequence[Result]:
+        """The outcomes of many tasks, or where they are, in the order of `ids`.
+
+        A task of a batch that still runs has ended here once a heartbeat of its worker says so. One whose objects
+        cannot be read is `unknown`, with the reason in `error`.
+        """
+
+    def wait(self, ids: Iterable[str], *, timeout_s: float) -> Sequence[Result]:
+        """Wait until all these tasks have ended, or for `timeout_s`; then what `results` says.
+
+        A failed task has ended too, and so has a cancelled one: nothing is raised for them, nor when the time is up.
+        """
 
     async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
         """`push`, for coroutines: the event loop goes on meanwhile."""
 
-    async def result_async(self, id: str) -> Result:
-        """`result`, for coroutines: the event loop goes on meanwhile."""
+    async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
+        """`result`, for coroutines: the event loop goes on meanwhile, and a wait holds no thread."""
 
     def errors(self, id: str) -> Sequence[AttemptError]:
         """The last failed attempts of a task that has not completed, oldest first."""
@@ -301,8 +381,9 @@ class Queue(Protocol):
     ) -> Sequence[str]:
         """Run failed tasks again, with fresh attempts; returns their new ids.
 
-        Either one task by its `id`, or `all`. The latter may be narrowed to those whose error contains `where`
-        (upper and lower case are the same), and to those that failed in the last `since_s` seconds.
+        Either one task by its `id`, or `all`. The latter may be narrowed to those whose error contains `where`, or with
+        `error ~ PATTERN` has that regular expression in it (upper and lower case are the same), and to those that
+        failed in the last `since_s` seconds.   Raises: Invalid for a wrong pattern.
         """
 
     def cancel(self, id: str) -> bool:
@@ -325,9 +406,9 @@ class AsyncQueue:
         """`push` in a thread."""
         return await in_thread(self.push, payload, id=id, delay_s=delay_s)
 
-    async def result_async(self: Queue, id: str) -> Result:
+    async def result_async(self: Queue, id: str, *, wait_s: float = 0.0) -> Result:
         """`result` in a thread."""
-        return await in_thread(self.result, id)
+        return await in_thread(self.result, id, wait_s=wait_s)
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:
@@ -344,9 +425,13 @@ class EmptyClaim:
 
     token = 0
     lost = False
+    may_start = False
 
     def __bool__(self) -> bool:
         return False
+
+    def start_next(self) -> None:
+        pass
 
     def __iter__(self) -> Iterator[Task]:
         return iter(())

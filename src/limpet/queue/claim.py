@@ -1,24 +1,24 @@
 """`EntryClaim`: the tasks of one entry that this process holds, from the claim to the last verdict.
 
-`Renewer` keeps the claims of a process alive, and `Results` holds their results until they are written.
+`Results` are the claim's results until they are written; `Slots` limit the claims of all processes.
 """
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from limpet import records
 from limpet.cell import Fence
-from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Corrupt, Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.keys import Key
-from limpet.lease import HeldLease
-from limpet.lease.decide import renew_interval_s
+from limpet.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
 from limpet.queue.api import Fail, Policy, Retry, Task
 from limpet.queue.decide import (
     Progress,
@@ -28,12 +28,16 @@ from limpet.queue.decide import (
     batch_receipt,
     charged,
     clean_text,
+    error_of,
+    exhausted,
     freed,
     handed_back,
     lists_done,
+    may_start,
     must_charge,
     open_tasks,
     progressed,
+    start_order,
     task_receipt,
 )
 from limpet.queue.entry import (
@@ -48,10 +52,10 @@ from limpet.queue.entry import (
     result_bytes,
     task_name,
 )
-from limpet.runtime import Runtime
 from limpet.store.api import Absent
 
 NO_VERDICT = "the block ended without a verdict"
+DIED = "its worker died, and its attempts are used up"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
 SHORT_CHARS_MAX = 300
 PATIENCE_S = 0.2
@@ -67,74 +71,10 @@ UNREADABLE = (
     ValueError,
 )
 """What a payload may raise while it is decoded: bytes that are no JSON, or what a user's own type says about them."""
-TICK_PART = 12
 INLINE_BYTES_MAX = 1024
 INLINE_TOTAL_MAX = 256 * 1024
 PART_BYTES_MAX = 512 * 1024
-
-
-class Renewable(Protocol):
-    """Something that a `Renewer` keeps alive."""
-
-    def renew(self) -> None:
-        """Renew it; do nothing if it is over, or its task has run past its time."""
-
-
-class Renewer:
-    """One thread that renews every claim of a process (F16): every ttl_s / 3, after a failure every ttl_s / 12.
-
-    The thread starts with the first claim and ends when there was none for a while. A claim that is over before its
-    first renewal costs nothing.
-    """
-
-    def __init__(self, runtime: Runtime, ttl_s: float, *, name: str) -> None:
-        self._runtime = runtime
-        self._ttl_s = ttl_s
-        self._name = name
-        self._mutex = runtime.mutex()
-        self._due_s: dict[Renewable, float] = {}
-        self._owner: str | None = None
-
-    def add(self, claim: Renewable) -> None:
-        """Keep `claim` alive from now on."""
-        with self._mutex:
-            self._due_s[claim] = self._runtime.elapsed_s() + renew_interval_s(self._ttl_s)
-            if self._owner != self._runtime.owner:
-                self._owner = self._runtime.owner  # a forked child does not have the threads of its parent
-                self._runtime.spawn(self._run, name=self._name)
-
-    def remove(self, claim: Renewable) -> None:
-        """Let `claim` go. A renewal that is under way may still finish."""
-        with self._mutex:
-            self._due_s.pop(claim, None)
-
-    def _run(self) -> None:
-        resting = 0
-        while resting < TICK_PART:
-            self._runtime.sleep(self._ttl_s / TICK_PART)
-            resting = 0 if self._tick() else resting + 1
-            with self._mutex:
-                if resting == TICK_PART and self._due_s:
-                    resting = 0
-                elif resting == TICK_PART:
-                    self._owner = None
-
-    def _tick(self) -> bool:
-        """Renew what is due; whether there is anything to keep alive."""
-        at_s = self._runtime.elapsed_s()
-        with self._mutex:
-            due = [claim for claim, due_s in self._due_s.items() if due_s <= at_s]
-            alive = bool(self._due_s)
-        for claim in due:
-            try:
-                claim.renew()
-                pause_s = renew_interval_s(self._ttl_s)
-            except LimpetError:
-                pause_s = 0.0
-            with self._mutex:
-                if claim in self._due_s:
-                    self._due_s[claim] = at_s + pause_s
-        return alive
+SLOTS_READ_MAX = 8
 
 
 class Results:
@@ -203,6 +143,11 @@ class EntryTask:
     def fence(self) -> Fence | None:
         return self._claim.fence
 
+    @property
+    def trace(self) -> str:
+        """The `traceparent` of its push; empty if that had none."""
+        return self._claim.content.trace
+
     def done(self, result: Any = None) -> None:
         """Cost: nothing inside a batch; for its last task, or a single one, 1 PUT + 2 DELETEs."""
         self._claim.done(self._n, result)
@@ -216,8 +161,19 @@ class EntryTask:
         self._claim.fail(self._n, error, traceback)
 
 
+@dataclass(slots=True)
+class _StartGroup:
+    """Tasks that threads start at the same time: one swap charges them all. `charged`: it did."""
+
+    tasks: list[int] = field(default_factory=list)
+    charged: bool = False
+
+
 class EntryClaim:
     """One entry, held. Verdicts gather here; the last one ends the entry, and a heartbeat writes them down meanwhile.
+
+    Several threads may run its tasks, each one that it took by `start_next`. `_mutex` guards what has been decided,
+    `_writing` the writes of it, one after another; `_mutex` is taken inside `_writing`, never the other way round.
 
     Crash: tasks without a written verdict run again; none is lost, and only those that were started are charged.
     """
@@ -242,15 +198,17 @@ class EntryClaim:
         self._renewer = renewer
         self._lease = lease
         record = lease.record
-        open_now = open_tasks(record, len(content.ids))
         at_s = self._runtime.elapsed_s()
-        self._tasks = [n for n in open_now if n not in record.waits]
+        self._waiting = start_order(record, len(content.ids))[::-1]
+        self._suspects = frozenset(record.suspects)
         self._progress = Progress(due_s={n: at_s + wait_s for n, wait_s in record.waits.items()})
-        self._open = {*open_now}
+        self._open = {*open_tasks(record, len(content.ids))}
         self._by_swap = must_charge(lease.record, policy)
         self._mutex = self._runtime.mutex()
         self._writing = self._runtime.mutex()
-        self._started: list[int] = []
+        self._running: dict[int, float] = {}
+        """The tasks that were started and have no verdict, and when."""
+        self._starts = _StartGroup()
         self._spent: set[int] = set()
         self._started_s = at_s
         self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
@@ -261,7 +219,7 @@ class EntryClaim:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to do in it."""
+        """Whether it has ended, or every task has its verdict."""
         return self._ended or not self._open
 
     def on_end(self, call: Callable[[], None]) -> None:
@@ -290,25 +248,54 @@ class EntryClaim:
         return True
 
     def __iter__(self) -> Iterator[EntryTask]:
-        payloads = self.content.payloads
-        decode, elapsed_s = self._decoder.decode, self._runtime.elapsed_s
-        for n in self._tasks:
-            self._started_s = elapsed_s()
-            if self._ended or self._lease.lost_at(self._started_s) or n not in self._open:
-                continue
+        while (task := self._start(beside=True)) is not None:
+            yield task
+
+    def start_next(self) -> EntryTask | None:
+        """Cost: nothing in a first claim with attempts left, else 1 PUT for all that start at the same time."""
+        return self._start(beside=False)
+
+    @property
+    def may_start(self) -> bool:
+        with self._mutex:
+            return not (self._ended or self._lease.lost) and self._next_may_start()
+
+    def _next_may_start(self) -> bool:
+        """Whether the other tasks of the claim allow it to start the next one."""
+        if not self._waiting:
+            return False
+        return may_start(self._waiting[-1], running=self._running, suspects=self._suspects, policy=self._policy)
+
+    def _start(self, *, beside: bool) -> EntryTask | None:
+        """Start the next task; None if there is none, or the claim is over. `beside`: whatever else runs."""
+        while True:
+            with self._mutex:
+                at_s = self._runtime.elapsed_s()
+                if self._ended or not self._waiting or self._lease.lost_at(at_s):
+                    return None
+                if self._running and not beside and not self._next_may_start():
+                    return None
+                n = self._waiting.pop()
+                self._running[n] = self._started_s = at_s
+                attempts = attempts_of(self._lease.record, n) + 1
+                if not self._by_swap:
+                    self._progress.attempts[n] = attempts
             try:
-                payload = decode(payloads[n])
+                payload = self._decoder.decode(self.content.payloads[n])
             except UNREADABLE as error:
+                self._put_back(n)
                 self.give_up(n, f"the payload does not fit: {_short(error)}", unread=True)
                 continue
-            if self._by_swap:
-                if not self._charge(n):
-                    return
-            else:
-                with self._mutex:
-                    self._progress.attempts[n] = attempts_of(self._lease.record, n) + 1
-            self._started.append(n)
-            yield EntryTask(self, n, payload, self._attempts(n))
+            if self._by_swap and (not self._charge(n) or self._ended):
+                return None  # or it was handed back meanwhile
+            return EntryTask(self, n, payload, attempts)
+
+    def _put_back(self, n: int) -> None:
+        """Undo the start of a task whose handler does not run."""
+        with self._mutex:
+            self._running.pop(n, None)
+            if not self._by_swap:
+                self._progress.attempts.pop(n, None)
 
     def _attempts(self, n: int) -> int:
         """How many attempts of task `n` there were, this claim's too."""
@@ -320,7 +307,7 @@ class EntryClaim:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if error is None or isinstance(error, Exception):
-                for n in [n for n in self._started if n in self._open and n not in self._progress.due_s]:
+                for n in [*self._running]:
                     apply_error(EntryTask(self, n, None, self._attempts(n)), error)
             self._conclude()
         finally:
@@ -334,35 +321,58 @@ class EntryClaim:
         self._hurry = True
         self._conclude()
 
-    def abandon(self) -> None:
-        """Let it run out, as after a crash."""
-        self._end()
+    def give_up_exhausted(self) -> bool:
+        """Give up the tasks whose attempts are used up, and end an entry that has no other ones.
+
+        Returns whether there are tasks left. If it fails, the claim is let run out, as after a crash.
+        """
+        record, count = self._lease.record, len(self.content.ids)
+        try:
+            for n in exhausted(record, count, self._policy):
+                before = error_of(record, n, count)
+                self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
+            self._waiting = [n for n in self._waiting if n in self._open]
+            if not self.over:
+                return True
+            self.hand_back()
+        except BaseException:
+            self._end()
+            raise
+        return False
 
     def renew(self) -> None:
         """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
         limit_s = float("inf") if self._policy.timeout_s is None else self._policy.timeout_s
         with self._writing:
-            if not self._ended and self._runtime.elapsed_s() - self._started_s <= limit_s:
+            if not self._ended and self._runtime.elapsed_s() - self._running_since_s() <= limit_s:
                 self._write_large()
                 self._lease.rewrite(self._written)
                 if not self._announced:
                     self._announced = True
                     self._storage.journal.held(self._storage.keys, self.entry, self.batch)
 
+    def _running_since_s(self) -> float:
+        """When the task that has run longest was started; if none runs, the last one."""
+        with self._mutex:
+            return min(self._running.values(), default=self._started_s)
+
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
         data = None if result is None else msgspec.Raw(result_bytes(result))
-        if self._ended:
-            self._complete_late([n], data)
-            return
-        self._first_verdict(n)
+        last = False
         with self._mutex:
-            self._open.discard(n)
-            self._progress.due_s.pop(n, None)
-            self._progress.done.append(n)
-            if data is not None and not self._results.is_large(n, data):
-                self._progress.results[n] = data
-        if not self._open:
+            ended = self._ended
+            if not ended:
+                self._check_undecided(n)
+                self._open.discard(n)
+                self._running.pop(n, None)
+                self._progress.done.append(n)
+                if data is not None and not self._results.is_large(n, data):
+                    self._progress.results[n] = data
+                last = not self._open
+        if ended:
+            self._complete_late([n], data)
+        elif last:
             self._finish()
 
     def retry(self, n: int, after_s: float | None, error: str, trace: str | None = None) -> None:
@@ -376,13 +386,15 @@ class EntryClaim:
         if not after_s >= 0:
             raise Invalid(f"after_s must not be negative, and is {after_s:g}")
         after_s = min(after_s, DELAY_MAX_S)
-        if self._ended:
-            return
-        self._first_verdict(n)
         with self._mutex:
+            if self._ended:
+                return
+            self._check_undecided(n)
+            self._running.pop(n, None)
             self._progress.due_s[n] = self._runtime.elapsed_s() + after_s
             self._note(n, error, trace)
-        if self._open == self._progress.due_s.keys():
+            all_wait = self._open == self._progress.due_s.keys()
+        if all_wait:
             self._conclude()
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
@@ -400,23 +412,35 @@ class EntryClaim:
             if self._ended:
                 return False
             if not self._still_ours():
-                self._spent.add(n)
-                self._note(n, error, trace)
+                with self._mutex:
+                    self._spent.add(n)
+                    self._note(n, error, trace)
                 return False
-        self._first_verdict(n)
+        self._check_undecided(n)
         receipt = self._receipt(n, "failed", error=error, trace=trace)
         if raw is not None:
             receipt = msgspec.structs.replace(receipt, payload=NOTHING, raw=raw)
-        name = task_name(self.entry, n, batch=self.batch)
-        key = self._storage.keys.failed_of(name)
-        self._patiently(lambda: self._storage.write_receipt(self.entry, key, receipt, batch=self.batch))
-        with self._mutex:
-            self._open.discard(n)
-            self._progress.due_s.pop(n, None)
-            self._progress.failed.append(n)
-        if not self._open:
+        wrote = last = False
+
+        def write() -> None:
+            """One step for `hand_back`, which another thread may call: it must not return a task that has failed."""
+            nonlocal wrote, last
+            with self._writing:
+                if self._ended:
+                    return
+                self._write_receipt(n, receipt)
+                with self._mutex:
+                    self._open.discard(n)
+                    self._running.pop(n, None)
+                    self._progress.due_s.pop(n, None)
+                    self._progress.failed.append(n)
+                    last = not self._open
+                wrote = True
+
+        self._patiently(write)
+        if last:
             self._finish()
-        return True
+        return wrote
 
     def _note(self, n: int, error: str, trace: str | None) -> None:
         """Keep the error of an attempt for those who look at the task, and for its receipt."""
@@ -441,33 +465,42 @@ class EntryClaim:
                 return
             except (OutcomeUnknown, Unavailable):
                 tries += 1
-                if not self._wait_for_store(tries, until_s):
+                left_s = until_s - self._runtime.elapsed_s()
+                if self._hurry or left_s <= 0:
                     raise
+            pause_s = min(PATIENCE_MAX_S, PATIENCE_S * 2.0 ** min(tries, 10)) * self._runtime.rng.uniform(0.5, 1.0)
+            self._runtime.sleep(min(pause_s, left_s))
 
-    def _wait_for_store(self, tries: int, until_s: float) -> bool:
-        """Back off; whether there is time for another try. Not when the process is to end."""
-        left_s = until_s - self._runtime.elapsed_s()
-        if self._hurry or left_s <= 0:
-            return False
-        pause_s = min(PATIENCE_MAX_S, PATIENCE_S * 2.0 ** min(tries, 10)) * self._runtime.rng.uniform(0.5, 1.0)
-        self._runtime.sleep(min(pause_s, left_s))
-        return True
-
-    def _first_verdict(self, n: int) -> None:
+    def _check_undecided(self, n: int) -> None:
+        """Raises: Invalid for a task that has its verdict."""
         if n not in self._open or n in self._progress.due_s:
             raise Invalid(f"task {self.content.ids[n]!r} has its verdict already", hint="give each task exactly one")
 
     def _charge(self, n: int) -> bool:
-        """Name the task running, with an attempt more, before its handler starts. False: it cannot be said now."""
+        """Name the task running, with an attempt more, before its handler starts. False: it cannot be said now.
+
+        The first thread that may write does so for all that wait for that: they start together.
+        """
+        with self._mutex:
+            starts = self._starts
+            starts.tasks.append(n)
         try:
             with self._writing:
-                self._write_large()
-                self._lease.rewrite(lambda record: charged(self._written(record), n))
-        except (LeaseLost, OutcomeUnknown, Unavailable):
-            return False
-        with self._mutex:
-            self._progress.due_s.pop(n, None)
-        return True
+                with self._mutex:
+                    writes = self._starts is starts
+                    if writes:
+                        self._starts = _StartGroup()
+                if writes:
+                    with suppress(Conflict, LeaseLost, OutcomeUnknown, Unavailable):
+                        self._write_large()
+                        self._lease.rewrite(lambda record: charged(self._written(record), starts.tasks))
+                        starts.charged = True
+        finally:
+            if not starts.charged:
+                self._put_back(n)
+                with self._mutex:
+                    self._waiting.clear()  # the rest goes back
+        return starts.charged
 
     def _write_large(self) -> None:
         """Large results come before the swap that counts their tasks as done."""
@@ -477,7 +510,8 @@ class EntryClaim:
         """The record with what may be written down by now: a task whose large result still lies here is not done."""
         with self._mutex:
             done = [n for n in self._progress.done if n not in self._results.large]
-            return progressed(record, replace(self._progress, done=done), self._runtime.elapsed_s())
+            running = [] if self._by_swap else [*self._running]
+            return progressed(record, replace(self._progress, done=done, running=running), self._runtime.elapsed_s())
 
     def _still_ours(self) -> bool:
         """Whether the lease is still ours. Asks the store only if it has expired by this process's clock."""
@@ -509,12 +543,13 @@ class EntryClaim:
             record = self._lease.record
             if self._progress.done or record.done:
                 result = self._results.all.get(0) or record.results.get(0)
-                receipt = self._receipt(0, "completed", result=result, parts=[] if result else record.parts)
-                key = self._storage.keys.completed_of(self.entry)
-                self._storage.write_receipt(self.entry, key, receipt, batch=False)
+                parts = [] if result else record.parts
+                self._write_receipt(0, self._receipt(0, "completed", result=result, parts=parts))
             else:
                 self._write_missing_receipts()
-        self._close()
+        if not self._ended:
+            self._end()
+            self._storage.close(self.entry, batch=self.batch)
 
     def _write_missing_receipts(self) -> None:
         """No task goes without a receipt: one that the lease called failed when we took it should have one.
@@ -526,9 +561,7 @@ class EntryClaim:
         written = self._storage.own_receipts(self._storage.keys.failed, self.entry) if self.batch else {*()}
         for n in self._inherited:
             if n not in written:
-                name = task_name(self.entry, n, batch=self.batch)
-                receipt = self._receipt(n, "failed", error=NO_RECEIPT)
-                self._storage.write_receipt(self.entry, self._storage.keys.failed_of(name), receipt, batch=self.batch)
+                self._write_receipt(n, self._receipt(n, "failed", error=NO_RECEIPT))
 
     def _finish_batch(self) -> None:
         if not self._still_ours():
@@ -556,19 +589,13 @@ class EntryClaim:
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
             data = result or self._results.all.get(n)
-            name = task_name(self.entry, n, batch=self.batch)
-            receipt = self._receipt(n, "completed", result=data)
-            self._storage.write_receipt(self.entry, self._storage.keys.completed_of(name), receipt, batch=self.batch)
-
-    def _close(self) -> None:
-        if not self._ended:
-            self._end()
-            self._storage.close(self.entry, batch=self.batch)
+            self._write_receipt(n, self._receipt(n, "completed", result=data))
 
     def _end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
+        with self._mutex:
+            if self._ended:
+                return
+            self._ended = True
         self._renewer.remove(self)
         if self._after is not None:
             self._after()
@@ -584,28 +611,40 @@ class EntryClaim:
                 self._write_end()
 
     def _let_go(self) -> None:
+        """A verdict that another thread gives from now on comes late (H4): those before it are all written down."""
+        self._end()
         returned = {n for n in self._open if n not in self._progress.due_s and n not in self._spent}
         self._hurry = self._hurry or not (self._progress.done or self._progress.due_s or self._spent)
         try:
             self._patiently(lambda: self._free(returned))
         except (LeaseLost, OutcomeUnknown, Unavailable):
-            self._end()
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
         self._write_large()
-        self._end()
         self._lease.free(
             lambda record: freed(
-                handed_back(self._written(record), returned, started=self._started),
+                handed_back(self._written(record), returned, started=self._running),
                 len(self.content.ids),
                 self._runtime.wall(),
             )
         )
+        wait_s = self._lease.record.wait_s
+        if wait_s <= 0:
+            self._storage.ring()
+        elif self._storage.bell is not None:
+            self._storage.bell.expect(self._runtime.elapsed_s() + wait_s)
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._lease.record, self._attempts(n)
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
+
+    def _write_receipt(self, n: int, receipt: Receipt) -> None:
+        """Write the receipt of task `n`, unless there is one. See `Storage.write_receipt`."""
+        name = task_name(self.entry, n, batch=self.batch)
+        keys = self._storage.keys
+        key = keys.completed_of(name) if receipt.state == "completed" else keys.failed_of(name)
+        self._storage.write_receipt(self.entry, key, receipt, batch=self.batch)
 
 
 def apply_error(task: Task, error: Exception | None) -> None:
@@ -627,3 +666,88 @@ def _short(error: Exception) -> str:
         return "it is nested too deeply"
     said = " ".join(str(error).split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
+
+
+class Slot:
+    """The right to one claim: a lease. It is kept for later claims, and released if none came between two renewals."""
+
+    def __init__(self, slots: Slots, lease: Lease) -> None:
+        self._slots = slots
+        self.lease = lease
+        self.used = True
+        self.busy = True
+
+    def free(self) -> None:
+        """Return it after its claim has ended."""
+        self.busy = False
+
+    def renew(self) -> None:
+        """Keep it while it is of use, else release it.   Cost: 1 PUT."""
+        if self._slots.keeps(self):
+            self.lease.renew()
+        else:
+            self.lease.release()
+
+
+class Slots:
+    """A limit on how many claims there are at once, over all processes: one lease for each slot.
+
+    The limit is as good as a lease: a process that sleeps past its `ttl_s` may overlap with the next one.
+    """
+
+    def __init__(self, storage: Storage, policy: Policy, watch: VersionWatch, renewer: Renewer) -> None:
+        self._storage = storage
+        self._policy = policy
+        self._watch = watch
+        self._renewer = renewer
+        self._mutex = storage.runtime.mutex()
+        self._held: list[Slot] = []
+
+    def take(self) -> Slot | None:
+        """A slot; None if none is free.
+
+        Cost: nothing if this process has an idle one, else 1 GET for each slot that is read, 8 at most, + 1 PUT.
+        """
+        with self._mutex:
+            for slot in self._held:
+                if not slot.busy and not slot.lease.lost:
+                    slot.busy = slot.used = True
+                    return slot
+            mine = {slot.lease.lock for slot in self._held}
+        keys = self._storage.keys
+        numbers = [n for n in range(self._policy.concurrency or 0) if keys.slot(n) not in mine]
+        self._storage.runtime.rng.shuffle(numbers)
+        for number in numbers[:SLOTS_READ_MAX]:
+            lease = self._acquired(keys.slot(number))
+            if lease is not None:
+                slot = Slot(self, lease)
+                with self._mutex:
+                    self._held.append(slot)
+                self._renewer.add(slot)
+                return slot
+        return None
+
+    def keeps(self, slot: Slot) -> bool:
+        """Whether the slot was of use since the last call; if not, it leaves the slots of this process."""
+        with self._mutex:
+            kept = (slot.busy or slot.used) and not slot.lease.lost
+            slot.used = False
+            if not kept and slot in self._held:
+                self._held.remove(slot)
+        if not kept:
+            self._renewer.remove(slot)
+        return kept
+
+    def _acquired(self, key: Key) -> Lease | None:
+        storage = self._storage
+        lock = Lock(storage.store, key, key, self._policy.ttl_s, storage.runtime, self._watch, look_first=True)
+        try:
+            lease = lock.try_acquire()
+        except Corrupt as error:
+            # It only says who may claim, and nothing is written under its token: make room for a new one.
+            storage.notices.warn("", f"{error}; it is removed")
+            storage.store.delete(key)
+            return None
+        except LimpetError:
+            return None
+        return lease if isinstance(lease, Lease) else None

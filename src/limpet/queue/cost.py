@@ -7,33 +7,41 @@ takes: what the store does not show is not in them, see `NOT_COUNTED`.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
+from typing import Any
 
 from limpet.errors import LimpetError
-from limpet.keys import Key, QueueKeys, is_minted
-from limpet.queue.entry import BATCH, TASK, Storage, batch_of, count_of, name_of_receipt, parts_of_entry
+from limpet.keys import BATCH, TASK, Key, QueueKeys, batch_of, count_of, is_minted, name_of_receipt, parts_of_entry
+from limpet.queue.bell import LIST_EVERY_S, RING_EVERY_S
+from limpet.queue.entry import Storage
 from limpet.runtime import Runtime
 from limpet.store.api import Store
-from limpet.store.metered import dollars
+from limpet.store.metered import AS_OF, dollars
 
 MILLION = 1_000_000
 RECEIPTS_READ = 200
 PAGE = 1000
 
+BATCHES = (1, 10, 100, 1000)
 SQS_BATCH = 10
 SQS_REQUESTS = 3
 SQS_DOLLARS_PER_MILLION = 0.40
 
 NOT_COUNTED = (
     "heartbeats of claims that last longer than a third of their ttl, claims that another worker won, "
-    "looks of idle workers (at most 200 an hour each), and what operators ask"
+    "idle workers, the bell that pushes ring, and what operators ask"
 )
+
+HOUR_S = 3600.0
+MONTH_H = 730
+PRESENCE_EVERY_S = 120.0
+"""How often a worker process renews its presence object (`limpet.app.presence`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What became of some entries.
+    """How much work some entries took.
 
     `named` of them were pushed with an id. `claims` is at least `ended`: an entry that is retried, or whose worker
     died, is claimed again. `parts` are failed tasks of batches, which have a receipt each. `waiting` entries were
@@ -82,6 +90,26 @@ def as_pushed(tasks: int, batch: int, *, named: bool = False, provider: str = "s
     return Bill(sum(spent.values()), dollars(spent, provider))
 
 
+def idle_requests(poll_s: float, *, presence: bool = False) -> dict[str, int]:
+    """The most that one idle worker process asks a bucket in an hour: a HEAD of the bell each `poll_s`, and a LIST a
+    minute, for each of its queues; with `presence`, once for the process, a PUT every two minutes. In a directory it
+    asks nothing that costs."""
+    polls = {"head": ceil(HOUR_S / poll_s), "list": ceil(HOUR_S / LIST_EVERY_S)}
+    return {**polls, "put": ceil(HOUR_S / PRESENCE_EVERY_S)} if presence else polls
+
+
+def idle_bill(poll_s: float, *, presence: bool = False, provider: str = "s3") -> Bill:
+    """What one idle worker process costs in a month of 730 hours."""
+    spent = {verb: count * MONTH_H for verb, count in idle_requests(poll_s, presence=presence).items()}
+    return Bill(sum(spent.values()), dollars(spent, provider))
+
+
+def bell_bill(*, provider: str = "s3") -> Bill:
+    """The most that the bell costs a process that pushes without a pause for an hour."""
+    spent = {"put": ceil(HOUR_S / RING_EVERY_S)}
+    return Bill(spent["put"], dollars(spent, provider))
+
+
 def sqs(tasks: int, batch: int) -> Bill:
     """The bill of SQS's standard queues: send, receive and delete, each for up to 10 tasks at once."""
     requests = SQS_REQUESTS * ceil(tasks / batch)
@@ -89,12 +117,44 @@ def sqs(tasks: int, batch: int) -> Bill:
 
 
 def break_even(*, provider: str = "s3") -> int:
-    """How many tasks to an entry make Limpet as cheap as SQS in batches of 10."""
+    """The batch size from which on Limpet is as cheap as SQS in batches of 10."""
     return ceil(as_pushed(MILLION, 1, provider=provider).dollars / sqs(MILLION, SQS_BATCH).dollars)
 
 
+def cost_facts(work: Work, provider: str, *, poll_s: float, free: bool) -> dict[str, Any]:
+    """What a queue has cost, what a million tasks and an idle worker cost. `free`: it is not in a bucket."""
+    spent = requests_of(work)
+    price = dollars(spent, provider)
+    bills = {f"limpet_{batch}": as_pushed(MILLION, batch, provider=provider) for batch in BATCHES}
+    bills |= {f"sqs_{batch}": sqs(MILLION, batch) for batch in (1, SQS_BATCH)}
+    if work.tasks:
+        ended = requests_of(replace(work, waiting=0, waiting_named=0))
+        share = MILLION / work.tasks
+        bills = {"this_queue": Bill(round(sum(ended.values()) * share), dollars(ended, provider) * share), **bills}
+    nothing, idle = Bill(0, 0.0), idle_bill(poll_s, presence=True, provider=provider)
+    return {
+        "tasks": work.tasks,
+        "entries": work.ended,
+        "waiting_entries": work.waiting,
+        "claims": work.claims,
+        "requests": spent,
+        "dollars": 0.0 if free else price,
+        "dollars_in_a_bucket": price,
+        "provider": provider,
+        "prices_of": AS_OF,
+        "per_million": {name: asdict(bill) for name, bill in bills.items()},
+        "idle_worker": {
+            "poll_s": poll_s,
+            "requests_an_hour": {} if free else idle_requests(poll_s, presence=True),
+            "a_month": asdict(nothing if free else idle),
+            "a_month_in_a_bucket": asdict(idle),
+        },
+        "bell_an_hour_at_most": asdict(nothing if free else bell_bill(provider=provider)),
+    }
+
+
 def work_of(store: Store, name: str, runtime: Runtime) -> tuple[Work, int]:
-    """What the store shows of a queue's work, and how many receipts were read to learn how often entries are claimed.
+    """The work of a queue as far as the store shows it, and the number of receipts read for the average of claims.
 
     Cost: 1 LIST per 1,000 objects, and at most 200 GETs.
     """
@@ -123,7 +183,7 @@ def work_of(store: Store, name: str, runtime: Runtime) -> tuple[Work, int]:
 
 
 def _tokens(storage: Storage, keys: list[Key]) -> list[int]:
-    """How often the entries behind these receipts were claimed: a claim's token is its number."""
+    """The number of claims of each entry, by its receipt: a claim's token is its number."""
     blobs = storage.store.get_many(keys).items()
     seen = [storage.receipt(key).decode(blob) for key, blob in blobs if not isinstance(blob, LimpetError)]
     return [max(1, each.value.token) for each in seen]

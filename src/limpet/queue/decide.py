@@ -51,10 +51,12 @@ class Ready:
 class Progress:
     """What a claim has decided and not yet written. Times are on this process's rising clock.
 
-    `attempts` counts the starts of a first claim, which are written with the next swap, not by a separate one.
+    `attempts` counts the starts of a first claim, which are written with the next swap, not by a separate one;
+    `running` are those of them that run now.
     """
 
     attempts: dict[int, int] = field(default_factory=dict)
+    running: list[int] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     due_s: dict[int, float] = field(default_factory=dict)
@@ -73,6 +75,16 @@ def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now
         return Ready(take=at <= now, finish=False, at=at)
     step = next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
     return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
+
+
+def first_done(record: EntryLease) -> list[int]:
+    """The tasks of a batch that have completed for everybody, although the batch has not ended, with these results.
+
+    They were done by the first claim, and the lease says so: no other worker has run them or ever will, so that every
+    receipt to come says the same. What a later claim has done counts at the end of the batch: a worker that lost the
+    batch before may have run the same task, and may still finish first.
+    """
+    return record.done if record.token == 1 else record.done[: record.settled]
 
 
 def at_work(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> tuple[int, int]:
@@ -105,7 +117,8 @@ def claimed(
 ) -> EntryLease:
     """The record after a contender takes the entry: one token more. `waits` are those that are left.
 
-    A claim alone charges no attempt: only a task that was started is charged (H3), see `must_charge`.
+    A claim alone charges no attempt: only a task that was started is charged (H3), see `must_charge`. The tasks that
+    ran when the holder before it died are suspects: one of them may have killed it.
     """
     expires_at = wall + timedelta(seconds=policy.ttl_s)
     if record is not None:
@@ -122,9 +135,12 @@ def claimed(
             ttl_s=policy.ttl_s,
             not_before=None,
             running=None,
+            beside=[],
+            suspects=_union(record.suspects, _died(record)),
             waits=waits or {},
             wait_s=0.0,
             contested=record.contested or record.state is State.HELD,
+            settled=len(first_done(record)),
             errors=_after_death(record, wall),
         )
     return EntryLease(
@@ -142,14 +158,29 @@ def claimed(
     )
 
 
+def _named_in(record: EntryLease) -> list[int]:
+    """The tasks that a record names as running."""
+    return record.beside if record.running is None else [record.running, *record.beside]
+
+
+def _without_verdict(record: EntryLease, tasks: Sequence[int]) -> list[int]:
+    """Those of the tasks, each once, that have neither ended nor wait for another attempt."""
+    over = {*record.done, *record.failed, *record.waits} if tasks else ()
+    return [n for n in dict.fromkeys(tasks) if n not in over]
+
+
+def _died(record: EntryLease) -> list[int]:
+    """The tasks that the holder of a record which is taken left behind running."""
+    return _without_verdict(record, _named_in(record)) if record.state is State.HELD else []
+
+
 def _after_death(record: EntryLease, wall: datetime) -> dict[int, list[AttemptRecord]]:
-    """The errors of a record that is taken; the task that its holder left behind running has one more."""
-    n = record.running
-    if record.state is not State.HELD or n is None or n in (*record.done, *record.failed, *record.waits):
-        return record.errors
-    attempts = attempts_of(record, n)
-    died = AttemptRecord(attempt=attempts, at=wall, worker=record.label, error=ABANDONED)
-    return _kept_errors(record.errors, {n: died}, ())
+    """The errors of a record that is taken; each task that its holder left behind running has one more."""
+    died = {
+        n: AttemptRecord(attempt=attempts_of(record, n), at=wall, worker=record.label, error=ABANDONED)
+        for n in _died(record)
+    }
+    return _kept_errors(record.errors, died, ())
 
 
 def must_charge(record: EntryLease, policy: Policy) -> bool:
@@ -160,6 +191,28 @@ def must_charge(record: EntryLease, policy: Policy) -> bool:
     so where one attempt is all that there is.
     """
     return record.token > 1 or policy.max_attempts == 1
+
+
+def start_order(record: EntryLease, count: int) -> list[int]:
+    """The tasks that a claim starts, in this order: the open ones that do not wait, suspects first."""
+    due = [n for n in open_tasks(record, count) if n not in record.waits]
+    if not record.suspects:
+        return due
+    return sorted(due, key=lambda n: n not in record.suspects)
+
+
+def may_start(n: int, *, running: Collection[int], suspects: Collection[int], policy: Policy) -> bool:
+    """Whether task `n`, the next in order, may be started beside the `running` tasks of its claim.
+
+    Nothing runs beside a suspect: if it kills its process, no other task is charged for that. With one attempt nothing
+    is spread, since a death would use up that of every task that runs; nor with `concurrency`, which so limits the
+    tasks that run at once.
+    """
+    if not running:
+        return True
+    if policy.max_attempts == 1 or policy.concurrency is not None:
+        return False
+    return n not in suspects and not any(m in suspects for m in running)
 
 
 def attempts_of(record: EntryLease, n: int) -> int:
@@ -186,7 +239,7 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
     """The record with what the claim has decided so far. `at_s` is now, on the clock of `progress.due_s`."""
     done = _union(record.done, progress.done)
     started = {n: attempts for n, attempts in progress.attempts.items() if n not in progress.done}
-    return msgspec.structs.replace(
+    after = msgspec.structs.replace(
         record,
         attempts={**record.attempts, **started},
         done=done,
@@ -196,6 +249,22 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
         parts=_union(record.parts, progress.parts),
         error=progress.error or record.error,
         errors=_kept_errors(record.errors, progress.errors, {*done, *record.failed, *progress.failed}),
+    )
+    return _named(after, progress.running)
+
+
+def _named(record: EntryLease, started: Sequence[int]) -> EntryLease:
+    """The record that names the `started` tasks running, beside those that it names already. A verdict ends both that
+    and a suspicion.
+
+    A task whose charge we never heard of stays named, so that its attempt is restored when the claim lets go.
+    """
+    if not (started or record.suspects or _named_in(record)):
+        return record
+    suspects = _without_verdict(record, record.suspects)
+    running = _without_verdict(record, [*started, *_named_in(record)])
+    return msgspec.structs.replace(
+        record, running=running[0] if running else None, beside=running[1:], suspects=suspects
     )
 
 
@@ -239,36 +308,40 @@ def _size(note: AttemptRecord) -> int:
     return NOTE_CHARS + len(note.error) + len(note.traceback or "")
 
 
-def charged(record: EntryLease, n: int) -> EntryLease:
-    """The record that names task `n` running, one attempt more."""
-    attempts = attempts_of(record, n) + 1
-    waits = {m: wait_s for m, wait_s in record.waits.items() if m != n}
-    return msgspec.structs.replace(
-        record, running=n, attempt=attempts, attempts={**record.attempts, n: attempts}, waits=waits
+def charged(record: EntryLease, tasks: Sequence[int]) -> EntryLease:
+    """The record that names these tasks running, beside those that run on, each with one attempt more."""
+    attempts = {n: attempts_of(record, n) + 1 for n in tasks}
+    after = msgspec.structs.replace(
+        record,
+        attempt=attempts[tasks[0]],
+        attempts={**record.attempts, **attempts},
+        waits={m: wait_s for m, wait_s in record.waits.items() if m not in attempts},
     )
+    return _named(after, tasks)
 
 
 def freed(record: EntryLease, count: int, wall: datetime) -> EntryLease:
     """The record of an entry that rests until the first of its open tasks is due."""
     wait_s = min((record.waits.get(n, 0.0) for n in open_tasks(record, count)), default=0.0)
     not_before = wall + timedelta(seconds=wait_s) if wait_s > 0 else None
-    return msgspec.structs.replace(record, state=State.FREE, running=None, wait_s=wait_s, not_before=not_before)
+    return msgspec.structs.replace(
+        record, state=State.FREE, running=None, beside=[], wait_s=wait_s, not_before=not_before
+    )
 
 
 def handed_back(record: EntryLease, returned: Collection[int], *, started: Collection[int] = ()) -> EntryLease:
     """The record with the attempts of the `returned` tasks restored, as if this claim had not started them.
 
-    Only the `started` ones have anything to restore, and the one named running, whose charge we may never have heard
-    of.
+    Only the `started` ones have anything to restore, and those named running, whose charge we may never have heard of.
     """
-    charged_here = {n for n in returned if n in started or n == record.running}
+    charged_here = {n for n in returned if n in started or n in _named_in(record)}
     restored = {n: max(0, attempts_of(record, n) - 1) for n in charged_here}
-    return msgspec.structs.replace(record, attempts={**record.attempts, **restored}, running=None)
+    return msgspec.structs.replace(record, attempts={**record.attempts, **restored}, running=None, beside=[])
 
 
 def cancelled(record: EntryLease) -> EntryLease:
     """The record of an entry that no worker may take any more."""
-    return msgspec.structs.replace(record, state=State.CANCELLED, running=None)
+    return msgspec.structs.replace(record, state=State.CANCELLED, running=None, beside=[])
 
 
 def backoff_s(policy: Policy, attempts: int, chance: float) -> float:

@@ -1,4 +1,4 @@
-"""The objects of one queue: their names, what is in them, and the order in which they are written and deleted.
+"""The objects of one queue: what is in them, and the order in which they are written and deleted.
 
 An entry is one task (`task.json`) or a batch (`tasks.jsonl`: a header line, then one payload a line), and its lease
 while it is worked on. Length, digest and schema are in what we write, so that a truncated or rotten file is recognised
@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Protocol
 
@@ -21,101 +21,15 @@ import msgspec
 from limpet import records
 from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import Key, QueueKeys, is_minted, segment
+from limpet.keys import Key, QueueKeys, batch_of, count_of, is_minted, name_of_receipt
 from limpet.lease import LeaseRecord
 from limpet.queue.api import Notice
+from limpet.queue.bell import Bell
+from limpet.queue.closer import Closer
 from limpet.records import Count, Digest, Instant, Name, Positive, Text
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Stat, Store
-
-RETRY_MARK = "~"
-TASK = "task.json"
-BATCH = "tasks.jsonl"
-LEASE = "lease.json"
-REMOTE = "remote.json"
-KINDS = frozenset((TASK, BATCH, LEASE, REMOTE))
-
-
-def check_id(id_: str) -> str:
-    """The entry of a user's id.   Raises: Invalid for an id that no name can hold, or of a form that we mint."""
-    if not isinstance(id_, str) or RETRY_MARK in id_:
-        raise Invalid(f"the task id {id_!r} has a {RETRY_MARK!r}", hint="limpet marks retried tasks with it")
-    if is_minted(id_):
-        raise Invalid(f"the task id {id_!r} looks like one that limpet makes", hint="prefix it with a word of yours")
-    return segment(id_)
-
-
-def entry_of(id_: str) -> str:
-    """The entry that a task id names: a minted one unchanged, a user's encoded, a retried one with its mark."""
-    if not isinstance(id_, str) or not id_:
-        raise Invalid(f"a task id is a non-empty string, not {id_!r}")
-    base, mark, life = id_.rpartition(RETRY_MARK)
-    if mark and _is_number(life):
-        return f"{base if is_minted(base) else segment(base)}{mark}{life}"
-    return id_ if is_minted(id_) else segment(id_)
-
-
-def batch_of(id_: str) -> tuple[str, int] | None:
-    """The batch and the number of a task of a batch; None for any other id."""
-    entry, dot, n = id_.rpartition(".")
-    return (entry, int(n)) if dot and is_minted(id_) and _is_number(n) else None
-
-
-def count_of(entry: str) -> int:
-    """How many tasks an entry holds: a batch says so in its name."""
-    return int(entry.rpartition("-")[2]) if is_batch(entry) else 1
-
-
-def is_batch(entry: str) -> bool:
-    """Whether an entry is a batch."""
-    _, dash, count = entry.rpartition("-")
-    return bool(dash) and _is_number(count) and is_minted(entry)
-
-
-def life_before(name: str) -> str | None:
-    """The name whose next life this is; None for a first life."""
-    base, mark, life = name.rpartition(RETRY_MARK)
-    if not mark or not _is_number(life):
-        return None
-    return base if life == "1" else f"{base}{RETRY_MARK}{int(life) - 1}"
-
-
-def name_of_receipt(key: str) -> str:
-    """The entry, or the task of a batch, that a receipt is about."""
-    return key.rsplit("/", 1)[1].removesuffix(".json")
-
-
-def parts_of_entry(key: str, pending: str) -> tuple[str, str] | None:
-    """The entry and the kind of one of its objects; None for a key that is not ours."""
-    if not key.startswith(f"{pending}/"):
-        return None
-    entry, _, kind = key[len(pending) + 1 :].partition("/")
-    return (entry, kind) if kind in KINDS else None
-
-
-def due_name(due: datetime) -> str:
-    """A moment as a name that sorts by time."""
-    return due.strftime("%Y%m%dT%H%M%SZ")
-
-
-def due_of(name: str) -> datetime | None:
-    """The moment behind such a name; None if it is none."""
-    try:
-        return datetime.strptime(f"{name}+0000", "%Y%m%dT%H%M%SZ%z")
-    except ValueError:
-        return None
-
-
-def parts_of_scheduled(key: str) -> tuple[datetime, str] | None:
-    """When a delayed push is due, and its entry; None for a key that is not ours."""
-    due_at, name = key.rsplit("/", 2)[1:]
-    due, entry = due_of(due_at), name.removesuffix(".json").rpartition("@")[0]
-    return (due, entry) if due is not None and entry else None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
+from limpet.tracing import TraceOrUnset
 
 SCHEMA = 1
 PAYLOAD_BYTES_MAX = 256 * 1024
@@ -156,6 +70,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     write_id: Name
     retries: Count = 0
     delayed: bool = False
+    trace: TraceOrUnset = msgspec.UNSET
+    """The trace that its push belongs to. Limpet 0.1 does not know it."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +82,7 @@ class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
     sha256: Digest
     pushed_at: Instant
     write_id: Name
+    trace: TraceOrUnset = msgspec.UNSET
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,7 +108,11 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     """Attempts of every task that `attempts` does not name. Limpet 0.1 wrote 1 with a first claim."""
     attempts: Annotated[dict[TaskNumber, Count], ByTask] = msgspec.field(default_factory=dict)
     running: TaskNumber | None = None
-    """The task whose handler was started by the swap that wrote this."""
+    """A task that runs, as far as the lease knows: started by the swap that named it, or before a first claim's."""
+    beside: TaskNumbers = msgspec.field(default_factory=list)
+    """The tasks that run beside `running`. Limpet 0.1 does not know them; `attempts` counts each."""
+    suspects: TaskNumbers = msgspec.field(default_factory=list)
+    """The tasks that ran when a holder died, and have had no verdict since: each is run alone."""
     done: TaskNumbers = msgspec.field(default_factory=list)
     failed: TaskNumbers = msgspec.field(default_factory=list)
     waits: Annotated[dict[TaskNumber, WaitSeconds], ByTask] = msgspec.field(default_factory=dict)
@@ -203,6 +124,8 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     """The last error of a single task. Limpet 0.1 wrote that of any task of a batch, too."""
     errors: Annotated[dict[TaskNumber, AttemptRecords], ByTask] = msgspec.field(default_factory=dict)
     """The last failed attempts of the tasks that have not ended, oldest first."""
+    settled: Count = 0
+    """How many of `done`, the first ones, were done by the first claim: `first_done`."""
     contested: bool = False
     """Whether a claim of it was ever taken over from a holder that did not let go: it may still finish tasks."""
 
@@ -258,7 +181,14 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_task(
-    id_: str, payload: bytes, *, pushed_at: datetime, write_id: str, retries: int = 0, delayed: bool = False
+    id_: str,
+    payload: bytes,
+    *,
+    pushed_at: datetime,
+    write_id: str,
+    retries: int = 0,
+    delayed: bool = False,
+    trace: str = "",
 ) -> TaskRecord:
     """A task to be pushed."""
     return TaskRecord(
@@ -269,6 +199,7 @@ def new_task(
         write_id=write_id,
         retries=retries,
         delayed=delayed,
+        trace=trace or msgspec.UNSET,
     )
 
 
@@ -278,7 +209,7 @@ def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
     if len(data) > PAYLOAD_BYTES_MAX:
         raise Invalid(
             f"{what} takes {len(data)} bytes; a task holds {PAYLOAD_BYTES_MAX}",
-            hint="put the data into an object of its own and its name into the task",
+            hint="put the data into a separate object, and its name into the task",
         )
     return data
 
@@ -287,7 +218,7 @@ def encoded_payload(payload: Any, payload_type: Any) -> bytes:
     """The payload as JSON, checked against the queue's type (None: any dict).   Raises: Invalid."""
     if payload_type is not None:
         try:
-            payload = msgspec.to_builtins(payload, str_keys=True)
+            payload = records.builtins(payload)
             records.converted(payload, payload_type, str_keys=True)
         except (TypeError, ValueError) as error:
             raise Invalid(f"the payload is no {getattr(payload_type, '__name__', payload_type)}: {error}") from None
@@ -302,7 +233,7 @@ def result_bytes(result: Any) -> bytes:
     if len(data) > RESULT_BYTES_MAX:
         raise Invalid(
             f"the result takes {len(data)} bytes; a receipt holds {RESULT_BYTES_MAX}",
-            hint="put the data into an object of its own and its name into the result",
+            hint="put the data into a separate object, and its name into the result",
         )
     return data
 
@@ -319,20 +250,27 @@ def read_task(data: bytes, *, what: str) -> TaskRecord:
 def lease_of(data: bytes, *, count: int, what: str) -> EntryLease:
     """The lease of an entry that has `count` tasks.   Raises: Corrupt, also if it names a task beyond them."""
     record = records.decode(data, EntryLease, what=what)
-    if record.token > TOKEN_MAX:
+    if record.token >= TOKEN_MAX:
         raise Corrupt(f"{what} has token {record.token}: no claim could have a higher one")
-    numbered = (record.done, record.failed, record.attempts, record.waits, record.results, record.errors)
+    numbered = (
+        *(record.done, record.failed, record.attempts, record.waits, record.results, record.errors),
+        *(record.beside, record.suspects),
+    )
     highest = max((max(numbers) for numbers in numbered if numbers), default=0)
     if max(highest, record.running or 0) >= count:
-        raise Corrupt(f"{what} tells of task {max(highest, record.running or 0)}; its entry has {count}")
+        raise Corrupt(f"{what} names task {max(highest, record.running or 0)}; its entry has {count}")
     return record
 
 
-def batch_bytes(payloads: Sequence[bytes], *, pushed_at: datetime, write_id: str) -> bytes:
+def batch_bytes(payloads: Sequence[bytes], *, pushed_at: datetime, write_id: str, trace: str = "") -> bytes:
     """The object of a batch."""
     body = b"\n".join(payloads)
     header = BatchHeader(
-        count=len(payloads), sha256=hashlib.sha256(body).hexdigest(), pushed_at=pushed_at, write_id=write_id
+        count=len(payloads),
+        sha256=hashlib.sha256(body).hexdigest(),
+        pushed_at=pushed_at,
+        write_id=write_id,
+        trace=trace or msgspec.UNSET,
     )
     return records.encode(header) + b"\n" + body
 
@@ -354,7 +292,12 @@ def _check_schema(schema: int, what: str) -> None:
         raise Unsupported(f"{what} has schema {schema}; this limpet reads up to {SCHEMA}")
 
 
-LEASE_CODEC = struct_codec(EntryLease)
+@lru_cache(maxsize=64)
+def lease_codec(count: int) -> Codec[EntryLease]:
+    """The codec of the leases of entries that have `count` tasks."""
+    return Codec(EntryLease, lambda record: record, lambda data, what: lease_of(data, count=count, what=what))
+
+
 NOTICES_MAX = 1_000
 EXACT_S = 3600.0
 RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
@@ -363,8 +306,7 @@ RECEIPT_CODEC = struct_codec(Receipt)
 CONTROL_CODEC = struct_codec(ControlRecord)
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """The tasks of an entry: the payload of each as JSON, when they were pushed, and their earlier lives.
 
     `minted`: the name was made for this one push, so nothing of it can have ended before it was first claimed.
@@ -375,6 +317,7 @@ class Content:
     pushed_at: datetime
     retries: int
     minted: bool
+    trace: str = ""
 
 
 class Journal(Protocol):
@@ -469,6 +412,8 @@ class Storage:
         self._journal = journal
         self.notices = Notices(runtime)
         self._exact_at_s: float | None = None
+        self.closer = Closer(store, keys, runtime) if store.far else None
+        self.bell = Bell(store, keys.bell, runtime) if store.far else None
 
     @property
     def journal(self) -> Journal:
@@ -476,6 +421,11 @@ class Storage:
         if self._journal is None or callable(self._journal):
             self._journal = (self._journal and self._journal()) or NoJournal()
         return self._journal
+
+    def ring(self) -> None:
+        """Wake idle workers.   Cost: in a bucket 1 PUT, at most once a second."""
+        if self.bell is not None:
+            self.bell.ring()
 
     def exact_now(self) -> datetime:
         """The store's clock to within a round trip.   Cost: once an hour 1 PUT + 1 HEAD, else nothing."""
@@ -487,9 +437,7 @@ class Storage:
 
     def lease(self, entry: str) -> Cell[EntryLease]:
         """The lease of an entry."""
-        count = count_of(entry)
-        codec = Codec(EntryLease, lambda record: record, lambda data, what: lease_of(data, count=count, what=what))
-        return Cell(self.store, self.keys.lease(entry), codec, self.runtime, deletable=True)
+        return Cell(self.store, self.keys.lease(entry), lease_codec(count_of(entry)), self.runtime, deletable=True)
 
     def receipt(self, key: Key) -> Cell[Receipt]:
         """A receipt."""
@@ -555,10 +503,10 @@ class Storage:
         return seen is not None and seen.value.paused
 
     def raw_bytes(self, key: Key) -> bytes:
-        """The bytes of an object, unread: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""
+        """The bytes of an object, not decoded: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""
         try:
             return self.store.get(key, range=(0, RAW_BYTES_MAX)).data
-        except Invalid:  # no byte is in that range: it is empty
+        except (Corrupt, Invalid):  # it is empty, so no byte is in that range; or it is no file
             return b""
 
     def kept_payload(self, entry: str, payload: bytes) -> Key | None:
@@ -577,17 +525,24 @@ class Storage:
     def close(self, entry: str, *, batch: bool) -> None:
         """Remove an entry that a receipt ends: the task, then the lease, so that a lease is never missed in between.
 
-        A delete that fails leaves the rest to the next claim or sweep.   Cost: 2 DELETEs (3 on a supervised node).
+        In a bucket this happens in the background, soon. A delete that fails leaves the rest to the next claim or
+        sweep.   Cost: 2 DELETEs (3 on a supervised node).
         """
+        if self.closer is not None:
+            self.closer.add(entry, batch=batch)
+            return
+        keys = [self.keys.tasks(entry, batch=batch), self.keys.lease(entry)]
         with suppress(LimpetError):
-            self.store.delete(self.keys.tasks(entry, batch=batch))
-            self.drop_lease(entry)
             if self.journal.travels:
-                self.store.delete(self.keys.remote(entry))
+                keys.append(self.keys.remote(entry))
+            self.store.delete_in_order(keys)
 
     def drop_lease(self, entry: str) -> None:
-        """Remove the lease of an entry that has no task any more.   Cost: 1 DELETE."""
-        self.store.delete(self.keys.lease(entry))
+        """Remove the lease of an entry that has no task any more; in a bucket a little later.   Cost: 1 DELETE."""
+        if self.closer is not None:
+            self.closer.add_lease(entry)
+        else:
+            self.store.delete(self.keys.lease(entry))
 
     def exists(self, key: Key) -> bool:
         """Whether there is such an object.   Cost: 1 HEAD."""
@@ -605,9 +560,9 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
     if not batch:
         task = read_task(blob.data, what=what)
         minted = is_minted(entry) and not task.delayed
-        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted)
+        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, task.trace or "")
     header, body = batch_lines(blob.data, what=what)
     if header.count != count_of(entry):
         raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
-    return Content(ids, body.split(b"\n"), header.pushed_at, 0, minted=True)
+    return Content(ids, body.split(b"\n"), header.pushed_at, 0, True, header.trace or "")

@@ -1,29 +1,51 @@
-"""How an entry ends without a worker's verdict: it cannot be read, or it was cancelled.
+"""How an entry ends without a worker's verdict (it cannot be read, or is cancelled), and how a failed one is retried.
 
 What cannot be read ends in failed/ with the reason, its bytes kept: never lost, never in a loop of crashes (F23).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
 import msgspec
 
-from limpet.errors import Corrupt, Missing, Unsupported
-from limpet.keys import Key
-from limpet.queue.decide import attempts_of, task_receipt
+from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
+from limpet.keys import (
+    BATCH,
+    RETRY_MARK,
+    TASK,
+    Key,
+    batch_of,
+    count_of,
+    entry_of,
+    is_batch,
+    is_minted,
+    name_of_receipt,
+    parts_of_entry,
+)
+from limpet.lease import State
+from limpet.queue.api import Policy
+from limpet.queue.decide import attempts_of, cancelled, claimed, task_receipt
 from limpet.queue.entry import (
     NOTHING,
     Content,
+    ControlRecord,
     Ended,
-    EntryLease,
     Receipt,
     Storage,
-    count_of,
-    name_of_receipt,
+    TaskRecord,
+    new_task,
+    read_task,
     task_name,
 )
+from limpet.queue.inspect import Inspection, next_life
 from limpet.store.api import Absent
 
 CANCELLED = "cancelled"
+CANCEL_TRIES_MAX = 10
 
 
 def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None:
@@ -31,14 +53,14 @@ def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None
 
     Cost: 2 GETs, 2 PUTs (for a batch with a bad lease 1 a task more), 2 DELETEs.
     """
-    raw = _kept(storage, entry, batch=batch)
+    raw = _keep_bytes(storage, entry, batch=batch)
     try:
         content = storage.content(entry, batch=batch)
     except Missing:
         storage.drop_lease(entry)
         return
     except (Corrupt, Unsupported):
-        receipt = _receipt(storage, entry, "failed", why, raw)
+        receipt = _receipt(storage, "failed", entry, why, raw=raw)
         storage.write_receipt(entry, storage.keys.failed_of(entry), receipt, batch=batch)
     else:
         _fail_all(storage, entry, content, why, raw, batch=batch)
@@ -54,66 +76,13 @@ def reject_scheduled(storage: Storage, key: Key, why: str) -> None:
     name = name_of_receipt(key)
     raw = storage.keys.part(name, storage.runtime.new_id())
     storage.store.put(raw, storage.raw_bytes(key), when=Absent())
-    receipt = _receipt(storage, name, "failed", why, raw)
+    receipt = _receipt(storage, "failed", name, why, raw=raw)
     storage.write_receipt(name, storage.keys.failed_of(name), receipt, batch=False)
     storage.notices.failed(name, why)
 
 
-def _fail_all(storage: Storage, entry: str, content: Content, why: str, raw: str, *, batch: bool) -> None:
-    for n, id_ in enumerate(content.ids):
-        readable = storage.kept_payload(entry, content.payloads[n]) is None
-        payload = msgspec.Raw(content.payloads[n]) if readable else NOTHING
-        receipt = _receipt(storage, id_, "failed", why, raw, payload=payload, retries=content.retries)
-        name = task_name(entry, n, batch=batch)
-        storage.write_receipt(entry, storage.keys.failed_of(name), receipt, batch=batch)
-    if batch:
-        numbers = [*range(len(content.ids))]
-        receipt = _receipt(storage, entry, "completed", why, raw, count=len(numbers), failed=numbers)
-        storage.write_receipt(entry, storage.keys.completed_of(entry), receipt, batch=True)
-
-
-def _kept(storage: Storage, entry: str, *, batch: bool) -> str:
-    """Both objects of the entry as they are, in one part object: the task's bytes, then the lease's."""
-    data = b""
-    for key in (storage.keys.tasks(entry, batch=batch), storage.keys.lease(entry)):
-        try:
-            data += storage.raw_bytes(key) + b"\n"
-        except Missing:
-            continue
-    raw = storage.keys.part(entry, storage.runtime.new_id())
-    storage.store.put(raw, data, when=Absent())
-    return raw
-
-
-def _receipt(
-    storage: Storage,
-    id_: str,
-    state: Ended,
-    why: str,
-    raw: str,
-    *,
-    payload: msgspec.Raw = NOTHING,
-    count: int = 1,
-    failed: list[int] | None = None,
-    retries: int = 0,
-) -> Receipt:
-    return Receipt(
-        state=state,
-        id=id_,
-        count=count,
-        worker_id=storage.runtime.owner,
-        label=storage.runtime.label,
-        finished_at=storage.runtime.wall(),
-        payload=payload,
-        error=why,
-        failed=failed or [],
-        retries=retries,
-        raw=raw,
-    )
-
-
 def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
-    """Write the receipt of a cancelled entry and remove the entry; whether this call ended it.
+    """Write the receipt of a cancelled entry and remove the entry; returns whether this call ended it.
 
     Tasks of a batch that were done before keep their completion.
     Cost: 1 GET, 2 HEADs, 1 GET, 1 PUT, 2 DELETEs; for a batch 1 PUT more for each task that was done.
@@ -129,41 +98,237 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         return False
     seen = storage.lease(entry).read()
     if seen is not None and batch:
-        for n in seen.value.done:
-            done = _done_receipt(storage, seen.value, content, n)
+        record = seen.value
+        for n in record.done:
+            done = task_receipt(
+                record,
+                content,
+                n,
+                "completed",
+                attempts=max(1, attempts_of(record, n)),
+                wall=storage.runtime.wall(),
+                result=record.results.get(n),
+                parts=[] if n in record.results else record.parts,
+            )
             storage.write_receipt(entry, keys.completed_of(f"{entry}.{n}"), done, batch=True)
-    payload = msgspec.Raw(content.payloads[0]) if not batch else NOTHING
-    id_ = entry if batch else content.ids[0]
-    receipt = cancelled_receipt(storage, id_, content, payload, len(content.ids))
+    receipt = _receipt(
+        storage,
+        "cancelled",
+        entry if batch else content.ids[0],
+        CANCELLED,
+        count=len(content.ids),
+        payload=NOTHING if batch else msgspec.Raw(content.payloads[0]),
+        pushed_at=content.pushed_at,
+        retries=content.retries,
+    )
     stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
     storage.close(entry, batch=batch)
     return stands.state == "cancelled"
 
 
-def _done_receipt(storage: Storage, record: EntryLease, content: Content, n: int) -> Receipt:
-    return task_receipt(
-        record,
-        content,
-        n,
-        "completed",
-        attempts=max(1, attempts_of(record, n)),
-        wall=storage.runtime.wall(),
-        result=record.results.get(n),
-        parts=[] if n in record.results else record.parts,
-    )
+def _fail_all(storage: Storage, entry: str, content: Content, why: str, raw: str, *, batch: bool) -> None:
+    """Write a receipt in failed/ for each task of an entry; for a batch also the one that ends it."""
+    for n, id_ in enumerate(content.ids):
+        readable = storage.kept_payload(entry, content.payloads[n]) is None
+        payload = msgspec.Raw(content.payloads[n]) if readable else NOTHING
+        receipt = _receipt(storage, "failed", id_, why, raw=raw, payload=payload, retries=content.retries)
+        name = task_name(entry, n, batch=batch)
+        storage.write_receipt(entry, storage.keys.failed_of(name), receipt, batch=batch)
+    if batch:
+        count = len(content.ids)
+        receipt = _receipt(storage, "completed", entry, why, raw=raw, count=count, failed=[*range(count)])
+        storage.write_receipt(entry, storage.keys.completed_of(entry), receipt, batch=True)
 
 
-def cancelled_receipt(storage: Storage, id_: str, content: Content, payload: msgspec.Raw, count: int) -> Receipt:
-    """The receipt of an entry that an operator cancelled."""
+def _keep_bytes(storage: Storage, entry: str, *, batch: bool) -> Key:
+    """Copy the bytes of the entry's task, then of its lease, into one part object; returns its key."""
+    data = b""
+    for key in (storage.keys.tasks(entry, batch=batch), storage.keys.lease(entry)):
+        try:
+            data += storage.raw_bytes(key) + b"\n"
+        except Missing:
+            continue
+    raw = storage.keys.part(entry, storage.runtime.new_id())
+    storage.store.put(raw, data, when=Absent())
+    return raw
+
+
+def _receipt(storage: Storage, state: Ended, id_: str, error: str, **about: Any) -> Receipt:
+    """A receipt that does not come from a claim; `about` are further fields of it."""
+    runtime = storage.runtime
     return Receipt(
-        state="cancelled",
+        state=state,
         id=id_,
-        count=count,
-        worker_id=storage.runtime.owner,
-        label=storage.runtime.label,
-        pushed_at=content.pushed_at,
-        finished_at=storage.runtime.wall(),
-        payload=payload,
-        error=CANCELLED,
-        retries=content.retries,
+        error=error,
+        worker_id=runtime.owner,
+        label=runtime.label,
+        finished_at=runtime.wall(),
+        **about,
     )
+
+
+class Admin:
+    """What operators do with one queue: retry, cancel, pause, purge. `place` pushes a task under a given name."""
+
+    def __init__(
+        self, storage: Storage, place: Callable[[str, TaskRecord], bool], inspect: Inspection, policy: Policy
+    ) -> None:
+        self._storage = storage
+        self._store = storage.store
+        self._keys = storage.keys
+        self._runtime = storage.runtime
+        self._place = place
+        self._inspect = inspect
+        self._policy = policy
+
+    def retry(self, id_: str | None, *, all: bool, where: str | None, since_s: float | None) -> list[str]:
+        """Push failed tasks again under their next id; returns the new ids. See `Queue.retry`."""
+        if (id_ is None) is not all:
+            raise Invalid("say which task to retry, or all=True")
+        if id_ is None:
+            since = None if since_s is None else self._storage.exact_now() - timedelta(seconds=since_s)
+            failures = self._inspect.failures(where=where, since=since)
+            return [self._retry(key, seen) for key, seen in failures if _has_payload(seen.value)]
+        if where is not None or since_s is not None:
+            raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")
+        key = self._keys.failed_of(entry_of(id_))
+        seen = self._storage.receipt(key).read()
+        if seen is None or self._inspect.completed(id_, gone=True) is not None:
+            raise Missing(f"there is no failed task {id_!r}", hint="`limpet queue ls --failed` shows them")
+        if seen.value.state == "retried":
+            return [next_life(id_, seen.value.retried_as)] if seen.value.retried_as else []
+        if not _has_payload(seen.value):
+            kept = f"its bytes are kept in {seen.value.raw}" if seen.value.raw else "push its payloads again"
+            raise Invalid(f"{id_!r} cannot be retried: its receipt has no payload", hint=kept)
+        return [self._retry(key, seen)]
+
+    def _retry(self, key: Key, seen: Versioned[Receipt]) -> str:
+        """First push the retry, then mark the old receipt: a crash in between is repaired by the next call (H1)."""
+        receipt = seen.value
+        name = name_of_receipt(key)
+        life = receipt.retries + 1
+        entry = name.rpartition(RETRY_MARK)[0] if receipt.retries else name
+        base = receipt.id.rpartition(RETRY_MARK)[0] if receipt.retries else receipt.id
+        task = new_task(
+            f"{base}{RETRY_MARK}{life}",
+            bytes(receipt.payload),
+            pushed_at=self._runtime.wall(),
+            write_id=self._runtime.new_id(),
+            retries=life,
+        )
+        self._place(f"{entry}{RETRY_MARK}{life}", task)
+        self._storage.ring()
+        retried = msgspec.structs.replace(receipt, state="retried", retried_as=task.id)
+        self._storage.journal.ended(name, False, key, retried)
+        self._storage.receipt(key).attempt(seen, retried)
+        return task.id
+
+    def cancel(self, id_: str) -> bool:
+        """Cancel an entry that has not ended; returns whether this call ended it. See `Queue.cancel`."""
+        entry = entry_of(id_)
+        if batch_of(id_):
+            raise Invalid(f"{id_!r} is part of a batch, which is cancelled as a whole", hint="cancel the batch's entry")
+        if self._storage.ended(entry):
+            return False
+        if self._swap_to_cancelled(entry):
+            return finish_cancelled(self._storage, entry, batch=is_batch(entry))
+        later = self._inspect.scheduled(entry)
+        if not later:
+            raise Missing(f"there is no task {id_!r} waiting")
+        for key in later:
+            self._cancel_scheduled(entry, key)
+        return True
+
+    def _swap_to_cancelled(self, entry: str) -> bool:
+        """Mark the entry as cancelled, so that no worker takes it; False if there is no such entry."""
+        cell = self._storage.lease(entry)
+        seen = cell.read()
+        for _ in range(CANCEL_TRIES_MAX):
+            if seen is None and not self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))):
+                return False
+            if seen is not None and seen.value.state is State.CANCELLED:
+                return True
+            record = seen.value if seen else None
+            if record is None:
+                owner, label, wall = self._runtime.owner, self._runtime.label, self._runtime.wall()
+                record = claimed(None, entry=entry, worker_id=owner, label=label, policy=self._policy, wall=wall)
+            match cell.attempt(seen, cancelled(record)):
+                case Won() | Replaced():
+                    return True
+                case Lost(now) | Unclear(now):
+                    seen = now
+        raise Conflict(f"other processes keep changing the lease of {entry}", hint="try again")
+
+    def _cancel_scheduled(self, entry: str, key: Key) -> None:
+        """End a delayed push. The receipt comes first: from then on no promotion can make the entry pending."""
+        try:
+            task = read_task(self._store.get(key).data, what=key)
+        except Missing:
+            return
+        receipt = _receipt(
+            self._storage,
+            "cancelled",
+            task.id,
+            CANCELLED,
+            payload=task.payload,
+            pushed_at=task.pushed_at,
+            retries=task.retries,
+        )
+        self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=False)
+        self._store.delete(key)
+
+    def set_paused(self, paused: bool) -> None:
+        """Pause or resume the queue. A control record that cannot be read is replaced."""
+
+        changes = False
+
+        def change(record: ControlRecord | None) -> ControlRecord | None:
+            nonlocal changes
+            before = record or ControlRecord()
+            changes = before.paused != paused
+            return msgspec.structs.replace(before, paused=paused) if changes else None
+
+        try:
+            self._storage.control().update(change)
+        except Corrupt:
+            self._store.delete(self._keys.control)
+            self._storage.control().update(change)
+        if changes and not paused:
+            self._storage.ring()
+
+    def purge(self) -> int:
+        """Drop all waiting tasks; returns their number. A user's id gets a receipt, so that it stays used.
+
+        Minted names are never used again, and get none; on a supervised node all get one: only a receipt reaches the
+        other nodes.
+        """
+        gone = 0
+        for stat in [*self._store.list(self._keys.pending)]:
+            entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
+            if kind not in (TASK, BATCH):
+                continue
+            if is_minted(entry) and not self._storage.journal.travels:
+                self._store.delete(stat.key)
+                self._storage.drop_lease(entry)
+                gone += count_of(entry)
+            else:
+                gone += self._purge_named(entry, batch=kind == BATCH)
+        for stat in [*self._store.list(self._keys.scheduled)]:
+            if self._storage.journal.travels:
+                self._cancel_scheduled(stat.key.rsplit("/", 1)[1].rpartition("@")[0], stat.key)
+            self._store.delete(stat.key)
+            gone += 1
+        return gone
+
+    def _purge_named(self, entry: str, *, batch: bool) -> int:
+        try:
+            ended = self._swap_to_cancelled(entry) and finish_cancelled(self._storage, entry, batch=batch)
+            return count_of(entry) if ended else 0
+        except Corrupt as error:
+            reject_entry(self._storage, entry, str(error), batch=batch)
+            return 1
+
+
+def _has_payload(receipt: Receipt) -> bool:
+    """Whether a receipt says what to run again: not that of unreadable bytes, nor of a whole batch."""
+    return receipt.count == 1 and (receipt.raw is None or bytes(receipt.payload) != bytes(NOTHING))

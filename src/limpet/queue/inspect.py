@@ -10,65 +10,110 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from limpet import records
 from limpet.cell import Versioned
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import QUEUES, Key, QueueKeys, name_of
-from limpet.lease import State
-from limpet.lease.decide import is_live
-from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Result, Stats
-from limpet.queue.decide import at_work, attempt_errors, attempts_of, completion, errors_of, lists_done
-from limpet.queue.entry import (
+from limpet.keys import (
     BATCH,
-    ENTRY_BYTES_MAX,
+    HASHED,
     LEASE,
-    NOTHING,
+    QUEUES,
     REMOTE,
     TASK,
-    EntryLease,
-    Part,
-    Receipt,
-    Storage,
+    Key,
+    QueueKeys,
     batch_of,
     count_of,
     due_of,
     entry_of,
     is_batch,
-    lease_of,
+    is_minted,
     life_before,
+    name_of,
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
+)
+from limpet.lease import State
+from limpet.lease.decide import is_live
+from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Result, Stats
+from limpet.queue.decide import (
+    at_work,
+    attempt_errors,
+    attempts_of,
+    completion,
+    errors_of,
+    first_done,
+    lists_done,
+)
+from limpet.queue.entry import (
+    ENTRY_BYTES_MAX,
+    NOTHING,
+    EntryLease,
+    Part,
+    Receipt,
+    Storage,
+    lease_of,
     read_content,
     read_task,
 )
-from limpet.runtime import Runtime
-from limpet.store.api import Stat, Store
+from limpet.runtime import Runtime, ulid
+from limpet.store.api import Blob, Stat, Store
 
 Folder = Literal["completed", "failed", "pending", "scheduled"]
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
 
 OBJECTS_MAX = 10_000
 LEASES_READ_MAX = 200
+PAGE = 1000
 IDS_MAX = 10
 RECEIPTS_AT_ONCE = 50
+RESULTS_AT_ONCE = 256
 KIND_CHARS_MAX = 200
-HASHED = "%h"
+WHERE = re.compile(r"\s*error\s*~\s*(.+?)\s*", re.DOTALL)
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 ALL: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float("inf"))
 """Count every object, whatever it costs."""
 SOME: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
 """Stop counting at 10,000 objects of a folder: a fleet keeps a receipt for each entry for weeks."""
+
+
+@dataclass(slots=True)
+class FinishTimes:
+    """How many tasks and entries ended in each minute (of the Unix time), by the store's times of their receipts."""
+
+    tasks: Counter[int] = field(default_factory=Counter)
+    entries: Counter[int] = field(default_factory=Counter)
+
+    def add(self, stat: Stat) -> None:
+        """Count one receipt of an entry."""
+        minute = int(stat.modified.timestamp()) // 60
+        self.tasks[minute] += count_of(name_of_receipt(stat.key))
+        self.entries[minute] += 1
+
+
+def last_finished(store: Store, keys: QueueKeys, since: datetime, most: int) -> FinishTimes:
+    """When tasks completed that were pushed after `since`, of the first `most` of them, in a queue with many receipts.
+
+    Names that Limpet made sort by the time of the push. Ids of users do not: they may be missing.   Cost: 1 LIST per
+    1,000 objects.
+    """
+    found = FinishTimes()
+    after = f"{keys.completed}/{ulid(int(since.timestamp() * 1000), 0)}"
+    for stat in islice(store.list(keys.completed, after=after), most):
+        if not batch_of(name_of_receipt(stat.key)):
+            found.add(stat)
+    return found
 
 
 @dataclass(slots=True)
@@ -86,6 +131,15 @@ class QueueCount:
     newest: datetime | None = None
     control: bool = False
     cut: set[Folder] = field(default_factory=set)
+    entries: int = 0
+    """Entries in pending/: single tasks and batches."""
+    ended: int = 0
+    """Entries that have a receipt."""
+    named: int = 0
+    """Those of `ended` that were pushed with an id."""
+    finished: FinishTimes = field(default_factory=lambda: FinishTimes())
+    pushed: Counter[int] = field(default_factory=Counter)
+    """Pending tasks by the minute (of the Unix time) in which they were pushed, by the store's clock."""
     _lease: Stat | None = None
     _objects: Counter[str] = field(default_factory=Counter)
     _retried: set[str | None] = field(default_factory=set)
@@ -118,6 +172,8 @@ class QueueCount:
                     if self._lease is not None and self._lease.key == self.keys.lease(entry):  # it is listed before
                         self.leases.append(self._lease)
                     self.pending += count_of(entry)
+                    self.pushed[int(stat.modified.timestamp()) // 60] += count_of(entry)
+                    self.entries += 1
                     self.oldest = min(self.oldest or stat.modified, stat.modified)
                     self._retried.add(life_before(entry))
             case "scheduled":
@@ -126,11 +182,19 @@ class QueueCount:
                 name = name_of_receipt(stat.key)
                 self._completed_names.append(hash(name))
                 if not batch_of(name):
+                    self._end(name, stat)
                     self._completed += count_of(name)
                     self._retried.add(life_before(name))
             case "failed":
                 self.failed.append(name_of_receipt(stat.key))
                 self._retried.add(life_before(self.failed[-1]))
+                if not batch_of(self.failed[-1]):
+                    self._end(self.failed[-1], stat)
+
+    def _end(self, name: str, stat: Stat) -> None:
+        self.ended += 1
+        self.named += not is_minted(name)
+        self.finished.add(stat)
 
     def failed_names(self) -> list[str]:
         """The names in failed/ that were neither retried nor completed since (H4)."""
@@ -150,32 +214,24 @@ class QueueCount:
         return {hashes[each] for each in self._completed_names if each in hashes}
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """How many tasks of one queue are where. The fields that `Stats` has too mean the same.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSummary(Stats):
+    """The `Stats` of one queue among others.
 
     `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `failed` may
     count tasks that were retried since.
     """
 
     queue: str
-    pending: int
-    in_flight: int
-    scheduled: int
-    completed: int | None
-    failed: int
-    oldest_s: float | None
-    paused: bool
     at_least: tuple[str, ...] = ()
-    resting: int | None = 0
     trouble: str = ""
     """Why part of it is not known."""
     approximate: bool = False
-    """Whether these are numbers of SQS. Then `completed`, `oldest_s` and `resting` are None."""
+    """Whether these are numbers of SQS. Then `completed`, `oldest_s`, `resting` and `done` are None."""
 
     def facts(self) -> dict[str, Any]:
         """The fields for `--json`, without those that say nothing."""
-        facts = asdict(self)
+        facts = {"queue": self.queue, **asdict(self)}
         return {name: value for name, value in facts.items() if name not in ("trouble", "approximate") or value}
 
 
@@ -184,19 +240,39 @@ def count_queues(store: Store, queues: Iterable[str] | None, limits: Mapping[Fol
 
     Cost: 1 LIST per 1,000 objects listed; 1 more for each folder that is cut short, and for each queue named.
     """
+    return count_below(store, [QUEUES] if queues is None else [QueueKeys.of(name).root for name in queues], limits)
+
+
+def count_below(store: Store, prefixes: Iterable[str], limits: Mapping[Folder, float]) -> list[QueueCount]:
+    """Count the queues below these prefixes: that of all queues, or the folders of some.   Cost: as `count_queues`."""
     found: dict[str, QueueCount] = {}
-    for prefix in [QUEUES] if queues is None else [QueueKeys.of(name).root for name in queues]:
+    for prefix in prefixes:
         after: str | None = None
-        while (after := _list_on(store, prefix, after, found, limits)) is not None:
+        while (after := _add_listed(store.list(prefix, after=after), found, limits)) is not None:
             continue
     return sorted(found.values(), key=lambda each: each.queue)
 
 
-def _list_on(
-    store: Store, prefix: str, after: str | None, found: dict[str, QueueCount], limits: Mapping[Folder, float]
-) -> str | None:
-    """List on from `after` until a folder is full; from where to list on then."""
-    for stat in store.list(prefix, after=after):
+def count_first(store: Store, limits: Mapping[Folder, float], lists_max: int) -> tuple[list[QueueCount], bool]:
+    """Count queues in the order of their keys by about `lists_max` LISTs, and whether these were all queues.
+
+    A queue that was not listed to its end is left out.
+    """
+    found: dict[str, QueueCount] = {}
+    listing = store.list(QUEUES)
+    for _ in range(lists_max):
+        listed = [*islice(listing, PAGE)]
+        skipped_to = _add_listed(listed, found, limits)
+        if skipped_to is not None:
+            listing = store.list(QUEUES, after=skipped_to)
+        elif len(listed) < PAGE:
+            return [*found.values()], True
+    return [*found.values()][:-1], False
+
+
+def _add_listed(listed: Iterable[Stat], found: dict[str, QueueCount], limits: Mapping[Folder, float]) -> str | None:
+    """Count what was listed until a folder is full; from where to list on then."""
+    for stat in listed:
         _, queue, *below = stat.key.split("/", 3)
         if not below:
             continue  # an object beside the queues, which is not ours
@@ -221,57 +297,71 @@ def summarize(
     """
     counts = count_queues(store, queues, limits)
     now = max([runtime.wall(), *(each.newest for each in counts if each.newest)])
-    return [_summary(Storage(store, each.keys, runtime), each, now) for each in counts]
+    return [summary_of(Storage(store, each.keys, runtime), each, now) for each in counts]
 
 
-def _summary(storage: Storage, count: QueueCount, now: datetime) -> QueueSummary:
+def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSummary:
+    """The summary of a queue that was counted.   Cost: 1 GET if it was ever paused, and 1 GET a lease, at most 200."""
     leases = sorted(count.leases, key=lambda stat: stat.modified, reverse=True)
     cut: set[str] = {*count.cut}
     if "pending" in cut:
-        cut |= {"in_flight", "oldest_s", "resting"}
+        cut |= {"done", "in_flight", "oldest_s", "resting"}
     if len(leases) > LEASES_READ_MAX:
-        cut |= {"in_flight", "resting"}
-    in_flight, resting, error = _at_work(storage.store, leases[:LEASES_READ_MAX], now)
-    if error is not None:
-        raise error
+        cut |= {"done", "in_flight", "resting"}
+    work = _at_work(storage.store, leases[:LEASES_READ_MAX], now)
+    if work.error is not None:
+        raise work.error
     paused, trouble = False, ""
     try:
         paused = count.control and storage.paused()
-    except (Corrupt, Invalid, Unsupported) as unread:  # the other queues are shown all the same
+    except (Corrupt, Invalid, Unsupported) as unread:  # the other queues are still shown
         trouble = f"cannot tell whether it is paused: {unread}"
-    return QueueSummary(
-        queue=count.queue,
-        pending=count.pending,
-        in_flight=in_flight,
-        scheduled=count.scheduled,
-        completed=count.completed_tasks(),
-        failed=sum(map(count_of, count.failed_names())),
-        oldest_s=_age_s(count.oldest, now),
-        paused=paused,
-        at_least=tuple(sorted(cut)),
-        resting=resting,
-        trouble=trouble,
-    )
+    figures = _figures(count, work, now, paused=paused)
+    return QueueSummary(queue=count.queue, at_least=tuple(sorted(cut)), trouble=trouble, **figures)
 
 
-def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> tuple[int, int, LimpetError | None]:
-    """How many tasks live workers hold, how many wait for their next attempt, and the first error of the store.
+def _figures(count: QueueCount, work: LeaseCounts, now: datetime, *, paused: bool) -> dict[str, Any]:
+    """The fields of `Stats`."""
+    return {
+        "pending": count.pending,
+        "in_flight": work.in_flight,
+        "scheduled": count.scheduled,
+        "completed": count.completed_tasks(),
+        "failed": sum(map(count_of, count.failed_names())),
+        "oldest_s": None if count.oldest is None else max(0.0, (now - count.oldest).total_seconds()),
+        "paused": paused,
+        "resting": work.resting,
+        "done": work.done,
+    }
 
-    A lease that is gone or cannot be read counts for none.   Cost: 1 GET a lease.
-    """
-    in_flight = resting = 0
-    failure: LimpetError | None = None
+
+@dataclass(slots=True)
+class LeaseCounts:
+    """How many tasks live workers hold, how many wait for their next attempt, and how many are done in batches that
+    have not ended; and the first error of the store."""
+
+    in_flight: int = 0
+    resting: int = 0
+    done: int = 0
+    error: LimpetError | None = None
+
+
+def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> LeaseCounts:
+    """Count by leases. One that is gone or cannot be read counts for none.   Cost: 1 GET a lease."""
+    found = LeaseCounts()
     for key, blob in store.get_many([stat.key for stat in leases]).items():
         if isinstance(blob, LimpetError):
             if not isinstance(blob, (Missing, Corrupt, Invalid)):
-                failure = failure or blob
+                found.error = found.error or blob
             continue
         count = count_of(key.rsplit("/", 2)[1])
         with suppress(Corrupt, Unsupported):
-            works, rests = at_work(lease_of(blob.data, count=count, what=key), count, modified=blob.modified, now=now)
-            in_flight += works
-            resting += rests
-    return in_flight, resting, failure
+            record = lease_of(blob.data, count=count, what=key)
+            works, rests = at_work(record, count, modified=blob.modified, now=now)
+            found.in_flight += works
+            found.resting += rests
+            found.done += len(record.done)
+    return found
 
 
 def count_failed(store: Store, runtime: Runtime, count: QueueCount, enough: int) -> tuple[int, bool]:
@@ -296,49 +386,55 @@ def count_failed(store: Store, runtime: Runtime, count: QueueCount, enough: int)
     return failed, True
 
 
+@dataclass(frozen=True, slots=True)
+class ResultRead:
+    """A read that the answer about a task needs. One that several tasks need is made once."""
+
+    what: Literal["receipt", "lease", "part", "exists", "scheduled"]
+    key: Key
+
+
+T = TypeVar("T")
+Reads = Generator[ResultRead, Any, T]
+"""A query about one task: it yields the reads that it needs, and is sent their results."""
+
+
 class Inspection:
-    """The reading side of one queue."""
+    """The reading side of one queue. A listing needs names only; `storage` is for what must be read."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._store = storage.store
-        self._keys = storage.keys
+    def __init__(self, store: Store, keys: QueueKeys, runtime: Runtime, storage: Storage | None = None) -> None:
+        self._store = store
+        self._keys = keys
+        self._runtime = runtime
+        self._opened = storage
 
-    @classmethod
-    def of(cls, store: Store, name: str, runtime: Runtime) -> Inspection:
-        """The reading side of the queue `name`, for those who do not claim from it."""
-        return cls(Storage(store, QueueKeys.of(name), runtime))
+    @property
+    def _storage(self) -> Storage:
+        if self._opened is None:
+            self._opened = Storage(self._store, self._keys, self._runtime)
+        return self._opened
 
     def stats(self) -> Stats:
-        """Retried tasks count where they are now."""
+        """A retried task counts in its current state."""
         count = QueueCount("", self._keys)
         for folder in ("pending", "failed", "completed"):
             for stat in self._store.list(f"{self._keys.root}/{folder}"):
                 count.add(folder, stat)
         now = self._now()
-        in_flight, resting, _ = _at_work(self._store, count.leases, now)
+        work = _at_work(self._store, count.leases, now)
         for stat in self._store.list(self._keys.scheduled):
             count.add("scheduled", stat)
         paused = False
         with suppress(Corrupt, Unsupported):  # it counts as not paused, as it does for workers that start now
             paused = self._storage.paused()
-        return Stats(
-            pending=count.pending,
-            in_flight=in_flight,
-            scheduled=count.scheduled,
-            completed=count.completed_tasks(),
-            failed=sum(map(count_of, count.failed_names())),
-            oldest_s=_age_s(count.oldest, now),
-            paused=paused,
-            resting=resting,
-        )
+        return Stats(**_figures(count, work, now, paused=paused))
 
     def _now(self) -> datetime:
         """The store's clock. Where a read-only key may not ask it: the newest time that was seen, else our clock."""
         for ask in (self._storage.exact_now, self._store.now):
             with suppress(Denied):
                 return ask()
-        return self._storage.runtime.wall()
+        return self._runtime.wall()
 
     def peek(self, n: int) -> list[Peeked]:
         """Up to `n` pending tasks. Those that cannot be read are left out."""
@@ -364,20 +460,172 @@ class Inspection:
         return found[:n]
 
     def result(self, id_: str) -> Result:
-        """A task that was retried is followed to its last life."""
+        """For a retried task: the result of its last retry. A task that is done in a running batch has ended."""
+        return self._answer(self._result(plain_id(id_)))
+
+    def results(self, ids: Iterable[str]) -> list[Result]:
+        """As `result`, for many; a failed task of a batch that still runs is known by the last heartbeat.
+
+        A task whose objects cannot be read is `unknown`, with the reason as its error; the others are not affected.
+        """
+        wanted = [*map(plain_id, ids)]
+        found = self._answer_all({id_: self._standing(id_) for id_ in wanted})
+        return [found[id_] for id_ in wanted]
+
+    def ended(self, ids: Iterable[str]) -> dict[str, Result]:
+        """The results of those that have ended.   Cost: see `BucketQueue.wait`."""
+        found = self._answer_all({id_: self._ended(id_) for id_ in sorted(ids)})
+        return {id_: result for id_, result in found.items() if result.ready or result.error}
+
+    def _answer(self, question: Reads[T]) -> T:
+        """Read what it asks for, one after another."""
+        try:
+            read = next(question)
+            while True:
+                found = self._found_all({read})[read]
+                read = question.throw(found) if isinstance(found, LimpetError) else question.send(found)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+
+    def _answer_all(self, questions: Mapping[str, Reads[Result]]) -> dict[str, Result]:
+        """Read what they ask for: the first read of all of them at the same time, then the second, and so on."""
+        answers: dict[str, Result] = {}
+        sent: dict[str, Any] = dict.fromkeys(questions)
+        while sent:
+            reads: dict[str, ResultRead] = {}
+            for id_, found in sent.items():
+                question = questions[id_]
+                try:
+                    reads[id_] = question.throw(found) if isinstance(found, LimpetError) else question.send(found)
+                except StopIteration as end:
+                    answers[id_] = end.value
+                except (Corrupt, Unsupported) as error:
+                    answers[id_] = Result(id_, "unknown", error=str(error))
+            found_of = self._found_all({*reads.values()})
+            sent = {id_: found_of[read] for id_, read in reads.items()}
+        return answers
+
+    def _found_all(self, reads: set[ResultRead]) -> dict[ResultRead, Any]:
+        """What each read found; the error of an object that cannot be read (F23).   Raises: other errors."""
+        found: dict[ResultRead, Any] = {}
+        gets = sorted((read for read in reads if read.what in ("receipt", "lease", "part")), key=lambda read: read.key)
+        for start in range(0, len(gets), RESULTS_AT_ONCE):
+            some = gets[start : start + RESULTS_AT_ONCE]
+            blobs = self._store.get_many([read.key for read in some])
+            for read in some:
+                blob = blobs[read.key]
+                try:
+                    if isinstance(blob, LimpetError):
+                        raise blob
+                    found[read] = self._decoded(read, blob)
+                except Missing:
+                    found[read] = None
+                except (Corrupt, Unsupported) as error:
+                    found[read] = error
+        heads = sorted((read for read in reads if read.what == "exists"), key=lambda read: read.key)
+        for read, answer in zip(heads, self._runtime.fan_out(self._exists, heads), strict=True):
+            if isinstance(answer, LimpetError):
+                raise answer
+            found[read] = answer
+        if later := [read for read in reads if read.what == "scheduled"]:
+            listing = self._store.list(self._keys.scheduled)
+            waiting = {parts[1] for stat in listing if (parts := parts_of_scheduled(stat.key))}
+            found |= {read: read.key.rsplit("/", 1)[1] in waiting for read in later}
+        return found
+
+    def _exists(self, read: ResultRead) -> bool | LimpetError:
+        try:
+            return self._storage.exists(read.key)
+        except LimpetError as error:
+            return error
+
+    def _decoded(self, read: ResultRead, blob: Blob) -> Any:
+        match read.what:
+            case "lease":
+                return self._storage.lease(read.key.rsplit("/", 2)[1]).decode(blob)
+            case "part":
+                return records.decode(blob.data, Part, what=read.key)
+            case _:
+                return self._storage.receipt(read.key).decode(blob).value
+
+    def _result(self, id_: str) -> Reads[Result]:
         while True:
-            receipt = self.receipt(id_)
+            receipt = yield from self._receipt(id_)
             if receipt is None:
-                where = self._whereabouts(id_)
-                # It may have ended between two looks. A batch that is nowhere will not end any more, unless it travels.
-                gone = not self._storage.journal.travels
-                receipt = self.receipt(id_, gone=gone) if where == "unknown" else None
+                where = yield from self._whereabouts(id_)
+                if where == "unknown":
+                    # It may have ended between two looks. A batch that is nowhere does not end any more, unless it
+                    # travels.
+                    receipt = yield from self._receipt(id_, gone=not self._storage.journal.travels)
+                elif where == "pending" and (part := batch_of(id_)):
+                    early = yield from self._early(id_, *part)
+                    if isinstance(early, Result):
+                        return early
+                    receipt = early
                 if receipt is None:
                     return Result(id_, where)
             if receipt.state == "retried" and receipt.retried_as:
-                id_ = _next_life(id_, receipt.retried_as)
+                id_ = next_life(id_, receipt.retried_as)
                 continue
             return _as_result(id_, receipt)
+
+    def _standing(self, id_: str) -> Reads[Result]:
+        """As `_result`, with what the tasks of a batch have in common read first."""
+        found = yield from self._ended(id_)
+        if found.ready:
+            return found
+        where = yield from self._whereabouts(found.id)
+        if where == "unknown":
+            return (yield from self._result(found.id))
+        return Result(found.id, where)
+
+    def _ended(self, id_: str) -> Reads[Result]:
+        """The result of a task that has ended; for another one, only the id of its last retry."""
+        while True:
+            part = batch_of(id_)
+            receipt: Receipt | Result | None
+            if part is None:
+                receipt = yield from self._receipt(id_)
+            else:
+                receipt = yield from self._receipt_of_part(id_, *part)
+            if receipt is None:
+                return Result(id_, "unknown")
+            if isinstance(receipt, Result):
+                return receipt
+            if receipt.state == "retried" and receipt.retried_as:
+                id_ = next_life(id_, receipt.retried_as)
+                continue
+            return _as_result(id_, receipt)
+
+    def _receipt_of_part(self, id_: str, entry: str, n: int) -> Reads[Receipt | Result | None]:
+        """The receipt of task `n` of a batch; what the lease says if the batch has none."""
+        whole: Receipt | None = yield ResultRead("receipt", self._keys.completed_of(entry))
+        if whole is not None:
+            return (yield from self._receipt(id_, whole=whole))
+        if (yield ResultRead("exists", self._keys.failed_of(entry))):
+            return (yield from self._receipt(id_))
+        return (yield from self._early(id_, entry, n))
+
+    def _early(self, id_: str, entry: str, n: int) -> Reads[Receipt | Result | None]:
+        """The receipt of a failed task of a batch that still runs, or the result of one that is done.
+
+        As of the last heartbeat. Not on a supervised node, where the batch may run in another place too.
+        """
+        if self._storage.journal.travels:
+            return None
+        seen: Versioned[EntryLease] | None = yield ResultRead("lease", self._keys.lease(entry))
+        if seen is None:
+            return None
+        record = seen.value
+        if n in record.failed:
+            failed: Receipt | None = yield ResultRead("receipt", self._keys.failed_of(entry_of(id_)))
+            return failed
+        if n not in first_done(record):
+            return None
+        data = yield from self._large_result(record.results.get(n, NOTHING), record.parts, n)
+        value = _value(data, f"the result of {id_!r}")
+        return Result(id_, "completed", value, worker=record.label, attempts=max(1, attempts_of(record, n)))
 
     def errors(self, id_: str) -> tuple[AttemptError, ...]:
         """Those of a task that waits are in its lease."""
@@ -394,9 +642,9 @@ class Inspection:
             raise Invalid(f"failed wants a positive number, not {n}")
         groups: dict[str, list[Receipt]] = {}
         # A read-only key knows only a lower bound of the store's time: the cut may be no earlier than by our own clock.
-        since = None if since_s is None else max(self._now(), self._storage.runtime.wall()) - timedelta(seconds=since_s)
+        since = None if since_s is None else max(self._now(), self._runtime.wall()) - timedelta(seconds=since_s)
         for _, seen in islice(self.failures(where=where, since=since), n):
-            groups.setdefault(_kind_of(seen.value.error or ""), []).append(seen.value)
+            groups.setdefault(kind_of(seen.value.error or ""), []).append(seen.value)
         found = []
         for error, some in groups.items():
             newest = sorted(some, key=lambda each: each.finished_at, reverse=True)
@@ -411,6 +659,7 @@ class Inspection:
 
         Cost: 1 LIST per 1,000 receipts in failed/, 1 GET each, and for those that are given 1 or 2 GETs more.
         """
+        fits = error_filter(where)
         for stat in self._store.list(self._keys.failed):
             if since is not None and stat.modified < since:
                 continue
@@ -418,8 +667,7 @@ class Inspection:
                 seen = self._storage.receipt(stat.key).read()
                 if seen is None or seen.value.state != "failed":
                     continue
-                fits = where is None or where.casefold() in (seen.value.error or "").casefold()
-                if fits and self.completed(seen.value.id, gone=True) is None:
+                if fits(seen.value.error or "") and self.completed(seen.value.id, gone=True) is None:
                     yield stat.key, seen
             except (Corrupt, Unsupported, Invalid):
                 continue
@@ -429,63 +677,77 @@ class Inspection:
 
         Cost: 1 GET for a completed task; 2 GETs for another one, 3 or 4 for one of a batch.
         """
-        name = entry_of(id_)
-        done = self.completed(id_, gone=gone)
-        if done is not None:
-            return done
-        failed = self._read(self._keys.failed_of(name))
-        part = batch_of(id_)
-        return failed or (self._read(self._keys.failed_of(part[0])) if part else None)
+        return self._answer(self._receipt(id_, gone=gone))
 
     def completed(self, id_: str, *, gone: bool = False) -> Receipt | None:
         """The receipt that says that a task completed, with its result; None if there is none."""
+        return self._answer(self._completed(id_, gone=gone))
+
+    def _receipt(self, id_: str, *, gone: bool = False, whole: Receipt | None = None) -> Reads[Receipt | None]:
+        done = yield from self._completed(id_, gone=gone, whole=whole)
+        if done is not None:
+            return done
+        failed: Receipt | None = yield ResultRead("receipt", self._keys.failed_of(entry_of(id_)))
+        part = batch_of(id_)
+        if failed is None and part is not None:
+            failed = yield ResultRead("receipt", self._keys.failed_of(part[0]))
+        return failed
+
+    def _completed(self, id_: str, *, gone: bool = False, whole: Receipt | None = None) -> Reads[Receipt | None]:
+        """`whole`: the receipt of its batch, if that was read already."""
         name = entry_of(id_)
         part = batch_of(id_)
+        own: Receipt | None = None
         if part is None:
-            own = self._read(self._keys.completed_of(name))
-            return own if own is None or is_batch(name) else self._with_result(own, id_, 0)
+            own = yield ResultRead("receipt", self._keys.completed_of(name))
+            return own if own is None or is_batch(name) else (yield from self._with_result(own, id_, 0))
         entry, n = part
-        whole = self._read(self._keys.completed_of(entry))
-        own = None
+        if whole is None:
+            whole = yield ResultRead("receipt", self._keys.completed_of(entry))
         ended = whole is not None or gone
         if whole is None or n in whole.own or not lists_done(whole, n):
-            ended = ended or self._storage.exists(self._keys.failed_of(entry))
-            own = self._read(self._keys.completed_of(name)) if ended else None
+            ended = ended or (yield ResultRead("exists", self._keys.failed_of(entry)))
+            if ended:
+                own = yield ResultRead("receipt", self._keys.completed_of(name))
         receipt = completion(n, whole=whole, own=own, ended=ended)
-        return receipt and self._with_result(receipt, id_, n)
+        return receipt and (yield from self._with_result(receipt, id_, n))
 
     def _read(self, key: Key) -> Receipt | None:
         seen = self._storage.receipt(key).read()
         return seen.value if seen else None
 
-    def _with_result(self, receipt: Receipt, id_: str, n: int) -> Receipt:
+    def _with_result(self, receipt: Receipt, id_: str, n: int) -> Reads[Receipt]:
         """The receipt as that of task `n` alone; its result may lie in a part object."""
-        result = receipt.results.get(n) or receipt.result
-        for key in receipt.parts if bytes(result) == bytes(NOTHING) else ():
-            try:
-                part = records.decode(self._store.get(Key(key)).data, Part, what=key)
-            except Missing:
-                continue
-            if n in part.results:
-                result = part.results[n]
-                break
+        result = yield from self._large_result(receipt.results.get(n) or receipt.result, receipt.parts, n)
         return msgspec.structs.replace(receipt, id=id_, count=1, result=result, results={}, parts=[])
 
-    def _whereabouts(self, id_: str) -> Outcome:
+    def _large_result(self, result: msgspec.Raw, parts: Sequence[str], n: int) -> Reads[msgspec.Raw]:
+        """The result of task `n`: the one in hand, if there is one, else what a part object has."""
+        for key in parts if bytes(result) == bytes(NOTHING) else ():
+            part: Part | None = yield ResultRead("part", Key(key))
+            if part is not None and n in part.results:
+                return part.results[n]
+        return result
+
+    def _whereabouts(self, id_: str) -> Reads[Outcome]:
         part = batch_of(id_)
         entry = part[0] if part else entry_of(id_)
-        if self._storage.exists(self._keys.tasks(entry, batch=part is not None)):
+        if (yield ResultRead("exists", self._keys.tasks(entry, batch=part is not None))):
             return "pending"
-        return "scheduled" if self.scheduled(entry) else "unknown"
+        return "scheduled" if (yield ResultRead("scheduled", Key(f"{self._keys.scheduled}/{entry}"))) else "unknown"
 
     def scheduled(self, entry: str) -> list[Key]:
         """The delayed pushes of an entry.   Cost: 1 LIST per 1,000 delayed pushes."""
         listing = self._store.list(self._keys.scheduled)
         return [stat.key for stat in listing if (found := parts_of_scheduled(stat.key)) and found[1] == entry]
 
-    def entries(self, state: Folder) -> Iterator[dict[str, Any]]:
+    def entries(
+        self, state: Folder, on_unreadable: Callable[[LimpetError], None] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """The entries in that state, in the order of their names, as facts; lazily.
 
+        `on_unreadable`: pass over a receipt that cannot be read, and call it with the error.
+        Raises: Corrupt for a receipt that cannot be read, without `on_unreadable`.
         Cost: 1 LIST per 1,000 objects; 1 GET for each lease, or for each receipt.
         """
         match state:
@@ -494,7 +756,7 @@ class Inspection:
             case "scheduled":
                 return self._scheduled_entries()
             case "failed" | "completed":
-                return self._ended_entries(state)
+                return self._ended_entries(state, on_unreadable)
 
     def _pending_entries(self) -> Iterator[dict[str, Any]]:
         beside: dict[str, Stat] = {}  # the objects of the entry that are listed before its task
@@ -506,6 +768,7 @@ class Inspection:
                 facts = {
                     "id": self._id_of(entry, batch=kind == BATCH),
                     "tasks": count_of(entry),
+                    "done": 0,
                     "age_s": self._since_s(stat.modified),
                     "state": "waits",
                     "attempt": 0,
@@ -522,7 +785,7 @@ class Inspection:
             seen = self._storage.lease(entry).read()
         except Corrupt:
             return {"state": "corrupt"}
-        return self._lease_facts(seen) if seen else {}
+        return {**self._lease_facts(seen), "done": len(seen.value.done)} if seen else {}
 
     def _lease_facts(self, seen: Versioned[EntryLease]) -> dict[str, Any]:
         """The state of an entry that has a lease (held, overdue, rests, waits or cancelled), and its last worker."""
@@ -541,6 +804,7 @@ class Inspection:
             "state": state,
             "attempt": record.attempt,
             "worker": record.label if state in ("held", "overdue") else None,
+            "taken_at": record.created_at if state in ("held", "overdue") else None,
             "token": record.token,
             "heartbeat_s": round(age_s, 1),
             "ttl_s": record.ttl_s,
@@ -552,7 +816,7 @@ class Inspection:
         """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
         from limpet.queue.sync import RemoteLeases
 
-        found = RemoteLeases(self._store, self._storage.runtime).holder(self._keys.remote(entry))
+        found = RemoteLeases(self._store, self._runtime).holder(self._keys.remote(entry))
         return {"state": "held elsewhere", "worker": f"{found.label} at {found.node}"} if found else {}
 
     def _id_of(self, entry: str, *, batch: bool) -> str:
@@ -571,13 +835,21 @@ class Inspection:
                 due_in_s = round((due - self._now_of(stat.modified)).total_seconds(), 1)
                 yield {"id": name_of(entry), "due_at": due, "due_in_s": due_in_s}
 
-    def _ended_entries(self, state: Literal["failed", "completed"]) -> Iterator[dict[str, Any]]:
+    def _ended_entries(
+        self, state: Literal["failed", "completed"], on_unreadable: Callable[[LimpetError], None] | None
+    ) -> Iterator[dict[str, Any]]:
         listing = self._store.list(self._keys.failed if state == "failed" else self._keys.completed)
         while some := [*islice(listing, RECEIPTS_AT_ONCE)]:
             for key, blob in self._store.get_many([stat.key for stat in some]).items():
                 if isinstance(blob, Missing):
                     continue
-                seen = self._storage.decoded_receipt(key, blob)
+                try:
+                    seen = self._storage.decoded_receipt(key, blob)
+                except (Corrupt, Invalid, Unsupported) as error:
+                    if on_unreadable is None:
+                        raise
+                    on_unreadable(error)
+                    continue
                 receipt = seen.value
                 if receipt.state != "retried":
                     yield {
@@ -595,7 +867,7 @@ class Inspection:
     def describe(self, id_: str) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
-        A task that was retried is followed to its last life.   Cost: up to 8 GETs, HEADs and LISTs.
+        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task.
         """
         result = self.result(id_)
         facts = {"id": result.id, "state": result.state}
@@ -669,8 +941,8 @@ class Inspection:
         return None
 
     def _now_of(self, stamp: datetime | None) -> datetime:
-        """This machine's time, but not before what the store stamped: as near as one gets without writing."""
-        wall = self._storage.runtime.wall()
+        """An estimate of the store's time without writing: this machine's, but not before a stamp of the store."""
+        wall = self._runtime.wall()
         return wall if stamp is None else max(wall, stamp)
 
     def _since_s(self, stamp: datetime | None) -> float:
@@ -678,13 +950,14 @@ class Inspection:
         return round((self._now_of(stamp) - stamp).total_seconds(), 1)
 
 
-def _age_s(moment: datetime | None, now: datetime) -> float | None:
-    return None if moment is None else max(0.0, (now - moment).total_seconds())
-
-
 def _error_facts(errors: Sequence[AttemptError]) -> dict[str, Any]:
     """The attempts that failed, the oldest first."""
     return {"errors": [asdict(each) for each in errors]} if errors else {}
+
+
+def plain_id(id_: str) -> str:
+    """The text of a handle; anything else as it is."""
+    return str(id_) if isinstance(id_, str) else id_
 
 
 def _shown(data: bytes | msgspec.Raw) -> Any:
@@ -695,8 +968,8 @@ def _shown(data: bytes | msgspec.Raw) -> Any:
         return f"(not JSON: {error}) {bytes(data)[:1000]!r}"
 
 
-def _next_life(id_: str, retried_as: str) -> str:
-    """The id under which a task was retried.   Raises: Corrupt for one that is not its next life: it could loop."""
+def next_life(id_: str, retried_as: str) -> str:
+    """The id under which a task was retried.   Raises: Corrupt for one that is not its next retry: it could loop."""
     if life_before(entry_of(retried_as)) != entry_of(id_):
         raise Corrupt(f"the receipt of {id_!r} says that it was retried as {retried_as[:100]!r}, which is another task")
     return retried_as
@@ -707,7 +980,23 @@ def _value(data: bytes | msgspec.Raw, what: str) -> Any:
     return records.decode(bytes(data), Any, what=what)
 
 
-def _kind_of(error: str) -> str:
+def error_filter(where: str | None) -> Callable[[str], bool]:
+    """Whether an error is meant by `where`: a text that it contains, or `error ~ PATTERN`, a regular expression that is
+    found in it. Upper and lower case are the same; None means every error.   Raises: Invalid for a wrong pattern."""
+    if where is None:
+        return lambda error: True
+    found = WHERE.fullmatch(where)
+    if found is None:
+        part = where.casefold()
+        return lambda error: part in error.casefold()
+    try:
+        pattern = re.compile(found[1], re.IGNORECASE)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise Invalid(f"{found[1]!r} is no regular expression: {error}", hint="write error ~ 'HTTP 4..'") from None
+    return lambda error: pattern.search(error) is not None
+
+
+def kind_of(error: str) -> str:
     """What groups failures: the error without the figures in it."""
     return NUMBERS.sub("#", error)[:KIND_CHARS_MAX]
 

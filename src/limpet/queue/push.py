@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 
 from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
-from limpet.keys import Key, is_minted
+from limpet.keys import Key, check_id, due_name, is_minted, parts_of_scheduled
 from limpet.queue.api import Pushed
 from limpet.queue.entry import (
     BATCH_MAX,
@@ -17,14 +17,11 @@ from limpet.queue.entry import (
     Storage,
     TaskRecord,
     batch_bytes,
-    check_id,
-    due_name,
     new_task,
-    parts_of_scheduled,
     read_task,
 )
 from limpet.queue.finish import reject_scheduled
-from limpet.store.api import Absent, Put
+from limpet.store.api import Absent, Put, batched
 
 SENDS_MAX = 4
 BACKOFF_S = 0.2
@@ -40,7 +37,7 @@ class Pusher:
         self._keys = storage.keys
         self._runtime = storage.runtime
 
-    def push(self, payload: bytes, *, id: str | None, delay_s: float) -> Pushed:
+    def push(self, payload: bytes, *, id: str | None, delay_s: float, trace: str = "") -> Pushed:
         """One task.   Cost: 1 PUT; with an id 1 PUT + 2 HEADs. Delayed: 1 PUT (with an id + 2 HEADs), and once an hour
         1 PUT + 1 HEAD for the store's clock.
         """
@@ -50,12 +47,15 @@ class Pusher:
         write_id = self._runtime.new_id()
         entry = entry or write_id
         wall = self._runtime.wall()
-        task = new_task(id or entry, payload, pushed_at=wall, write_id=write_id, delayed=delay_s > 0)
+        task = new_task(id or entry, payload, pushed_at=wall, write_id=write_id, delayed=delay_s > 0, trace=trace)
         if delay_s:
             return self._schedule(entry, task, delay_s)
-        return Pushed(task.id, self.place(entry, task))
+        created = self.place(entry, task)
+        if created:
+            self._storage.ring()
+        return Pushed(task.id, created)
 
-    def push_many(self, payloads: Iterable[bytes], *, batch: int) -> list[str]:
+    def push_many(self, payloads: Iterable[bytes], *, batch: int, trace: str = "") -> list[str]:
         """Many tasks, `batch` to an entry (fewer if they are large). All are checked before the first is pushed.
 
         Raises: OutcomeUnknown.   Cost: 1 PUT an entry.   Crash: whole entries are there or not.
@@ -63,9 +63,9 @@ class Pusher:
         if not 1 <= batch <= BATCH_MAX:
             raise Invalid(f"batch must be between 1 and {BATCH_MAX}, not {batch}")
         ids: list[str] = []
-        packs = _packed([*payloads], batch)
+        packs = batched([*payloads], lambda payload: len(payload) + 1, size=ENTRY_BYTES_MAX // 2, count=batch)
         while some := [*islice(packs, AT_ONCE)]:
-            entries = [self._pack(payloads) for payloads in some]
+            entries = [self._pack(payloads, trace) for payloads in some]
             for put in entries:
                 self._storage.journal.pushed(put.key, put.data)
             answers = self._store.put_many(entries)
@@ -77,6 +77,7 @@ class Pusher:
                     self._put_resolved(put.key, put.data)
                 entry = put.key.rsplit("/", 2)[1]
                 ids.extend(f"{entry}.{n}" for n in range(len(payloads_)))
+            self._storage.ring()
         return ids
 
     def place(self, entry: str, task: TaskRecord) -> bool:
@@ -135,20 +136,22 @@ class Pusher:
         data = records.encode(task)
         self._storage.journal.pushed(key, data)
         self._put_resolved(key, data, write_id=task.write_id)
+        self._storage.ring()
         return Pushed(task.id, True)
 
-    def _pack(self, payloads: Sequence[bytes]) -> Put:
+    def _pack(self, payloads: Sequence[bytes], trace: str) -> Put:
         write_id = self._runtime.new_id()
-        data = batch_bytes(payloads, pushed_at=self._runtime.wall(), write_id=write_id)
+        data = batch_bytes(payloads, pushed_at=self._runtime.wall(), write_id=write_id, trace=trace)
         return Put(self._keys.tasks(f"{write_id}-{len(payloads)}", batch=True), data, Absent())
 
     def _put_resolved(
         self, key: Key, data: bytes, *, write_id: str | None = None, unclear: LimpetError | None = None
     ) -> bool:
-        """Put a task that is not there; whether ours is what stands there, or stood there and was finished.
+        """Put a task if absent; returns whether ours is the one that is there, or was there and has ended.
 
-        `unclear`: it was sent already, and this was the answer. The name may have been used up while we did not hear:
-        sending the same task again at worst runs it again.
+        Not `store.outcome.put_resolved`: a task may have been run and deleted before it is read back, so an absent one
+        is looked for among the receipts, and sending the same task again at worst runs it again.
+        `unclear`: it was sent already, and this was the answer.
         """
         for sent in range(1, SENDS_MAX + 1):
             try:
@@ -168,30 +171,17 @@ class Pusher:
                 if is_minted(entry) and self._storage.ended(entry):
                     return True
             except Corrupt:
-                return False  # what stands there is too large to be ours
+                return False  # the object is too large to be ours
             except LimpetError as error:
                 unclear = error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
         raise OutcomeUnknown(
-            f"whether the push to {key} happened cannot be told ({unclear})", hint="push it again with the same id"
+            f"it is unknown whether the push to {key} happened ({unclear})", hint="push it again with the same id"
         )
 
 
 def _pushed_by(data: bytes) -> str | None:
     try:
-        return read_task(data, what="the task that stands there").write_id
+        return read_task(data, what="the stored task").write_id
     except (Corrupt, Unsupported):
         return None
-
-
-def _packed(payloads: Iterable[bytes], batch: int) -> Iterator[list[bytes]]:
-    pack: list[bytes] = []
-    size = 0
-    for payload in payloads:
-        if pack and (len(pack) == batch or size + len(payload) >= ENTRY_BYTES_MAX // 2):
-            yield pack
-            pack, size = [], 0
-        pack.append(payload)
-        size += len(payload) + 1
-    if pack:
-        yield pack

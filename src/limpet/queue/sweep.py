@@ -12,20 +12,10 @@ from itertools import groupby, islice
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Unsupported
-from limpet.keys import Key
+from limpet.keys import LEASE, REMOTE, Key, batch_of, name_of_receipt, parts_of_entry, parts_of_scheduled
 from limpet.queue.api import Policy
 from limpet.queue.decide import lists_done
-from limpet.queue.entry import (
-    LEASE,
-    REMOTE,
-    Receipt,
-    Storage,
-    SweepRecord,
-    batch_of,
-    name_of_receipt,
-    parts_of_entry,
-    parts_of_scheduled,
-)
+from limpet.queue.entry import Receipt, Storage, SweepRecord
 from limpet.store.api import Stat
 
 CHUNK = 1000
@@ -63,7 +53,7 @@ class Sweeper:
         try:
             seen = cell.read()
         except Corrupt:
-            self._store.delete(self._keys.sweep)  # it only says whose turn it is
+            self._store.delete(self._keys.sweep)  # it only records when a sweep began
             return
         except Unsupported:
             return
@@ -86,13 +76,16 @@ class Sweeper:
             return  # another process had the turn, or the store is away: the next turn comes in an hour
 
     def sweep(self, *, grace_s: float = 0.0) -> int:
-        """One pass; how many objects went. What is younger than `grace_s` is left to those who are at work on it.
+        """One pass; returns the number of deleted objects. Objects younger than `grace_s` may be in use, and are kept.
 
         Cost: 1 LIST per 1,000 objects of pending/, scheduled/, failed/ and what of completed/ lies between them;
         1 DELETE for each object that goes; 1 GET for each failed task of a batch.
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=grace_s)
-        return self._drop_failed(before) + self._drop_pending(before) + self._drop_scheduled(before)
+        gone = self._drop_failed(before) + self._drop_pending(before) + self._drop_scheduled(before)
+        if self._storage.closer is not None:
+            self._storage.closer.flush()
+        return gone
 
     def retain(self) -> int:
         """Remove receipts, results and parts that are older than `retention_s`.   Cost: 1 LIST per 1,000 of them."""
@@ -106,7 +99,7 @@ class Sweeper:
         return gone
 
     def _drop_failed(self, before: datetime) -> int:
-        """Failed receipts of tasks that completed all the same (H4)."""
+        """Failed receipts of tasks that also completed (H4)."""
         gone = 0
         for chunk in _chunks(self._store.list(self._keys.failed)):
             names = {name_of_receipt(stat.key): stat.key for stat in chunk if stat.modified <= before}
@@ -209,7 +202,10 @@ class Sweeper:
         """Leases whose task the listing did not show: look again, for a listing is a hint (F22)."""
         if any(stat.key not in keys for stat in self._store.list(keys[0].rsplit("/", 1)[0])):
             return 0
-        self._store.delete_many(keys)
+        if self._storage.closer is not None:
+            self._storage.drop_lease(keys[0].rsplit("/", 2)[1])
+        else:
+            self._store.delete_many(keys)
         return len(keys)
 
     def _receipts(self, prefix: str, names: Iterable[str]) -> set[str]:

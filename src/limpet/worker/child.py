@@ -16,7 +16,8 @@ import os
 import select
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -27,17 +28,20 @@ import msgspec
 from msgspec import structs
 
 from limpet.app import Fleet, open
-from limpet.app.events import SWITCH
+from limpet.app.fleet import EVENTS_SWITCH, is_presence_wanted
+from limpet.app.presence import PresenceWriter
 from limpet.app.tasks import TaskFunction
 from limpet.errors import Held, Invalid, LimpetError
 from limpet.queue import BucketQueue
 from limpet.runtime import Flag, Runtime, system
+from limpet.store import MeteredStore, ScopedStore
 from limpet.worker.protocol import (
     Backlog,
     ControlPipe,
     EventKind,
     LogLine,
     StartRefused,
+    StoreRequests,
     TaskCounts,
     WorkerEnded,
     WorkerEvent,
@@ -53,6 +57,7 @@ LAST_S = 0.5
 POLL_S = 3.0
 """How long a claim that is under way may take once nothing runs: a queue may wait for a task in the server."""
 COUNT_EVERY_S = 30.0
+REQUESTS_EVERY_S = 5.0
 COUNT_AGAIN_S = 1.0
 COUNT_PART = 50
 EXIT_FAILED, EXIT_REFUSED = 1, 3
@@ -60,6 +65,14 @@ EXIT_FAILED, EXIT_REFUSED = 1, 3
 CHATTY = ("boto3", "botocore", "urllib3", "asyncio")
 MESSAGE_CHARS_MAX = 16 * 1024
 NOTHING_CLAIMED = "nothing was claimed"
+
+
+def readable(fds: Sequence[int], timeout_s: float | None) -> list[int]:
+    """Those of the files that can be read, once one can or the time is up (None: no limit)."""
+    waiting = select.poll()  # not select(): a handler may have 1,024 files open
+    for fd in fds:
+        waiting.register(fd, select.POLLIN)
+    return [fd for fd, _ in waiting.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 class ChildProcess:
@@ -72,6 +85,8 @@ class ChildProcess:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._sent = TaskCounts()
+        self._meters: list[MeteredStore] = []
+        self._requests_at_s = 0.0
         for fd in (control_fd, report_fd):
             os.set_inheritable(fd, False)
 
@@ -81,19 +96,25 @@ class ChildProcess:
         if order is None or self._control.stop:
             return 0
         if order.events:  # before the user's module opens its fleet
-            os.environ[SWITCH] = "1"
+            os.environ[EVENTS_SWITCH] = "1"
         try:
             with self._ending_at_once():
                 jobs = jobs_of(order)
+                presence = self._presence(order, jobs) if is_presence_wanted() else None
         except LimpetError as error:
             self._send(StartRefused(kind=type(error).__name__, message=str(error), hint=error.hint))
             return EXIT_REFUSED
-        return self._work(order, jobs)
+        if presence is not None:
+            presence.start()
+        try:
+            return self._work(order, jobs, presence)
+        finally:
+            if presence is not None:
+                presence.stop()
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for a line from limpet, a signal, or the end of the worker. A signal counts as `STOP`."""
-        ready, _, _ = select.select([self._control.fd, self._signals.fd], [], [], timeout_s)
-        if self._control.fd in ready:
+        if self._control.fd in readable((self._control.fd, self._signals.fd), timeout_s):
             self._control.read()
         if self._signals.read():
             self._control.stop = True
@@ -109,7 +130,7 @@ class ChildProcess:
 
         def watch() -> None:
             while True:
-                select.select([self._control.fd, self._signals.fd], [], [])
+                readable((self._control.fd, self._signals.fd), None)
                 with mutex:
                     if over:
                         return
@@ -127,23 +148,41 @@ class ChildProcess:
             self._signals.wake()
             thread.join()
 
-    def _work(self, order: WorkerOrder, jobs: list[Job]) -> int:
-        set_up_logging(_LogForward(self._send, self._runtime.label), everything=order.log_json)
+    def _work(self, order: WorkerOrder, jobs: list[Job], presence: PresenceWriter | None) -> int:
+        label = self._runtime.label
+        set_up_logging(_LogForward(self._send, label), label, everything=order.log_json)
         self._say("ready", note=", ".join(job.queue.name for job in jobs))
         over = self._runtime.flag()
         self._runtime.spawn(lambda: self._report_paused(jobs), name="limpet-paused")
         if order.count:
             self._runtime.spawn(lambda: self._keep_counting(jobs, over), name="limpet-count")
+        if order.requests:
+            self._meters = meters_of(jobs)
         worker = self._run_worker(order, jobs)
         over.set()
+        self._report_requests(0.0)
         self._send(structs.replace(worker.counts(), in_flight=0, rate_per_s=0.0))
         self._send(_last_message(worker, again=self._control.stop or not order.burst or worker.used_up))
         code = EXIT_FAILED if worker.halted or worker.error or worker.broken else 0
         if not worker.ended:  # a handler that cannot be cancelled must not keep the process alive
+            if presence is not None:
+                presence.stop()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
         return code
+
+    def _presence(self, order: WorkerOrder, jobs: list[Job]) -> PresenceWriter | None:
+        """What shows in the fleet that this process is alive; None for SQS, and where it is switched off."""
+        stores = [job.queue.storage.store for job in jobs if isinstance(job.queue, BucketQueue) and job.presence]
+        if not stores:
+            return None
+
+        def refused(error: LimpetError) -> None:
+            self._say("warning", note=f"`limpet workers` will not show this process: {error}")
+
+        names = [job.queue.name for job in jobs]
+        return PresenceWriter(stores[0], self._runtime, queues=names, threads=order.threads, on_refused=refused)
 
     def _run_worker(self, order: WorkerOrder, jobs: list[Job]) -> Worker:
         """Run a worker until it has ended, or the grace time is over and its tasks were handed back."""
@@ -155,6 +194,7 @@ class ChildProcess:
             until_empty=order.until_empty,
             in_order=bool(order.queues),
             max_tasks=order.max_tasks,
+            poll_s=order.poll_s,
             listener=self._send,
             routine=order.routine,
             on_end=self._signals.wake,
@@ -185,6 +225,18 @@ class ChildProcess:
             if counts != self._sent:
                 self._sent = counts
                 self._send(counts)
+            self._report_requests(REQUESTS_EVERY_S)
+
+    def _report_requests(self, every_s: float) -> None:
+        """Report what was asked of the store, if that is wanted, and the last report is older than that."""
+        now_s = self._runtime.elapsed_s()
+        if not self._meters or now_s - self._requests_at_s < every_s:
+            return
+        self._requests_at_s = now_s
+        spent: Counter[str] = Counter()
+        for meter in self._meters:
+            spent.update(meter.snapshot().requests)
+        self._send(StoreRequests(worker=self._runtime.label, requests=dict(spent)))
 
     def _report_paused(self, jobs: list[Job]) -> None:
         """Report the queues that are paused at the start, for nothing of them is claimed.   Cost: 1 GET a queue."""
@@ -232,6 +284,13 @@ class ChildProcess:
                     data = data[os.write(self._report_fd, data) :]
             except BrokenPipeError:  # limpet has died; the control pipe says so too
                 return
+
+
+def meters_of(jobs: list[Job]) -> list[MeteredStore]:
+    """The meters through which the queues of these jobs send their requests, each once."""
+    stores = [job.queue.storage.store for job in jobs if isinstance(job.queue, BucketQueue)]
+    found = [store.inner if isinstance(store, ScopedStore) else store for store in stores]
+    return [*{id(each): each for each in found if isinstance(each, MeteredStore)}.values()]
 
 
 def _last_message(worker: Worker, *, again: bool) -> WorkerEnded:
@@ -415,14 +474,14 @@ class _LogForward(logging.Handler):
         return "\n".join(parts)
 
 
-def set_up_logging(forward: logging.Handler, *, everything: bool) -> None:
+def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) -> None:
     """Have `forward` handle records of level INFO and above, once the user's module is imported.
 
     A module that has set logging up keeps its handlers. With `everything` (`--log json`), `forward` replaces those that
     write to stderr or stdout, so that only JSON comes out there.
 
-    Every record gets the attributes `limpet_task` (the task's id), `limpet_queue` and `limpet_attempt`, for the formats
-    of a user; outside a task they are empty.
+    Every record gets the attributes `limpet_task` (the task's id), `limpet_queue`, `limpet_attempt` and
+    `limpet_worker`, for the formats of a user; outside a task the first three are empty.
     """
     make = logging.getLogRecordFactory()
 
@@ -432,6 +491,7 @@ def set_up_logging(forward: logging.Handler, *, everything: bool) -> None:
         record.limpet_task = task.id if task else ""
         record.limpet_queue = task.queue if task else ""
         record.limpet_attempt = task.attempt if task else 0
+        record.limpet_worker = label
         return record
 
     logging.setLogRecordFactory(with_task)

@@ -96,11 +96,14 @@ class _Guard:
 
     def _watch(self) -> int | None:
         """The command's exit code; None when it must be ended first."""
+        waiting = select.poll()  # not select(): a caller with 1,024 open files hands us a higher descriptor
+        for fd in (self._pipe_fd, self._woken_fd):
+            waiting.register(fd, select.POLLIN)
         while not self._time_is_up:
             code = self._exit_code()
             if code is not None:
                 return code
-            ready, _, _ = select.select([self._pipe_fd, self._woken_fd], [], [])
+            ready = {fd for fd, _ in waiting.poll()}
             if self._woken_fd in ready:
                 os.read(self._woken_fd, 512)
             if self._pipe_fd in ready:

@@ -11,7 +11,8 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -40,6 +41,10 @@ BACKOFF_MAX_S = 30.0
 LONG_LIFE_S = 30.0
 KILL_AFTER_S = 10.0
 NEVER_S = float("inf")
+RELOAD = "reload"
+LOOK_EVERY_S = 0.5
+FILES_MAX = 10_000
+SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
 
 
 @dataclass(slots=True)
@@ -88,7 +93,8 @@ class ProcessPool:
     """Keeps `processes` workers running until they are done, or a signal stops them.
 
     `listener` gets every message. `printed` takes the lines that workers print; without it they go where our output
-    goes, and with `quiet_stdout` all of them to stderr.
+    goes, and with `quiet_stdout` all of them to stderr. A byte on `reload_fd` replaces all processes, each as after a
+    stop: source files have changed.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class ProcessPool:
         *,
         quiet_stdout: bool,
         printed: Callable[[bytes], None] | None = None,
+        reload_fd: int | None = None,
     ) -> None:
         self.restarts = 0
         self.trouble: str | None = None
@@ -109,6 +116,7 @@ class ProcessPool:
         self._listener = listener
         self._quiet_stdout = quiet_stdout
         self._printed = printed
+        self._reload_fd = reload_fd
         self._places = [_PoolPlace(number) for number in range(processes)]
         self._past = TaskCounts()
         self._selector = selectors.DefaultSelector()
@@ -122,6 +130,8 @@ class ProcessPool:
         """
         with SignalPipe.catching((*STOP_SIGNALS, signal.SIGCHLD)) as signals:
             self._selector.register(signals.fd, selectors.EVENT_READ)
+            if self._reload_fd is not None:
+                self._selector.register(self._reload_fd, selectors.EVENT_READ, RELOAD)
             try:
                 while any(place.child or place.start_at_s is not None for place in self._places):
                     self._start_due()
@@ -150,7 +160,9 @@ class ProcessPool:
     def _start(self, *, count: bool) -> _PoolProcess:
         control_read, control_write = os.pipe()
         report_read, report_write = os.pipe()
-        env = {**os.environ, "LIMPET_URL": self._order.url} if self._order.url else None
+        env = {**os.environ, "LIMPET_URL": self._order.url} if self._order.url else {**os.environ}
+        if self._reload_fd is not None:  # a file that changes twice in a second may have the time of its old bytecode
+            env["PYTHONDONTWRITEBYTECODE"] = "1"
         printed_read, printed_write = os.pipe() if self._printed else (-1, -1)
         try:
             process = subprocess.Popen(
@@ -184,6 +196,8 @@ class ProcessPool:
                 self._read(key.data)
             elif isinstance(key.data, PipeReader):
                 self._read_printed(key.fd, key.data)
+            elif key.data is RELOAD:
+                self._reload(key.fd)
             else:
                 for _number in [number for number in signals.read() if number in STOP_SIGNALS]:
                     self._stop()
@@ -236,6 +250,21 @@ class ProcessPool:
                 if fd in self._selector.get_map():
                     self._selector.unregister(fd)
                     os.close(fd)
+
+    def _reload(self, fd: int) -> None:
+        """Have every process end after the tasks that it runs, and another take its place, now if it waits to start."""
+        os.read(fd, 65536)
+        if self._stops:
+            return
+        now_s = self._runtime.elapsed_s()
+        for place in self._places:
+            place.short_lives = 0
+            if place.start_at_s is not None:
+                place.start_at_s = now_s
+        for child in self._children():
+            child.tell(STOP)
+            child.kill_at_s = min(child.kill_at_s, now_s + KILL_AFTER_S + self._order.grace_s)
+        self._say("reload", "a source file has changed; the processes start again")
 
     def _stop(self) -> None:
         """The first time, let running tasks go on for the grace time; the second time, have them handed back."""
@@ -323,3 +352,62 @@ def error_of(refused: StartRefused) -> LimpetError:
     kind = getattr(errors, refused.kind, Invalid)
     assert issubclass(kind, LimpetError)
     return kind(refused.message, hint=refused.hint)
+
+
+# ---- `limpet work --reload` ----
+
+
+class SourceWatch:
+    """Writes a byte to a pipe whenever a Python file below `folder` was added, changed or removed.
+
+    They are compared by time and size twice a second, which works on a network share too. Hidden folders and those of
+    installed packages are left out. At most 10,000 files are watched.
+    """
+
+    def __init__(self, folder: str, runtime: Runtime) -> None:
+        self._folder = folder
+        self._runtime = runtime
+        self._over = runtime.flag()
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._seen = self._look()
+
+    def start(self) -> None:
+        """Start the thread that watches."""
+        self._runtime.spawn(self._watch, name="limpet-reload")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_EVERY_S):
+            self.check()
+
+    def check(self) -> bool:
+        """Look once; whether something has changed since the last look."""
+        found = self._look()
+        if found == self._seen:
+            return False
+        self._seen = found
+        with suppress(BlockingIOError):  # the pipe is full: a reload is already due
+            os.write(self._write_fd, b"x")
+        return True
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for path in self._files():
+            try:
+                stat = os.stat(path)
+            except OSError:  # it went just now
+                continue
+            found[path] = (stat.st_mtime_ns, stat.st_size)
+            if len(found) >= FILES_MAX:
+                break
+        return found
+
+    def _files(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self._folder):
+            folders[:] = sorted(each for each in folders if not each.startswith(".") and each not in SKIPPED)
+            yield from (os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))

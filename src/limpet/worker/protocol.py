@@ -32,7 +32,12 @@ EventKind = Literal[
     "ready",
     "stopping",
     "crashed",
+    "reload",
 ]
+
+
+ROUTINE: frozenset[EventKind] = frozenset(("started", "done"))
+"""The events of a task that runs without trouble."""
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,12 +56,15 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     events: bool = False
     until_empty: bool = False
     log_json: bool = False
+    poll_s: float | None = None
+    requests: bool = False
+    """Whether to report what was asked of the store."""
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event", tag_field="what"):
     """One line of the log. `note` gives the reason or the progress; `after_s` is when a retried task comes back.
 
-    The last three kinds are about a whole process, not a task.
+    The last four kinds are about a whole process, not a task.
     """
 
     kind: EventKind
@@ -118,6 +126,13 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     traceback: str = ""
 
 
+class StoreRequests(msgspec.Struct, frozen=True, kw_only=True, tag="requests", tag_field="what"):
+    """How many requests a worker process has sent to the store since its start, by verb."""
+
+    worker: str
+    requests: dict[str, int]
+
+
 class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="what"):
     """The last message. `again`: another process is to take its place; `trouble`: why it gave up."""
 
@@ -125,7 +140,7 @@ class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_fi
     trouble: str = ""
 
 
-Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | WorkerEnded
+Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

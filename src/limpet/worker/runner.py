@@ -1,35 +1,35 @@
 """Run one task: call its handler, classify how the call ended, and record the verdict.
 
-A `Runner` is what one thread of a worker does with the entry that it has claimed. `current_task()` is the task that
-runs now, as its handler sees it.
+A `Runner` is what one thread of a worker does with the tasks of a `SharedClaim`, which other threads may share.
+`current_task()` is the task that runs now, as its handler sees it.
 """
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from inspect import isawaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
+from limpet import records
 from limpet.cell import Fence
-from limpet.errors import Invalid, LeaseLost, Unsupported
+from limpet.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.events import EventSink, task_run
 from limpet.queue.api import Claim, Fail, Queue, Retry, Task
+from limpet.queue.claim import apply_error
 from limpet.runtime import Flag, Runtime
-from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
+from limpet.tracing import OTEL, TaskSpan, span
+from limpet.worker.protocol import ROUTINE, EventKind, TaskCounts, WorkerEvent
 from limpet.worker.schedule import Cron
 
 if TYPE_CHECKING:
     import asyncio
 
-ROUTINE: frozenset[EventKind] = frozenset(("started", "done"))
-"""The events of a task that runs without trouble."""
 RATE_OVER_S = 10.0
 RATE_BURST_S = 0.1
 CANCEL_CHECK_S = 0.2
@@ -45,13 +45,15 @@ Outcome = Literal["done", "failed", "retried", "lost", "handed_back"]
 class Job:
     """A queue and the function that handles its payloads. A coroutine that `handle` returns is awaited.
 
-    `cron` says when tasks are pushed by the clock; `events` receives an event for every task that ran.
+    `cron` says when tasks are pushed by the clock; `events` receives an event for every task that ran; `presence`:
+    whether the process that works on it may show that it is alive.
     """
 
     queue: Queue
     handle: Callable[[Any], Any]
     cron: Cron | None = None
     events: EventSink | None = None
+    presence: bool = True
 
 
 # ---- how much may run ----
@@ -64,6 +66,11 @@ class Permits:
         self._limited = limit is not None
         self._left = limit or 0
         self._mutex = runtime.mutex()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit at all."""
+        return self._limited
 
     def take(self) -> bool:
         """Take a permit; False if none is left."""
@@ -353,7 +360,7 @@ def record_done(task: Task, value: Any) -> tuple[bool, str]:
     (SQS) it is left out, and the text says so.   Raises: LimpetError if the store fails.
     """
     try:
-        task.done(None if value is None else msgspec.to_builtins(value, str_keys=True))
+        task.done(None if value is None else records.builtins(value))
     except Unsupported as error:
         task.done()
         return True, f"done without its result: {error}"
@@ -391,6 +398,56 @@ def trace_of(error: BaseException) -> str | None:
 # ---- one thread's tasks ----
 
 
+class SharedClaim:
+    """A shared claim: the threads of a worker run its tasks side by side, and the last thread to leave ends it.
+
+    `n` is the number of its job. The thread that made the claim, and one that has joined it, has a permit of `rate`.
+    """
+
+    def __init__(self, n: int, job: Job, claim: Claim, rate: Rate, runner: str, runtime: Runtime) -> None:
+        self.n = n
+        self.job = job
+        self.claim = claim
+        self.rate = rate
+        self.offered = False
+        self._mutex = runtime.mutex()
+        self._runners = {runner}
+
+    @property
+    def over(self) -> bool:
+        """Whether the last thread has left it."""
+        return not self._runners
+
+    def join(self, runner: str) -> bool:
+        """Join it if there is a task to start; whether the thread has joined. `leave` must follow."""
+        if not self.claim.may_start:
+            return False
+        with self._mutex:
+            if not self._runners or self.rate.take():
+                return False
+            self._runners.add(runner)
+            return True
+
+    def leave_to_others(self, runner: str) -> bool:
+        """Leave it unless this thread is the last in it; whether the thread has left."""
+        with self._mutex:
+            if self._runners == {runner}:
+                return False
+            self._runners.discard(runner)
+            return True
+
+    def leave(self, runner: str) -> None:
+        """Leave it, if the thread has not done so. The last one ends it: what was not started goes back.
+
+        Raises: LimpetError when the store does not accept the end; tasks come back when the claim runs out.
+        """
+        with self._mutex:
+            last = self._runners == {runner}
+            self._runners.discard(runner)
+        if last:
+            self.claim.__exit__(None, None, None)
+
+
 @dataclass(slots=True)
 class _ActiveTask:
     """The task that a thread runs now."""
@@ -401,21 +458,33 @@ class _ActiveTask:
     started_s: float
     overdue: bool = False
     handed_back: bool = False
+    span: TaskSpan | None = None
 
 
 class Runner:
-    """Runs tasks in one thread, one after another."""
+    """Runs tasks in one thread, one after another. `offer` shows a claim to the other threads of the worker."""
 
-    def __init__(self, name: str, runtime: Runtime, report: WorkerReport, permits: Permits, stopping: Flag) -> None:
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime,
+        report: WorkerReport,
+        permits: Permits,
+        stopping: Flag,
+        offer: Callable[[SharedClaim], None],
+    ) -> None:
         self.name = name
         self.halted: str | None = None
         """Why the process is to end, if a handler asked for that."""
         self.busy = False
         """Whether it has a claim."""
+        self.lately_s = float("inf")
+        """How long its claims have lately taken; infinite before the first."""
         self._runtime = runtime
         self._report = report
         self._permits = permits
         self._stopping = stopping
+        self._offer = offer
         self._loop = EventLoop()
         self._active: _ActiveTask | None = None
 
@@ -428,27 +497,34 @@ class Runner:
         """Cancel what async handlers left running."""
         self._loop.close()
 
-    def work(self, job: Job, claim: Claim, rate: Rate) -> None:
-        """Run the tasks of a claim until none is left, or no permit, or the worker stops. The rest goes back.
+    def work(self, shared: SharedClaim) -> None:
+        """Run tasks of a claim until none may be started, or no permit is left, or the worker stops.
 
-        The permit of `rate` for the first task was taken with the claim.
+        Once a task may run beside this thread's, the claim is offered to the other threads.
         Raises: LimpetError when the store does not accept a verdict; the task comes back when its claim runs out.
         """
         self.busy = True
+        begun_s = self._runtime.elapsed_s()
+        reserved = True
         try:
-            with claim:
-                tasks = iter(claim)
-                reserved = True
-                while not self.halted and self._may_start(rate, reserved=reserved):
-                    reserved = False
-                    task = next(tasks, None)
-                    if task is None:
-                        self._permits.give_back()
-                        rate.give_back()
-                        return
-                    self._run(_ActiveTask(job, claim, task, self._runtime.elapsed_s()))
+            while self._may_start(shared, reserved=reserved):
+                reserved = False
+                task = shared.claim.start_next()
+                if task is None:
+                    self._permits.give_back()
+                    shared.rate.give_back()
+                    return
+                if not shared.offered and shared.claim.may_start:
+                    shared.offered = True
+                    self._offer(shared)
+                self._run(_ActiveTask(shared.job, shared.claim, task, self._runtime.elapsed_s()))
         finally:
-            self.busy = False
+            try:
+                shared.leave(self.name)
+            finally:
+                self.busy = False
+                took_s = self._runtime.elapsed_s() - begun_s
+                self.lately_s = took_s if self.lately_s > took_s * 10 else max(took_s, 0.9 * self.lately_s)
 
     def hand_back(self) -> None:
         """Hand back the task that runs now, with its attempt restored. Another thread calls this; the handler goes on.
@@ -469,31 +545,59 @@ class Runner:
             limit_s = now.job.queue.policy.timeout_s
             self._say(now, "overdue", note=f"runs longer than timeout_s = {limit_s:g}; its claim is not renewed")
 
-    def _may_start(self, rate: Rate, *, reserved: bool) -> bool:
-        if self._stopping.is_set() or not self._permits.take():
+    def _may_start(self, shared: SharedClaim, *, reserved: bool) -> bool:
+        """Whether to start a task of the claim. A thread waits for the rate only if no other one would."""
+        if self.halted or self._stopping.is_set() or not self._permits.take():
             return False
-        while not reserved and (wait_s := rate.take()):
-            if self._stopping.wait(wait_s):
+        while not reserved and (wait_s := shared.rate.take()):
+            if shared.leave_to_others(self.name) or self._stopping.wait(wait_s):
                 self._permits.give_back()
                 return False
         return True
 
     def _run(self, now: _ActiveTask) -> None:
+        if OTEL not in sys.modules:
+            self._run_traced(now)
+            return
+        queue, task = now.job.queue.name, now.task
+        parent = getattr(task, "trace", None)  # SQS carries none
+        with span("process", queue, "consumer", parent=parent, message_id=task.id, attempt=task.attempt) as now.span:
+            now.span.set(worker=self.name)
+            self._run_traced(now)
+
+    def _run_traced(self, now: _ActiveTask) -> None:
         self._active = now
         self._say(now, "started")
         shown = RunningTask(now.job.queue.name, now.task, lambda note: self._say(now, "progress", note=note))
         value = None
         try:
-            with UserCall() as call, as_current(shown):
-                value = now.job.handle(now.task.payload)
-                if value is not None and isawaitable(value):
-                    value = self._loop.run(value, lambda: self._why_over(now))
-            if call.error is None:
-                self._done(now, value)
-            elif not now.handed_back:
-                self._raised(now, call.error)
+            current = _current.set(shown)
+            try:
+                with UserCall() as call:
+                    value = now.job.handle(now.task.payload)
+                    if value is not None and isawaitable(value):
+                        value = self._loop.run(value, lambda: self._why_over(now))
+            finally:
+                _current.reset(current)
+            if now.span is None:
+                self._record(now, value, call.error)
+            else:
+                if call.error is not None:
+                    now.span.failed(call.error)
+                with span("ack", now.job.queue.name, "internal", message_id=now.task.id):
+                    self._record(now, value, call.error)
+        except LimpetError as error:
+            with suppress(LimpetError):  # it has its verdict, or the store still fails
+                apply_error(now.task, error)
+            raise
         finally:
             self._active = None
+
+    def _record(self, now: _ActiveTask, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._done(now, value)
+        elif not now.handed_back:
+            self._raised(now, error)
 
     def _is_overdue(self, now: _ActiveTask) -> bool:
         limit_s = now.job.queue.policy.timeout_s
@@ -540,6 +644,10 @@ class Runner:
         """Count how the task ended, and tell the event sink and the listener."""
         took_s = round(self._runtime.elapsed_s() - now.started_s, 6)
         self._report.count(outcome)
+        if now.span is not None:
+            now.span.set(outcome=outcome)
+            if outcome in ("failed", "lost"):
+                now.span.failed(note or outcome)
         if now.job.events is not None:
             now.job.events.emit(
                 task_run(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+from limpet.runtime import system
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -15,16 +17,18 @@ class SignalPipe:
     """A pipe that gets the number of each signal, and a 0 from `wake`. Wait until `fd` can be read, then `read`."""
 
     def __init__(self) -> None:
+        self._mutex = system().mutex()
+        self._closed = False
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write_fd, False)
 
     def wake(self) -> None:
-        """Make `fd` readable. Any thread may call it."""
-        try:
-            os.write(self._write_fd, b"\0")
-        except BlockingIOError:  # the pipe is full, so it is readable
-            return
+        """Make `fd` readable. Any thread may call it, even after the pipe was closed."""
+        with self._mutex:
+            if not self._closed:
+                with suppress(BlockingIOError):  # the pipe is full, so it is readable
+                    os.write(self._write_fd, b"\0")
 
     def read(self) -> list[int]:
         """The signals since the last call."""
@@ -48,8 +52,10 @@ class SignalPipe:
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(fd_before)
-            os.close(pipe.fd)
-            os.close(pipe._write_fd)
+            with pipe._mutex:
+                pipe._closed = True
+                os.close(pipe.fd)
+                os.close(pipe._write_fd)
 
 
 def _do_nothing(number: int, _: FrameType | None) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from limpet.errors import Invalid, LimpetError
-from limpet.queue.api import Claim
+from limpet.queue.api import Claim, Queue
 from limpet.runtime import Runtime
 from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
-from limpet.worker.runner import Job, Permits, Rate, Runner, WorkerReport
+from limpet.worker.runner import Job, Permits, Rate, Runner, SharedClaim, WorkerReport
 from limpet.worker.schedule import CronPusher
 
 TICK_S = 0.2
@@ -30,6 +30,11 @@ GROWTH = 1.5
 BUSY_S = 1.0
 IDLE_S = 24.0
 FAILED_MAX_S = 30.0
+EARLY_PART = 0.9
+MEAN_PART = (EARLY_PART + 1.0) / 2
+"""Pauses are cut by up to a tenth at random, so that a fleet does not poll in step; so long is one on average."""
+AHEAD_PART = 10
+"""An entry is claimed ahead if entries have lately taken less than this part of `ttl_s`."""
 
 
 @dataclass(slots=True)
@@ -52,7 +57,9 @@ class PollSchedule:
     `in_order`: an earlier queue comes first. Otherwise the queue that had an entry goes to the end of the line.
     """
 
-    def __init__(self, queues: int, runtime: Runtime, *, in_order: bool) -> None:
+    def __init__(self, idle_s: Sequence[float], runtime: Runtime, *, in_order: bool) -> None:
+        queues = len(idle_s)
+        self._idle_s = idle_s
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._states = [_PollState() for _ in range(queues)]
@@ -68,7 +75,8 @@ class PollSchedule:
                 state = self._states[n]
                 if state.open_at_s <= at_s:
                     if not state.hot:
-                        state.open_at_s = at_s + state.pause_s * self._runtime.rng.uniform(0.9, 1.0)
+                        state.open_at_s = at_s + state.pause_s * self._runtime.rng.uniform(EARLY_PART, 1.0)
+                        state.pause_s = min(state.pause_s * GROWTH, self._idle_s[n])
                     return n
         return None
 
@@ -86,15 +94,13 @@ class PollSchedule:
                 self._line.append(n)
 
     def empty(self, n: int) -> None:
-        """The queue had none."""
+        """The queue had none. Threads that poll at the same time do not make the pause longer: `take` does."""
         at_s = self._runtime.elapsed_s()
         with self._mutex:
             state = self._states[n]
             state.failures = 0
             if state.hot:
                 self._states[n] = _PollState(open_at_s=at_s + FIRST_S)
-            else:
-                state.pause_s = min(state.pause_s * GROWTH, IDLE_S * len(self._states))
 
     def defer(self, n: int, after_s: float) -> None:
         """The queue was not polled; poll it in so many seconds."""
@@ -132,11 +138,38 @@ class PollSchedule:
             return max(0.0, min(state.open_at_s for state in self._states) - self._runtime.elapsed_s())
 
 
+class AheadClaim:
+    """A claim that is made on another thread, while a task of the same queue, the job number `n`, runs."""
+
+    def __init__(self, n: int, queue: Queue, runtime: Runtime) -> None:
+        self.n = n
+        self._queue = queue
+        self._claim: Claim | None = None
+        self._mutex = runtime.mutex()
+        self._thread = runtime.spawn(self._run, name=f"limpet-ahead-{queue.name}")
+
+    def _run(self) -> None:
+        try:
+            self._claim = self._queue.claim_ahead()
+        except LimpetError:
+            return  # the next poll meets the same trouble, and reports it
+
+    def take(self) -> Claim | None:
+        """Wait for the claim and take it; None if there is none, or it was taken before."""
+        self._thread.join()
+        with self._mutex:
+            claim, self._claim = self._claim, None
+        return claim
+
+
 class Worker:
     """Runs the tasks of some queues until `stop`; with `burst`, until there is nothing left to claim.
 
+    The tasks of a batch are spread over the threads: a thread that has claimed one offers it, and a thread without work
+    takes a task of it before it polls.
     With `burst` and `until_empty` it also waits for tasks that are to be retried or that other processes have; delayed
     ones do not count. After `max_tasks` it stops by itself. Earlier jobs come first (`in_order`), or all take turns.
+    `poll_s` replaces that of the queues' policies.
     `listener` gets every event; with `routine=False` only what is out of the ordinary.
 
     Crash: no task is lost. What the process held comes back when its claims run out.
@@ -152,6 +185,7 @@ class Worker:
         until_empty: bool = False,
         in_order: bool = True,
         max_tasks: int | None = None,
+        poll_s: float | None = None,
         listener: Callable[[WorkerEvent], None] | None = None,
         routine: bool = True,
         on_end: Callable[[], None] | None = None,
@@ -160,6 +194,8 @@ class Worker:
             raise Invalid("a worker needs at least one queue to work on")
         if threads < 1 or (max_tasks is not None and max_tasks < 1):
             raise Invalid("threads and max_tasks must be at least 1")
+        if poll_s is not None and not poll_s > 0:
+            raise Invalid(f"poll_s must be positive, not {poll_s:g}")
         self.error: LimpetError | None = None
         """Why a burst gave up."""
         self.broken = False
@@ -173,14 +209,19 @@ class Worker:
         self._permits = Permits(max_tasks, runtime)
         self._stopping = runtime.flag()
         self._ended = runtime.flag()
-        self._polls = PollSchedule(len(jobs), runtime, in_order=in_order)
+        idle_s = [_idle_s(each.queue, len(jobs), poll_s) for each in jobs]
+        self._polls = PollSchedule(idle_s, runtime, in_order=in_order)
         self._rates = [Rate(each.queue.policy.rate_per_s, runtime) for each in jobs]
         self._cron = CronPusher([(each.queue, each.cron) for each in jobs if each.cron], runtime)
         self._turn = runtime.mutex()
         self._mutex = runtime.mutex()
         self._working = self._alive = threads
+        self._claims_ahead: dict[str, AheadClaim] = {}
+        self._offers: list[SharedClaim] = []
+        self._wake = runtime.flag()
+        """Ends the pause of the thread whose turn it is to wait. That thread replaces it, and then looks around."""
         self._runners = [
-            Runner(f"{runtime.label}/{n}", runtime, self._report, self._permits, self._stopping)
+            Runner(f"{runtime.label}/{n}", runtime, self._report, self._permits, self._stopping, self._offer)
             for n in range(1, threads + 1)
         ]
 
@@ -208,12 +249,13 @@ class Worker:
     def stop(self) -> None:
         """Claim nothing more. Running tasks go on to their end; the rest of a batch goes back."""
         self._stopping.set()
+        self._wake.set()
 
     def hand_back(self) -> None:
         """Stop, and hand back running tasks with their attempts restored. Handlers that cannot be cancelled go on."""
         self.stop()
         self._runtime.fan_out(self._hand_back_one, self._runners)
-        self._flush_events()
+        self._flush_events()  # ended entries are removed in the background, or by the next claim of them
 
     def tick(self) -> None:
         """Report tasks that are overdue. `run` calls it every 0.2 s; a caller of `start` must do so too."""
@@ -257,13 +299,15 @@ class Worker:
         """Run one thread. Whatever ends it stops the worker."""
         went_well = False
         try:
-            while (found := self._find(runner)) is not None:
-                n, claim = found
+            while (shared := self._ahead(runner) or self._join(runner) or self._find(runner)) is not None:
+                if not shared.offered and self._pays_ahead(runner, shared.n):
+                    self._claims_ahead[runner.name] = AheadClaim(shared.n, shared.job.queue, self._runtime)
                 try:
-                    runner.work(self._jobs[n], claim, self._rates[n])
+                    runner.work(shared)
                 except LimpetError as error:
-                    self._report.say("trouble", runner.name, queue=self._jobs[n].queue.name, note=_text(error))
-                self._report_notices(runner, n)
+                    self._report.say("trouble", runner.name, queue=shared.job.queue.name, note=_text(error))
+                self._withdraw(shared)
+                self._report_notices(runner, shared.n)
                 if runner.halted:
                     self.stop()
             went_well = True
@@ -275,13 +319,71 @@ class Worker:
                 self._alive -= 1
                 last = self._alive == 0
             if last:
+                for job in self._jobs:
+                    job.queue.flush()
                 self._flush_events()
                 self._ended.set()
                 if self._on_end is not None:
                     self._on_end()
 
-    def _find(self, runner: Runner) -> tuple[int, Claim] | None:
-        """The next entry and the number of its job; None when the worker is to end.
+    def _pays_ahead(self, runner: Runner, n: int) -> bool:
+        """Whether to claim the next entry while this one runs: only if entries have lately been short."""
+        queue = self._jobs[n].queue
+        short = runner.lately_s <= queue.policy.ttl_s / AHEAD_PART
+        return queue.claims_ahead and short and not self._permits.limited and not self._over
+
+    def _shared(self, runner: Runner, n: int, claim: Claim) -> SharedClaim:
+        """A claim that the thread has made."""
+        return SharedClaim(n, self._jobs[n], claim, self._rates[n], runner.name, self._runtime)
+
+    def _offer(self, shared: SharedClaim) -> None:
+        """Show a claim to the threads that have no work."""
+        if len(self._runners) > 1:
+            with self._mutex:
+                self._offers = [*self._offers, shared]
+            self._wake.set()
+
+    def _withdraw(self, shared: SharedClaim) -> None:
+        """A thread has left a claim. If it was the last, the claim is no longer offered."""
+        if shared.offered and shared.over:
+            with self._mutex:
+                self._offers = [each for each in self._offers if each is not shared]
+
+    def _join(self, runner: Runner) -> SharedClaim | None:
+        """A claim of another thread that has a task to start: this thread has joined it."""
+        if not self._offers or self._over:
+            return None
+        return next((shared for shared in self._offers if shared.join(runner.name)), None)
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait so long, or until the worker stops or tasks are offered; whether one of them came first.
+
+        Where tasks wait for their rate, it is a short wait.
+        """
+        return self._wake.wait(min(seconds, TOKEN_EVERY_S) if self._may_join() else seconds)
+
+    def _may_join(self) -> bool:
+        return any(shared.claim.may_start for shared in self._offers)
+
+    def _ahead(self, runner: Runner) -> SharedClaim | None:
+        """The entry that was claimed while the last one ran. It goes back if the worker is to end."""
+        ahead = self._claims_ahead.pop(runner.name, None)
+        claim = ahead.take() if ahead is not None else None
+        if ahead is None or claim is None:
+            return None
+        if self._over:
+            self._give_back(runner, claim)
+            return None
+        return self._shared(runner, ahead.n, claim)
+
+    def _give_back(self, runner: Runner, claim: Claim) -> None:
+        try:
+            claim.hand_back()
+        except LimpetError as error:
+            self._report.say("trouble", runner.name, note=f"could not hand back: {_text(error)}")
+
+    def _find(self, runner: Runner) -> SharedClaim | None:
+        """The next entry, or one of another thread; None when the worker is to end.
 
         Idle threads take turns: one waits for the queues, the others for it. So any number of idle threads make the
         requests of one.
@@ -296,48 +398,56 @@ class Worker:
         finally:
             self._count_working(1)
 
-    def _wait(self, runner: Runner) -> tuple[int, Claim] | None:
-        while not self._over:
+    def _wait(self, runner: Runner) -> SharedClaim | None:
+        while True:
+            self._wake = self._runtime.flag()
+            if self._over:
+                return None
             tokens = [each.queue.change_token() for each in self._jobs]
-            found = self._poll(runner, idle=True)
+            found = self._join(runner) or self._poll(runner, idle=True)
             if found is not None:
                 return found
             self._rest(tokens)
-        return None
 
     def _rest(self, tokens: Sequence[str | None]) -> None:
         """Wait until a queue is due, or its change token differs, where reading that costs no request."""
         while (left_s := self._polls.wait_s()) > 0:
             blind = all(token is None for token in tokens)
-            if self._stopping.wait(left_s if blind else min(left_s, TOKEN_EVERY_S)):
-                return
+            woken = self._pause(left_s if blind else min(left_s, TOKEN_EVERY_S))
             for n, (each, token) in enumerate(zip(self._jobs, tokens, strict=True)):
                 if token is not None and each.queue.change_token() != token:
                     self._polls.wake(n)
+            if woken or self._may_join():
+                return
 
-    def _wait_for_all(self, runner: Runner) -> tuple[int, Claim] | None:
+    def _wait_for_all(self, runner: Runner) -> SharedClaim | None:
         """As `_wait`, for a burst: it ends when all queues were empty while no thread of this worker had a task."""
         pause_s, empty_pause_s = BURST_PAUSE_S, EMPTY_PAUSE_S
-        while not self._over:
+        while True:
+            self._wake = self._runtime.flag()
+            if self._over:
+                return None
             quiet = self._working == 0
-            for n in self._polls.line():
+            found = self._join(runner)
+            for n in self._polls.line() if found is None else ():
                 if self._rates[n].take():
                     quiet = False
-                elif (claim := self._try(runner, n)) is not None:
-                    return n, claim
+                elif (found := self._try(runner, n)) is not None:
+                    break
+            if found is not None:
+                return found
             failed_s = self._polls.failed_wait_s()
             if self.error is not None:
                 self.stop()
             elif not quiet or failed_s:
-                self._stopping.wait(failed_s or pause_s)
+                self._pause(failed_s or pause_s)
                 pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
             elif self._until_empty and self._anything_left(runner):
-                self._stopping.wait(empty_pause_s)
+                self._pause(empty_pause_s)
                 empty_pause_s = min(empty_pause_s * 2, EMPTY_PAUSE_MAX_S)
                 self._push_cron()
             else:
                 self.stop()
-        return None
 
     def _anything_left(self, runner: Runner) -> bool:
         """Whether a task has not ended. A queue that cannot be read may have some."""
@@ -347,7 +457,7 @@ class Worker:
             self._report.say("trouble", runner.name, note=_text(error))
             return True
 
-    def _poll(self, runner: Runner, *, idle: bool = False) -> tuple[int, Claim] | None:
+    def _poll(self, runner: Runner, *, idle: bool = False) -> SharedClaim | None:
         """Poll the queues that are due, each at most once."""
         for _ in self._jobs:
             n = None if self._over else self._polls.take()
@@ -356,11 +466,11 @@ class Worker:
             wait_s = self._rates[n].take()
             if wait_s:
                 self._polls.defer(n, wait_s)
-            elif (claim := self._try(runner, n, idle=idle)) is not None:
-                return n, claim
+            elif (shared := self._try(runner, n, idle=idle)) is not None:
+                return shared
         return None
 
-    def _try(self, runner: Runner, n: int, *, idle: bool = False) -> Claim | None:
+    def _try(self, runner: Runner, n: int, *, idle: bool = False) -> SharedClaim | None:
         """Claim an entry of a queue. The caller took a permit of its rate; it goes back if there is no entry."""
         queue = self._jobs[n].queue
         wait_s = 0.0
@@ -377,7 +487,7 @@ class Worker:
         else:
             if claim:
                 self._polls.found(n)
-                return claim
+                return self._shared(runner, n, claim)
             self._polls.empty(n)
         finally:
             self._report_notices(runner, n)
@@ -406,6 +516,10 @@ class Worker:
             runner.hand_back()
         except LimpetError as error:
             self._report.say("trouble", runner.name, note=f"could not hand back: {_text(error)}")
+        ahead = self._claims_ahead.get(runner.name)
+        claim = ahead.take() if ahead is not None else None
+        if claim is not None:
+            self._give_back(runner, claim)
 
     def _flush_events(self) -> None:
         for sink in {id(job.events): job.events for job in self._jobs}.values():
@@ -422,6 +536,11 @@ class Worker:
             self._report.say("cron", self._runtime.label, queue=queue, id=pushed.id)
         if self._cron.error is not None:
             self._report.say("trouble", self._runtime.label, note=f"cron: {_text(self._cron.error)}")
+
+
+def _idle_s(queue: Queue, queues: int, poll_s: float | None) -> float:
+    """The longest pause between two polls of one of `queues` idle queues: where a poll lists, all share the price."""
+    return IDLE_S * queues if queue.idle_poll_s == IDLE_S else (poll_s or queue.idle_poll_s) / MEAN_PART
 
 
 def _text(error: LimpetError) -> str:

@@ -358,7 +358,7 @@ def test_a_damaged_note_about_a_foreign_lease_holds_up_nobody(fleet: Fleet, data
     b.up()
     a.down()
     assert a.work() == [], "b has it"
-    claim.abandon()
+    claim.hand_back()
     a.memory.put(at("pending/x/remote.json"), data)
     assert a.work() == ["x"]
 

@@ -17,7 +17,7 @@ from limpet.queue.sync.decide import (
     absent,
     ends,
     entry_of_line,
-    is_live,
+    is_held_elsewhere,
     is_stale,
     let_go,
     merged,
@@ -233,9 +233,9 @@ def test_only_news_is_noted(stands: tuple[str, int] | None, held: bool, seq: int
 
 
 def test_a_note_lasts_from_when_it_was_written() -> None:
-    assert is_live(NOW, 10.0, NOW + timedelta(seconds=9))
-    assert not is_live(NOW, 10.0, NOW + timedelta(seconds=10))
-    assert not is_live(NOW, 0.0, NOW)
+    assert is_held_elsewhere(NOW, 10.0, NOW + timedelta(seconds=9))
+    assert not is_held_elsewhere(NOW, 10.0, NOW + timedelta(seconds=10))
+    assert not is_held_elsewhere(NOW, 0.0, NOW)
 
 
 # ---- logs ----

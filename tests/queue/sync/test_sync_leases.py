@@ -58,6 +58,21 @@ def test_a_claim_that_lasts_is_told_and_left_alone(fleet: Fleet) -> None:
     assert "pending/x/lease.json" not in names(b.memory)
 
 
+def test_what_is_done_in_a_batch_shows_at_its_end(fleet: Fleet) -> None:
+    """A lease says what is done here. Another node may do the batch too, and its receipt may come first."""
+    [a] = fleet.nodes("a", timeout_s=10 * DOWN_S)
+    ids = a.queue.push_many([{}, {}])
+    tasks = iter(a.take())
+    next(tasks).done("here")
+    last = next(tasks)
+    fleet.pass_by(BEATS_S)
+    assert _lease(a.memory, ids[0].rpartition(".")[0]).done == [0]
+    assert a.result(ids[0]).state == "pending"
+    assert [each.state for each in a.queue.results(ids)] == ["pending", "pending"]
+    last.done()
+    assert a.result(ids[0]).value == "here"
+
+
 def test_a_short_claim_costs_nothing(fleet: Fleet) -> None:
     a, _ = _both(fleet)
     a.store.log.clear()

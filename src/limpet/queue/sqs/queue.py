@@ -24,7 +24,8 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from limpet import records
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
+from limpet.lease import Renewer
 from limpet.queue.api import (
     AsyncQueue,
     AttemptError,
@@ -37,17 +38,25 @@ from limpet.queue.api import (
     Pushed,
     Result,
     Stats,
+    TaskHandle,
     need,
 )
-from limpet.queue.claim import NO_VERDICT, Renewer, apply_error
+from limpet.queue.claim import NO_VERDICT, apply_error
 from limpet.queue.decide import backoff_s
 from limpet.queue.entry import encoded_payload
-from limpet.queue.sqs.client import BATCH_MAX, POLL_MAX_S, TRIES, Message, Refusal, SqsClient, check, pack
-from limpet.queue.sqs.messages import (
+from limpet.queue.sqs.client import (
+    BATCH_MAX,
+    POLL_MAX_S,
+    TRIES,
     FailedDelivery,
+    Message,
+    Refusal,
+    SqsClient,
     TaskMessage,
+    check,
     failed_text,
     next_life,
+    pack,
     read_failed,
     read_message,
     task_text,
@@ -61,8 +70,9 @@ NAME_MAX = 80
 FAILED = "-failed"
 SCAN_S = 60
 CLOCK_S = 0.001
+IDLE_POLL_S = 24.0
 SUPPORTS: frozenset[Feature] = frozenset(("attempts", "batches", "delay", "poison", "purge", "retry", "stats"))
-DIED = "it was delivered {count} times, and no worker lived to judge it"
+DIED = "it was delivered {count} times, and no worker gave a verdict"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9-]*")
@@ -136,7 +146,7 @@ class SqsQueue(AsyncQueue):
         self._receive = receive
         self._ttl_s = math.ceil(self.policy.ttl_s)
         """How long a message is hidden at a time: SQS counts whole seconds."""
-        self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-heartbeat-{name}")
+        self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
         self._urls: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -158,9 +168,9 @@ class SqsQueue(AsyncQueue):
         text = task_text(task)
         refused = self._client.send(self._main(create=True), [text], delay_s=math.ceil(delay_s))
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
-        return Pushed(task.id, True)
+        return Pushed(self._handle(task.id), True)
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[str]:
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[TaskHandle]:
         """Each task is one message; a request carries at most `batch` of them, and at most ten.
 
         Raises: Invalid before anything is sent; Unavailable or OutcomeUnknown, with the places in `payloads` of the
@@ -173,7 +183,12 @@ class SqsQueue(AsyncQueue):
         texts = [task_text(task) for task in tasks]
         if texts:
             self._client.send_many(self._main(create=True), texts, most=batch, what=f"queue {self.name!r}")
-        return [task.id for task in tasks]
+        return [self._handle(task.id) for task in tasks]
+
+    def _handle(self, id_: str) -> TaskHandle:
+        handle = TaskHandle(id_)
+        handle.queue = self
+        return handle
 
     def claim(self, *, wait_s: float = 0.0) -> SqsClaim | EmptyClaim:
         """Without waiting, SQS looks at some of its servers only, and may miss a task.
@@ -184,7 +199,8 @@ class SqsQueue(AsyncQueue):
         queue. The first claim finds the two SQS queues with a request each.
         Crash: what was received is delivered again after `ttl_s`.
         """
-        main_url = self._open()
+        main_url = self._main(create=True)
+        self._failed(create=True)  # before anything is received: a failure must have a place to go to
         until_s = self._runtime.elapsed_s() + wait_s
         poll_max_s = max(1, min(POLL_MAX_S, self._ttl_s // 2))
         while True:
@@ -205,6 +221,21 @@ class SqsQueue(AsyncQueue):
             if left_s + CLOCK_S < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
                 self._runtime.sleep(min(left_s, 1.0))
 
+    @property
+    def idle_poll_s(self) -> float:
+        return IDLE_POLL_S
+
+    @property
+    def claims_ahead(self) -> bool:
+        """False: a message that goes back has used an attempt."""
+        return False
+
+    def claim_ahead(self) -> None:
+        """None: see `claims_ahead`."""
+
+    def flush(self) -> None:
+        pass
+
     def change_token(self) -> None:
         """SQS has none; a claim waits in the server."""
 
@@ -223,13 +254,12 @@ class SqsQueue(AsyncQueue):
         does not tell the age of a task: both are None, as is `resting`. `failed` counts the dead-letter queue too, if
         one is configured.   Raises: Missing.   Cost: 2 requests, 2 more for a dead-letter queue.
         """
-        counts = self._counts(self._main())
-        waiting, hidden, delayed = counts.numbers
+        (waiting, hidden, delayed), dead_letters = self._counts(self._main())
         failed = 0
         with suppress(Missing):  # no task was claimed yet
-            failed = sum(self._counts(self._failed()).numbers)
-        if counts.dead_letters not in (None, self._sqs_name + FAILED):
-            failed += sum(self._counts(self._url(counts.dead_letters, create=False)).numbers)
+            failed = sum(self._counts(self._failed())[0])
+        if dead_letters not in (None, self._sqs_name + FAILED):
+            failed += sum(self._counts(self._url(dead_letters, create=False))[0])
         return Stats(
             pending=waiting + hidden,
             in_flight=hidden,
@@ -239,13 +269,22 @@ class SqsQueue(AsyncQueue):
             oldest_s=None,
             paused=False,
             resting=None,
+            done=None,
         )
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Raises: Unsupported: SQS shows a message only by delivering it."""
         self._refuse("peek")
 
-    def result(self, id: str) -> Result:
+    def result(self, id: str, *, wait_s: float = 0.0) -> Result:
+        """Raises: Unsupported: SQS forgets what has ended."""
+        self._refuse("results")
+
+    def results(self, ids: Iterable[str]) -> Sequence[Result]:
+        """Raises: Unsupported: SQS forgets what has ended."""
+        self._refuse("results")
+
+    def wait(self, ids: Iterable[str], *, timeout_s: float) -> Sequence[Result]:
         """Raises: Unsupported: SQS forgets what has ended."""
         self._refuse("results")
 
@@ -255,7 +294,10 @@ class SqsQueue(AsyncQueue):
 
     def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
         """Raises: Unsupported: SQS shows a message only by delivering it."""
-        self._refuse("peek")
+        raise Unsupported(
+            f"queue {self.name!r} lives in sqs, which cannot list what failed",
+            hint="`limpet queue retry QUEUE --all` pushes it again; a bucket or a directory can list it",
+        )
 
     def notices(self) -> Sequence[Notice]:
         return ()
@@ -310,7 +352,7 @@ class SqsQueue(AsyncQueue):
 
         Raises: Missing; Unavailable: SQS does it once a minute.   Cost: 2 requests.
         """
-        count = sum(self._counts(self._main()).numbers)
+        count = sum(self._counts(self._main())[0])
         self._client.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
         return count
 
@@ -323,12 +365,6 @@ class SqsQueue(AsyncQueue):
 
     def _failed(self, *, create: bool = False) -> str:
         return self._url(self._sqs_name + FAILED, create=create)
-
-    def _open(self) -> str:
-        """Find or create both queues before anything is received: a failure must have a place to go to."""
-        main_url = self._main(create=True)
-        self._failed(create=True)
-        return main_url
 
     def _url(self, sqs_name: str, *, create: bool) -> str:
         """Found once a process. Only a push or a claim creates a queue: a look at a misspelt one does not."""
@@ -369,13 +405,16 @@ class SqsQueue(AsyncQueue):
         names = [message.id for message in messages]
         check(f"queue {self.name!r}: messages that have ended could not be deleted", names, refused)
 
-    def _counts(self, url: str) -> _Counts:
-        """How many messages wait, are hidden, are delayed; and where SQS puts dead letters.   Cost: 1 request."""
+    def _counts(self, url: str) -> tuple[tuple[int, int, int], str | None]:
+        """How many messages wait, are hidden, are delayed; and the dead-letter queue, if one is configured.
+
+        Cost: 1 request.
+        """
         names = [f"ApproximateNumberOfMessages{kind}" for kind in ("", "NotVisible", "Delayed")]
         wanted = [*names, "RedrivePolicy"]
         answer = self._client.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=wanted)["Attributes"]
         waiting, hidden, delayed = (int(answer[name]) for name in names)
-        return _Counts((waiting, hidden, delayed), _dead_letters(answer.get("RedrivePolicy", "{}")))
+        return (waiting, hidden, delayed), _dead_letters(answer.get("RedrivePolicy", "{}"))
 
     def _task(self, payload: Any) -> TaskMessage:
         data = msgspec.Raw(encoded_payload(payload, self._payload_type))
@@ -447,8 +486,9 @@ class Delivery:
     task: TaskMessage
     until_s: float
     received_s: float
+    started_s: float = 0.0
     state: Literal["waiting", "running", "ended", "over", "back"] = "waiting"
-    """`ended` is done and not yet deleted, `over` judged and off our hands, `back` handed back."""
+    """`ended`: done and not yet deleted; `over`: it has a verdict, and the message is gone; `back`: handed back."""
     gone: bool = False
 
 
@@ -468,7 +508,7 @@ class SqsTask:
 
     @property
     def attempt(self) -> int:
-        """It is how often SQS has delivered the message."""
+        """The number of times that SQS has delivered the message."""
         return self._held.message.count
 
     @property
@@ -528,17 +568,30 @@ class SqsClaim:
         return True
 
     def __iter__(self) -> Iterator[SqsTask]:
-        for held in self._held:
-            if held.state != "waiting" or self.is_lost(held):
-                continue
-            held.state = "running"
-            self._started_s = self._runtime.elapsed_s()
+        while (task := self.start_next()) is not None:
+            yield task
+
+    def start_next(self) -> SqsTask | None:
+        """Any number may run side by side: SQS has charged every message with its delivery."""
+        while (held := self._pick()) is not None:
             try:
-                payload = self._queue._decoder.decode(held.task.payload)
+                return SqsTask(self, held, self._queue._decoder.decode(held.task.payload))
             except (msgspec.DecodeError, RecursionError) as error:
                 self.fail(held, f"the payload does not fit: {error}")
-                continue
-            yield SqsTask(self, held, payload)
+        return None
+
+    @property
+    def may_start(self) -> bool:
+        return any(held.state == "waiting" and not self.is_lost(held) for held in self._held)
+
+    def _pick(self) -> Delivery | None:
+        with self._mutex:
+            for held in self._held:
+                if held.state == "waiting" and not self.is_lost(held):
+                    held.state = "running"
+                    held.started_s = self._started_s = self._runtime.elapsed_s()
+                    return held
+        return None
 
     def __enter__(self) -> SqsClaim:
         return self
@@ -571,7 +624,9 @@ class SqsClaim:
         limit_s = self._queue.policy.timeout_s
         with self._mutex:
             self._delete_ended(tries=1)
-            if limit_s is None or self._runtime.elapsed_s() - self._started_s < limit_s:
+            running = (held.started_s for held in self._held if held.state == "running")
+            since_s = min(running, default=self._started_s)
+            if limit_s is None or self._runtime.elapsed_s() - since_s < limit_s:
                 self._hide_ours()
 
     def is_lost(self, held: Delivery) -> bool:
@@ -651,14 +706,6 @@ class SqsClaim:
                 held.until_s = sent_at_s + queue._ttl_s
         left = {n: refusal for n, refusal in refused.items() if not refusal.gone}
         check(f"queue {queue.name!r}: not renewed", [held.task.id for held in ours], left)
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Waiting, hidden and delayed messages; the name of the dead-letter queue, if one is configured."""
-
-    numbers: tuple[int, int, int]
-    dead_letters: str | None
 
 
 def _dead_letters(policy: str) -> str | None:

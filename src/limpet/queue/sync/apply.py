@@ -18,7 +18,7 @@ from limpet.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
 from limpet.queue.entry import ENTRY_BYTES_MAX, Part, Receipt, Storage, read_task, task_name
-from limpet.queue.sync.decide import ends, is_live, merged, noted, ran_twice, won_back
+from limpet.queue.sync.decide import ends, is_held_elsewhere, merged, noted, ran_twice, won_back
 from limpet.queue.sync.records import DAMAGE, EndLine, LeaseLine, RemoteLease, place_at, place_of
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Stat, Store, Version
@@ -136,10 +136,13 @@ class Applier:
         self.store = store
         self._runtime = runtime
         self._remote = remote
+        self._storages: dict[str, Storage] = {}
 
     def storage(self, queue: QueueKeys) -> Storage:
         """A queue of this store, without a journal."""
-        return Storage(self.store, queue, self._runtime)
+        if queue.root not in self._storages:
+            self._storages[queue.root] = Storage(self.store, queue, self._runtime)
+        return self._storages[queue.root]
 
     def push(self, key: Key, data: bytes, *, look_first: bool) -> LineOutcome:
         """Put a task by the push rule: if absent, then look for a receipt; if there is one, remove the task (H5, H6).
@@ -158,6 +161,8 @@ class Applier:
                 return LineOutcome(new=False, ended=True)
             found = self._create(key, data, lambda: self._in_the_way(storage, place, key, data))
             new = found is None
+            if new:
+                storage.ring()
         if place.kind == "scheduled":
             return LineOutcome(new=new)
         if storage.ended(place.name):
@@ -201,7 +206,11 @@ class Applier:
         Cost: 2 DELETEs, on a node 3; with `look_first` 1 HEAD, and the rest only if the task is there.
         """
         task = queue.tasks(entry, batch=batch)
-        if look_first and not self.storage(queue).exists(task):
+        storage = self.storage(queue)
+        if look_first and not storage.exists(task):
+            return
+        if storage.closer is not None:
+            storage.closer.add(entry, batch=batch)
             return
         self.store.delete(task)
         self.store.delete(queue.lease(entry))
@@ -320,7 +329,7 @@ class RemoteLeases:
         cell.attempt(seen, value)
         if seen is None or seen.modified is None or seen.value.node == node or not line.held:
             return None
-        return seen.value.label if is_live(seen.modified, seen.value.live_s, self._store.now()) else None
+        return seen.value.label if is_held_elsewhere(seen.modified, seen.value.live_s, self._store.now()) else None
 
     def live(self, found: Iterable[Stat]) -> set[str]:
         """The entries of a listing that another node holds, as far as this one knows.
@@ -341,7 +350,7 @@ class RemoteLeases:
         return {
             key.rsplit("/", 2)[1]
             for key, stat in notes.items()
-            if is_live(stat.modified, self._known.get((key, stat.version), 0.0), now)
+            if is_held_elsewhere(stat.modified, self._known.get((key, stat.version), 0.0), now)
         }
 
     def holder(self, key: Key) -> RemoteLease | None:
@@ -352,7 +361,7 @@ class RemoteLeases:
             return None
         if seen is None or seen.modified is None:
             return None
-        return seen.value if is_live(seen.modified, seen.value.live_s, self._store.now()) else None
+        return seen.value if is_held_elsewhere(seen.modified, seen.value.live_s, self._store.now()) else None
 
     def _cell(self, key: Key) -> Cell[RemoteLease]:
         return Cell(self._store, key, CODEC, self._runtime, deletable=True)

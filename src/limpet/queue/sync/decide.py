@@ -19,7 +19,7 @@ from limpet.queue.entry import EntryLease, Receipt, read_task, task_name
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, RemoteLease, place_of
 
 ABSENT_PART = 6 / 7
-"""A node that was away for longer than this part of the retention pulls afresh: the oldest logs may be trimmed."""
+"""A node that was away for longer than this part of the retention makes a full pull: the oldest logs may be trimmed."""
 
 STALE_PART = 1 / 28
 """The time of the last pull is stored again once it is older than this part of the retention."""
@@ -109,7 +109,7 @@ def published(
 ) -> EntryLease | None:
     """The bucket's lease for an entry that a worker of the node `owner` holds; None if a foreign one is live.
 
-    A live lease is never taken over: if the last writer won, two nodes would take it from each other for ever. It is
+    A live lease is never taken over: if the last writer won, two nodes would take it from each other without end. It is
     held for `hold_s`, which covers the interval between two cycles.
     """
     if stands is None:
@@ -134,6 +134,7 @@ def published(
         ttl_s=hold_s,
         not_before=None,
         running=None,
+        beside=[],
     )
 
 
@@ -180,7 +181,7 @@ def noted(stands: RemoteLease | None, line: LeaseLine, *, node: str, seq: int, l
     )
 
 
-def is_live(modified: datetime, live_s: float, now: datetime) -> bool:
+def is_held_elsewhere(modified: datetime, live_s: float, now: datetime) -> bool:
     """Whether a lease of another node that was stored at `modified` is live; all times are of this node's clock."""
     return now < modified + timedelta(seconds=live_s)
 

@@ -2,7 +2,7 @@
 
 Logs are read in order behind a cursor for each node, which moves only after everything before it is applied. Applied
 lines are not journaled again: every node reads the log that they came from. Where logs are missing, at a node's first
-sync and after a long absence, a fresh pull compares listings instead.
+sync and after a long absence, a full ("fresh") pull compares listings instead.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 
 from limpet import keys
 from limpet.errors import Corrupt, Missing
-from limpet.keys import Key, QueueKeys, log_key, queue_place
+from limpet.keys import Key, QueueKeys, batch_of, is_batch, log_key, name_of_receipt, queue_place
 from limpet.lease import State
-from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt, batch_of, is_batch, name_of_receipt
+from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
 from limpet.queue.sync.apply import Applier, Collision, Cycle, RemoteLeases, queues_of, read_each
 from limpet.queue.sync.decide import absent, entry_of_line, is_stale, unread
-from limpet.queue.sync.log import Logs, ReadLog, list_logs, packed, read_logs, trim_logs
+from limpet.queue.sync.log import Logs, ReadLog, list_logs, read_logs, trim_logs
 from limpet.queue.sync.records import (
     DAMAGE,
     LINE_BYTES_MAX,
@@ -35,7 +35,7 @@ from limpet.queue.sync.state import NodeState
 from limpet.queue.sync.up import OWNER, lease_line
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
-from limpet.store.api import Blob, Stat
+from limpet.store.api import Blob, Stat, batched
 
 AT_ONCE = 16
 BYTES_AT_ONCE = 16 * 1024 * 1024
@@ -326,7 +326,7 @@ class _FreshPull:
 
 def _packed(node: str, seqs: Iterable[int], listed: Logs) -> Iterator[list[int]]:
     """Yield the numbers of some logs at a time."""
-    return packed(seqs, lambda seq: listed[node][seq].size, count_max=AT_ONCE, bytes_max=BYTES_AT_ONCE)
+    return batched(seqs, lambda seq: listed[node][seq].size, size=BYTES_AT_ONCE, count=AT_ONCE)
 
 
 def _tasks(listing: Iterable[Stat]) -> Iterator[tuple[Key, str]]:

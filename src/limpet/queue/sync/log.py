@@ -8,9 +8,8 @@ return. The other way round, an acknowledged push or end would never leave the n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
 
 from limpet import keys, records
 from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown, Unsupported
@@ -32,7 +31,7 @@ from limpet.queue.sync.records import (
 )
 from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Stat, Store
+from limpet.store.api import Absent, Stat, Store, batched
 
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
@@ -40,7 +39,6 @@ SENDS_MAX = 4
 BACKOFF_S = 0.1
 PAGE = 1000
 
-T = TypeVar("T")
 Logs = Mapping[str, Mapping[int, Stat]]
 """Logs in the bucket, by node and number, oldest first."""
 ReadLog = tuple[LogHeader, list[Line], list[int]]
@@ -48,7 +46,7 @@ ReadLog = tuple[LogHeader, list[Line], list[int]]
 
 
 class _LineJournal(ABC):
-    """A journal of lines: implements `limpet.queue.storage.Journal`."""
+    """A journal of lines: implements `limpet.queue.entry.Journal`."""
 
     travels = True
 
@@ -144,7 +142,7 @@ class LogWriter:
         under this node's name.   Cost: 1 PUT, and 1 PUT here, for each log.
         """
         count = 0
-        for some in packed(lines, lambda line: len(records.encode(line)), count_max=LINES_MAX, bytes_max=LOG_BYTES_MAX):
+        for some in batched(lines, lambda line: len(records.encode(line)), size=LOG_BYTES_MAX, count=LINES_MAX):
             self._append(some)
             count += 1
         return count
@@ -257,21 +255,6 @@ def trim_logs(remote: Store, listed: Logs, *, ours: str, before: datetime) -> in
         if error is not None:
             raise error
     return len(old)
-
-
-def packed(items: Iterable[T], size_of: Callable[[T], int], *, count_max: int, bytes_max: int) -> Iterator[list[T]]:
-    """Yield the items in order, in lists of limited length and total size, so that a small machine can hold one."""
-    pack: list[T] = []
-    size = 0
-    for item in items:
-        length = size_of(item)
-        if pack and (len(pack) == count_max or size + length > bytes_max):
-            yield pack
-            pack, size = [], 0
-        pack.append(item)
-        size += length
-    if pack:
-        yield pack
 
 
 def _put_log(store: Store, key: Key, data: bytes) -> bytes | None:

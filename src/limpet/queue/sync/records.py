@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Unsupported
-from limpet.keys import LOG_MAX, QueueKeys, QueuePlace, queue_place, segment
+from limpet.keys import LOG_MAX, QueueKeys, QueuePlace, batch_of, queue_place, segment
 from limpet.lease.decide import TTL_MAX_S
-from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt, batch_of
+from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
 from limpet.records import Count, Digest, Instant, Name, Seconds
 
 SCHEMA = 1
@@ -61,7 +61,7 @@ class EndLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class HeldLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="held"):
-    """A worker of this node holds `entry`, and has for a while. It stays in the outbox for as long as that is so."""
+    """A worker of this node has held `entry` for a while. The line stays in the outbox until the entry is released."""
 
     root: Name
     entry: Name
@@ -151,7 +151,8 @@ def is_client(node: str) -> bool:
 
 def read_line(data: bytes, *, what: str) -> Line:
     """Decode and validate a stored line.   Raises: Corrupt."""
-    line: Line = records.decode(data, Line, what=what, size_max=LINE_BYTES_MAX)  # type: ignore[arg-type]
+    kind: Any = Line  # a union is not a `type[...]`, and Python has no other way to annotate it yet (PEP 747)
+    line: Line = records.decode(data, kind, what=what, size_max=LINE_BYTES_MAX)
     match line:
         case PushLine():
             place_of(line)

@@ -107,6 +107,8 @@ class NodeState:
         Cost: 1 HEAD + 1 GET + 1 PUT + 1 DELETE.   Crash: done again.
         """
         self.unreadable.append(key)
+        if not keys.is_key(key):
+            return  # no store takes that name: Limpet has not written it, and cannot move it
         name = key.rsplit("/", 1)[1].partition(".")[0]
         try:
             size = self._local.head(key).size

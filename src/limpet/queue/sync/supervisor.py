@@ -142,7 +142,7 @@ class Supervisor:
 
         Expired receipts are deleted, and delayed pushes that are due become pending. Workers do the same about once an
         hour; a shared note keeps all of them from doing it twice. Nothing is journaled: all sides sweep by themselves.
-        Cost: 1 LIST + 1 GET a queue, and what there is to do.
+        Cost: 1 LIST + 1 GET a queue, and the cost of the sweeps that are due.
         """
         bad = self._state.unreadable.append
         for store in (self._local, self._remote):

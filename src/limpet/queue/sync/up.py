@@ -14,12 +14,13 @@ from datetime import datetime, timedelta
 from limpet import keys, records
 from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import LimpetError, OutcomeUnknown
-from limpet.keys import Key, QueueKeys, queue_place
+from limpet.keys import Key, QueueKeys, is_batch, queue_place
 from limpet.lease import State, VersionWatch
-from limpet.queue.entry import ENTRY_BYTES_MAX, EntryLease, Storage, is_batch
+from limpet.lease.decide import is_live
+from limpet.queue.entry import ENTRY_BYTES_MAX, EntryLease, Storage
 from limpet.queue.sync.apply import Applier, Collision, Cycle, LineOutcome, OnUnreadable, queues_of, read_each
 from limpet.queue.sync.decide import entry_of_line, let_go, promoted, published, superseded
-from limpet.queue.sync.log import LogWriter, Outbox, packed
+from limpet.queue.sync.log import LogWriter, Outbox
 from limpet.queue.sync.records import (
     DAMAGE,
     LINE_BYTES_MAX,
@@ -32,7 +33,7 @@ from limpet.queue.sync.records import (
 )
 from limpet.queue.sync.state import NodeState
 from limpet.runtime import Runtime
-from limpet.store.api import Store
+from limpet.store.api import Store, batched
 
 AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 1024 * 1024
@@ -117,11 +118,11 @@ class OutboxSender:
 
     def _send_all(self, cycle: Cycle) -> list[datetime]:
         """Send what is in the outbox; returns the times of entries that could not be read."""
-        found = {stat.key: stat for stat in self._local.list(keys.OUTBOX)}
+        found = {stat.key: stat for stat in self._local.list(keys.OUTBOX) if keys.is_key(stat.key)}
         self._held = {key: line for key, line in self._held.items() if key in found}
         new = [stat for key, stat in found.items() if key not in self._held]
         damaged: list[Key] = []
-        for some in packed(new, lambda stat: stat.size, count_max=AT_ONCE, bytes_max=BYTES_AT_ONCE):
+        for some in batched(new, lambda stat: stat.size, size=BYTES_AT_ONCE, count=AT_ONCE):
             damaged += self._send([stat.key for stat in some], cycle)
         return [found[key].modified for key in damaged]
 
@@ -226,7 +227,7 @@ class OutboxSender:
         queue = QueueKeys(note.root)
         try:
             lease = self._here.storage(queue).lease(note.entry).read()
-            if lease is None or lease.value.state is not State.HELD or self._expired(lease):
+            if lease is None or not self._is_live(lease):
                 return False, self._release(note, queue)
             foreign = self._swap(note, queue, lease.value)
         except DAMAGE:
@@ -237,9 +238,9 @@ class OutboxSender:
             cycle.collided(Collision("lease", queue.name, note.entry, foreign.label))
         return True, None
 
-    def _expired(self, lease: Versioned[EntryLease]) -> bool:
+    def _is_live(self, lease: Versioned[EntryLease]) -> bool:
         assert lease.modified is not None
-        return self._local.now() > lease.modified + timedelta(seconds=lease.value.ttl_s + 1)
+        return is_live(lease.value, modified=lease.modified, now=self._local.now())
 
     def _swap(self, note: HeldLine, queue: QueueKeys, local: EntryLease) -> EntryLease | None:
         """Make the bucket's lease ours; otherwise return the foreign one."""
@@ -270,7 +271,7 @@ class OutboxSender:
         raise OutcomeUnknown(f"{cell.key} keeps changing")
 
     def _release(self, note: HeldLine, queue: QueueKeys) -> LeaseLine | None:
-        """Free the bucket's lease; returns the line for the other nodes, unless a receipt tells them more."""
+        """Free the bucket's lease; returns the line for the other nodes, unless they get a receipt."""
         cell = self._there.storage(queue).lease(note.entry)
         self._published.pop(cell.key, None)
         seen = cell.read()

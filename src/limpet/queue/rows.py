@@ -1,0 +1,251 @@
+"""Every task of a queue as a row, for `limpet sql`: what waits, runs and rests, what is scheduled, and what has ended.
+
+What waits is read before what has ended, so that a task which ends meanwhile is not missed; it is a row once, as ended.
+An object that cannot be read is left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from limpet import records
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.keys import (
+    BATCH,
+    LEASE,
+    TASK,
+    Key,
+    batch_of,
+    is_batch,
+    name_of_receipt,
+    parts_of_entry,
+    parts_of_scheduled,
+)
+from limpet.lease import State
+from limpet.lease.decide import is_live
+from limpet.queue.decide import attempts_of, error_of, lists_done, waits_left
+from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, EntryLease, Part, Receipt, Storage, read_content, read_task
+from limpet.store.api import Blob, Stat, batched
+
+OBJECTS_AT_ONCE = 64
+BYTES_AT_ONCE = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One task. `state` is waiting, running, resting, scheduled, completed, failed or cancelled; `payload` and `result`
+    are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry of such a task."""
+
+    id: str
+    state: str
+    batch: str | None = None
+    attempts: int = 0
+    payload: str | None = None
+    result: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    worker: str | None = None
+    pushed_at: datetime | None = None
+    due_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(slots=True)
+class TaskRows:
+    """The tasks of a queue. `cut` names the folders of which more objects were there than were read."""
+
+    rows: Mapping[str, TaskRow] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+
+
+def task_rows(storage: Storage, objects_max: float = float("inf")) -> TaskRows:
+    """The tasks of a queue, by id; at most `objects_max` objects of each folder. A retried task is there as its retry.
+
+    Cost: 1 LIST per 1,000 objects + 1 GET for each task, lease, receipt and part object.
+    """
+    found = TaskRows()
+    rows: dict[str, TaskRow] = {}
+    reader = _RowReader(storage, found, objects_max)
+    for source in (reader.scheduled, reader.pending, reader.failed, reader.completed):
+        rows |= {row.id: row for row in source()}
+    found.rows = rows
+    return found
+
+
+class _RowReader:
+    """Reads the folders of a queue one after the other."""
+
+    def __init__(self, storage: Storage, found: TaskRows, objects_max: float) -> None:
+        self._storage = storage
+        self._store = storage.store
+        self._keys = storage.keys
+        self._found = found
+        self._objects_max = objects_max
+
+    def scheduled(self) -> Iterator[TaskRow]:
+        """Pushes that are not due."""
+        for key, blob in self._objects("scheduled", self._keys.scheduled, lambda stat: True):
+            due = parts_of_scheduled(key)
+            with _noting(self._found, key):
+                task = read_task(blob.data, what=key)
+                due_at = due[0] if due else None
+                payload = _text(task.payload)
+                yield TaskRow(task.id, "scheduled", payload=payload, pushed_at=task.pushed_at, due_at=due_at)
+
+    def pending(self) -> Iterator[TaskRow]:
+        """What waits, rests or runs; the tasks that a running batch has done."""
+        leases: dict[str, Blob] = {}
+        for key, blob in self._objects("pending", self._keys.pending, self._is_of_entry):
+            entry, kind = parts_of_entry(key, self._keys.pending) or ("", "")
+            if kind == LEASE:
+                leases[entry] = blob
+                continue
+            with _noting(self._found, key):
+                yield from self._entry(entry, blob, leases.pop(entry, None), key)
+
+    def _is_of_entry(self, stat: Stat) -> bool:
+        parts = parts_of_entry(stat.key, self._keys.pending)
+        return parts is not None and parts[1] in (TASK, BATCH, LEASE)
+
+    def _entry(self, entry: str, blob: Blob, lease: Blob | None, key: Key) -> Iterator[TaskRow]:
+        batch = is_batch(entry)
+        content = read_content(blob, entry, batch=batch, what=key)
+        record = self._storage.lease(entry).decode(lease).value if lease is not None else None
+        now = max(self._storage.runtime.wall(), lease.modified if lease else blob.modified)
+        for n, (id_, payload) in enumerate(zip(content.ids, content.payloads, strict=True)):
+            row = TaskRow(
+                id_,
+                "waiting",
+                batch=entry if batch else None,
+                payload=_text(payload),
+                pushed_at=content.pushed_at,
+            )
+            if record is None or lease is None:
+                yield row
+            elif n not in record.failed:  # a failed task of a batch has a receipt
+                yield _with_lease(row, record, n, len(content.ids), lease.modified, now)
+
+    def failed(self) -> Iterator[TaskRow]:
+        """What failed or was cancelled."""
+        return self._ended("failed", self._keys.failed)
+
+    def completed(self) -> Iterator[TaskRow]:
+        """What succeeded."""
+        return self._ended("completed", self._keys.completed)
+
+    def _ended(self, folder: str, prefix: str) -> Iterator[TaskRow]:
+        for key, blob in self._objects(folder, prefix, lambda stat: True):
+            with _noting(self._found, key):
+                receipt = self._storage.decoded_receipt(key, blob).value
+                if receipt.state != "retried":
+                    yield from self._of_receipt(name_of_receipt(key), receipt)
+
+    def _of_receipt(self, name: str, receipt: Receipt) -> Iterator[TaskRow]:
+        part = batch_of(name)
+        if part is not None or not is_batch(name):
+            result = self._results(receipt).get(part[1] if part else 0)
+            yield _ended_row(receipt, receipt.id, result, part[0] if part else None)
+            return
+        results = self._results(receipt) if receipt.state == "completed" else {}
+        for n in range(receipt.count):
+            if receipt.state != "completed" or lists_done(receipt, n):
+                yield _ended_row(receipt, f"{name}.{n}", results.get(n), name)
+
+    def _results(self, receipt: Receipt) -> dict[int, bytes]:
+        """The results of a receipt by the number of the task; those of part objects too."""
+        found = {0: bytes(receipt.result)} if bytes(receipt.result) != bytes(NOTHING) else {}
+        for key, blob in self._store.get_many([Key(key) for key in receipt.parts]).items():
+            with _noting(self._found, key):
+                if isinstance(blob, LimpetError):
+                    raise blob
+                found |= {n: bytes(data) for n, data in records.decode(blob.data, Part, what=key).results.items()}
+        return found | {n: bytes(data) for n, data in receipt.results.items()}
+
+    def _objects(self, folder: str, prefix: str, wanted: Callable[[Stat], bool]) -> Iterator[tuple[Key, Blob]]:
+        """The objects of a folder, in the order of their keys. One that is gone by now is left out."""
+        listed = (stat for stat in self._store.list(prefix) if wanted(stat))
+        limit = None if self._objects_max == float("inf") else int(self._objects_max)
+        stats = [*islice(listed, None if limit is None else limit + 1)]
+        if limit is not None and len(stats) > limit:
+            self._found.cut.append(folder)
+            stats = stats[:limit]
+        sizes = {stat.key: stat.size for stat in stats}
+        for keys in batched([*sizes], lambda key: sizes[key], size=BYTES_AT_ONCE, count=OBJECTS_AT_ONCE):
+            for key, blob in self._store.get_many(keys, size_max=ENTRY_BYTES_MAX).items():
+                if isinstance(blob, Missing):
+                    continue
+                with _noting(self._found, key):
+                    if isinstance(blob, LimpetError):
+                        raise blob
+                    yield key, blob
+
+
+@contextmanager
+def _noting(found: TaskRows, key: str) -> Iterator[None]:
+    """In the block, an object that cannot be read is noted, and left out (F23)."""
+    try:
+        yield
+    except (Corrupt, Invalid, Unsupported, Missing) as error:
+        found.unreadable.append(f"{key}: {error}")
+
+
+def _with_lease(row: TaskRow, record: EntryLease, n: int, count: int, modified: datetime, now: datetime) -> TaskRow:
+    """A task that has not ended, or is done in a batch that goes on, as its lease says."""
+    live = is_live(record, modified=modified, now=now)
+    resting = n in waits_left(record, modified=modified, now=now)
+    since_s = (now - modified).total_seconds()
+    state = "waiting"
+    if n in record.done:
+        state = "completed"
+    elif record.state not in (State.HELD, State.FREE):
+        state = "cancelled"
+    elif resting or (record.state is State.FREE and record.wait_s > since_s):
+        state = "resting"
+    elif live:
+        state = "running"
+    result = record.results.get(n)
+    return TaskRow(
+        row.id,
+        state,
+        batch=row.batch,
+        attempts=attempts_of(record, n),
+        payload=row.payload,
+        result=None if result is None else _text(result),
+        error=error_of(record, n, count),
+        worker=record.label if live else None,
+        pushed_at=row.pushed_at,
+    )
+
+
+def _ended_row(receipt: Receipt, id_: str, result: bytes | None, batch: str | None) -> TaskRow:
+    has_payload = bytes(receipt.payload) != bytes(NOTHING)
+    return TaskRow(
+        id_,
+        receipt.state,
+        batch=batch,
+        attempts=receipt.attempts,
+        payload=_text(receipt.payload) if has_payload else None,
+        result=None if result is None else _text(result),
+        error=receipt.error,
+        traceback=receipt.traceback,
+        worker=receipt.label or None,
+        pushed_at=receipt.pushed_at,
+        finished_at=receipt.finished_at,
+    )
+
+
+def _text(data: bytes | msgspec.Raw) -> str:
+    return bytes(data).decode(errors="replace")
+
+
+def columns_of(rows: Sequence[TaskRow]) -> dict[str, list[Any]]:
+    """The rows by column."""
+    return {name: [getattr(row, name) for row in rows] for name in TaskRow.__slots__}
