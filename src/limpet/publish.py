@@ -1,15 +1,15 @@
-"""An index as an Iceberg table: its compiled shards as Parquet files, and one commit when any of them has changed.
+"""Publishing an index as an Iceberg table: its compiled shards as Parquet files, with one commit for all changes.
 
-The name of a data file says of which version of which shards it was made, so a refresh compares a listing of the shards
-with the files that the table has, and writes only what differs. The order makes it safe:
+The name of a data file contains the version of its shards, so a refresh compares a listing of the shards with the files
+of the table, and writes only what differs. It is safe by its order:
 
-- The table is looked at before the shards are listed, and the commit demands that it is still that table. So of two
-  publishers at once the later commit never brings back older shards.
-- The columns are read before and after the shards, and must be the same. So no record is cut to columns that are too
-  old, and a file of an older schema can stay: its records have no other columns.
+- The table is read before the shards are listed, and the commit requires that the table is unchanged. So of two
+  concurrent publishers the later commit never restores older shards.
+- The columns are read before and after the shards, and must be equal. So no record loses new columns, and a file of an
+  older schema can stay: its records have no other columns.
 
-Sixteen neighbouring shards are one file while they are small, so that a small index is few files; once they are large,
-each shard is a file by itself, so that a change copies little. Which it is follows from the sizes alone.
+Sixteen adjacent shards are one file while they are small, so that a small index has few files; larger shards have one
+file each, so that a change rewrites little. This depends on the sizes alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg.files import (
@@ -34,22 +34,24 @@ from limpet.catalog.iceberg.files import (
     has_snapshot,
     stage_request,
 )
+from limpet.catalog.maintain.decide import ExpiryPlan, expired, expiry_updates, history_of, policy_of
+from limpet.catalog.maintain.tables import LedCatalogWriter as LedCatalogWriter
+from limpet.catalog.maintain.tables import TableWriter as TableWriter
 from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable, shown
-from limpet.catalog.warehouse import WAREHOUSE
+from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.index import Index
 from limpet.index.codec.lines import JSON_KINDS, Kind, Schema
-from limpet.index.decide import shard_ids
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
-from limpet.index.storage import IndexStorage, Manifest, batched, manifest_cell
+from limpet.index.storage import IndexStorage, Manifest, manifest_cell
 from limpet.keys import Key, join
-from limpet.store.api import Absent, Blob, Stat
+from limpet.store.api import Absent, Blob, Stat, batched
 from limpet.store.outcome import put_bytes
 
 NEIGHBOURS = 16
 PART_BYTES = 4 << 20
-"""Up to so many bytes together, neighbours are one part."""
+"""Adjacent shards of at most this total size are one part."""
 
 BATCH_BYTES = 32 << 20
 VERSION_CHARACTERS = 32
@@ -57,9 +59,9 @@ VERSION_CHARACTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class ShardGroup:
-    """Neighbouring shards that are not empty. `name` is what their ids begin with.
+    """Adjacent non-empty shards. `name`: the common prefix of their ids.
 
-    `version` is another one when any of them is, and when one more is not empty.
+    `version` changes when any of them changes, and when another one becomes non-empty.
     """
 
     name: str
@@ -69,7 +71,7 @@ class ShardGroup:
 
 
 class CompiledShards:
-    """Lists and reads the shards of an index, as its manifest is. What waits for a compiler is not looked at."""
+    """Lists and reads the shards of an index, by its manifest. Waiting objects are ignored."""
 
     def __init__(self, storage: IndexStorage, manifest: Manifest) -> None:
         self._storage = storage
@@ -77,28 +79,18 @@ class CompiledShards:
         self._reader = Reader(storage, manifest)
 
     def parts(self, part_bytes: int = PART_BYTES) -> list[ShardGroup]:
-        """The parts that are not empty, as they are now.
+        """The current non-empty parts.
 
-        Raises: Corrupt for a shard that is not there, or lost records.   Cost: 1 LIST per 1,000 shards and locks; as
-        `Reader.demand_whole`.
+        Raises: Corrupt for a shard that is missing or lost records.   Cost: 1 LIST per 1,000 shards and locks; as
+        `Reader.check_size`.
         """
-        keys = self._storage.keys
-        found = {stat.key: stat for stat in self._storage.store.list(keys.shards)}
-        listed = {shard: found.get(keys.shard(shard)) for shard in shard_ids(self._manifest.depth)}
-        stats = {shard: stat or self._look(shard) for shard, stat in listed.items()}
+        stats = self._storage.shard_stats(self._manifest.depth)
         for shard, stat in stats.items():
-            self._reader.demand_whole(shard, stat.size)
+            self._reader.check_size(shard, stat.size)
         return parts_of(stats, part_bytes)
 
-    def _look(self, shard: str) -> Stat:
-        """A shard that a listing does not show, which is only a hint (F22).   Raises: Corrupt.   Cost: 1 HEAD."""
-        try:
-            return self._storage.store.head(self._storage.keys.shard(shard))
-        except Missing:
-            raise self._storage.no_shard(shard) from None
-
     def read(self, parts: Sequence[ShardGroup]) -> Iterator[tuple[ShardGroup, list[bytes]]]:
-        """Each part as it was read, which may be newer than it was listed, and its live lines.
+        """Each part as read, which may be newer than listed, and its live lines.
 
         Memory is bounded by 32 MiB of shards, or the largest part.   Raises: Corrupt.   Cost: 1 GET a shard.
         """
@@ -107,12 +99,12 @@ class CompiledShards:
             blobs = self._storage.shards([shard for part in batch for shard in part.shards])
             for part in batch:
                 read = {shard: blobs[shard] for shard in part.shards}
-                lines = [line for shard, blob in read.items() for line in self._reader.sound(shard, blob.data)]
+                lines = [line for shard, blob in read.items() for line in self._reader.checked_lines(shard, blob.data)]
                 yield replace(part, version=_version(read)), [line for line in lines if not schema.is_gone(line)]
 
 
 def parts_of(shards: Mapping[str, Stat], part_bytes: int) -> list[ShardGroup]:
-    """The parts of all the shards of an index, in their order, without empty ones. Pure."""
+    """The non-empty parts of all shards of an index, in order. Pure."""
     ids = [*shards]
     parts: list[ShardGroup] = []
     for at in range(0, len(ids), NEIGHBOURS):
@@ -133,9 +125,10 @@ def _version(found: Mapping[str, Stat | Blob]) -> str:
 
 
 NAMESPACE = ("indexes",)
-"""The default namespace of tables that are made from indexes."""
+"""The default namespace of published tables."""
 
-TRIES_MAX = 10
+TRIES_MAX = 20
+BACKOFF_S = 0.05
 AT_ONCE_BYTES = 32 << 20
 COMPILES_MAX = 3
 ID_BITS = 62
@@ -155,35 +148,11 @@ _TYPES: Mapping[Kind, str] = {
 _FILE = re.compile("([0-9a-f]+-[0-9a-f]{32})-[^/]*[.]parquet")
 
 
-class TableWriter(Protocol):
-    """Who changes the catalog: this process, or a service that it asks."""
-
-    def create_namespace(self, namespace: Sequence[str]) -> None:
-        """Create it.   Raises: Conflict if it is there."""
-
-    def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
-        """Change a table, or create a staged one; where its metadata lies.   Raises: Conflict; Missing; Invalid;
-        OutcomeUnknown, and whatever else leaves it open whether it was done."""
-
-
-class LedCatalogWriter:
-    """A catalog that this process leads."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def create_namespace(self, namespace: Sequence[str]) -> None:
-        self._catalog.create_namespace(namespace)
-
-    def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
-        return self._catalog.commit_table(namespace, name, request).metadata_location or ""
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A table that is now what the index is. `files_added` and `files_removed` are what this run changed.
+    """The result: the table matches the index. `files_added` and `files_removed`: the changes of this run.
 
-    `changed`: there was a commit. `metadata_location` is what an engine without a catalog can read the table from.
+    `changed`: there was a commit. `metadata_location`: for engines that read the table without a catalog.
     """
 
     index: str
@@ -200,7 +169,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class _PublishPlan:
-    """What a look at the table and the shards found. `contents` is None if there is no table yet."""
+    """The difference between the table and the shards. `contents` is None if there is no table yet."""
 
     manifest: Manifest
     metadata_location: str
@@ -208,6 +177,7 @@ class _PublishPlan:
     keep: Sequence[File]
     drop: Sequence[File]
     due: Sequence[ShardGroup]
+    expiring: ExpiryPlan
 
     @property
     def is_current(self) -> bool:
@@ -216,9 +186,9 @@ class _PublishPlan:
 
 
 class IndexPublisher:
-    """Publishes one index as one table. `catalog` is only read; `lead` returns a writer that may change it.
+    """Publishes one index as one table. `catalog` is only read; `lead` returns a writer for it.
 
-    `part_bytes`: up to so many bytes together, sixteen neighbouring shards are one file.
+    `part_bytes`: sixteen adjacent shards of at most this total size are one file.
     """
 
     def __init__(
@@ -242,39 +212,41 @@ class IndexPublisher:
         self._source = index.storage.keys.root
 
     def publish(self, *, compile: bool = True) -> Published:
-        """Make the table hold what the index holds: every live record that was put before, if it may `compile` first.
+        """Update the table to the index: every live record that was put before, if it may `compile` first.
 
-        Raises: Missing without the index; Invalid for a table that is not this index's; NotLeader; OutcomeUnknown (it
-        may be published: run it again); Unavailable if others published too often meanwhile.
+        Raises: Missing without the index; Invalid for a table of another source; NotLeader; OutcomeUnknown (it may be
+        published: run it again); Unavailable after too many concurrent publications.
         Cost: what `Index.compile` costs; 4 GETs of the catalog and the table, 1 GET of the manifest, 1 LIST per 1,000
         shards and locks; then, if something changed, 1 GET for each shard of a changed part, 1 PUT a part, 2 GETs,
         2 PUTs, and the lead and the commit of a catalog.
-        Crash: the table is the old one or the new one. Files that no commit names may be left in its folder.
+        The commit also removes snapshots that the table's `history.expire.*` no longer keep, by default for five days.
+        Crash: the table is the old one or the new one. Unused files may remain in its folder (`remove_orphans`).
         """
         for _ in range(COMPILES_MAX if compile else 0):
             if not self._index.compile(full=True).conflicts:
                 break
         plan = self._look()
         if plan.is_current:
-            return self._as_it_was(plan)
+            return self._unchanged(plan)
         with self._lead() as writer:
-            for _ in range(TRIES_MAX):
+            for tries in range(1, TRIES_MAX + 1):
                 done = self._try(writer, plan)
                 if done is not None:
                     return done
+                self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
                 plan = self._look()
                 if plan.is_current:
-                    return self._as_it_was(plan)
-        raise Unavailable(f"others have published {self._shown!r} too often", hint="run it again in a moment")
+                    return self._unchanged(plan)
+        raise Unavailable(f"too many concurrent publications of {self._shown!r}", hint="run it again in a moment")
 
-    def _as_it_was(self, plan: _PublishPlan) -> Published:
+    def _unchanged(self, plan: _PublishPlan) -> Published:
         assert plan.contents is not None
-        return self._told(plan.metadata_location, TableFiles(plan.keep, (), ()), plan.contents, None)
+        return self._report(plan.metadata_location, TableFiles(plan.keep, (), ()), plan.contents, None)
 
-    # ---- looking ----
+    # ---- comparing ----
 
     def _look(self) -> _PublishPlan:
-        """Compare the table with the shards. The table comes first: what is listed later is at least as new."""
+        """Compare the table with the shards. The table is read first: the shards are at least as new."""
         manifest = self._manifest()
         columns = columns_of(manifest.schema)
         try:
@@ -286,7 +258,7 @@ class IndexPublisher:
             contents = contents_of(loaded.metadata, self._source, columns, self._fetch)
             if not contents.is_of_source:
                 raise Invalid(
-                    f"the table {self._shown!r} was not made from the index {self._index.name!r}",
+                    f"the table {self._shown!r} was not created from the index {self._index.name!r}",
                     hint="name another table: --table NAMESPACE.NAME",
                 )
         elif self._catalog.has_view(self._namespace, self._name):
@@ -303,31 +275,36 @@ class IndexPublisher:
                 drop.append(file)
         due = [part for tag, part in parts.items() if tag not in keep]
         location = loaded.metadata_location if loaded else None
-        return _PublishPlan(manifest, location or "", contents, [*keep.values()], drop, due)
+        expiring = self._expiring(loaded.metadata) if loaded else ExpiryPlan((), ())
+        return _PublishPlan(manifest, location or "", contents, [*keep.values()], drop, due, expiring)
+
+    def _expiring(self, metadata: bytes) -> ExpiryPlan:
+        """The snapshots that go with the next commit, by the table's own rules (`TableMaintenance.expire`)."""
+        history = history_of(metadata, self._shown)
+        now_ms = int(self._storage.store.now().timestamp() * 1000)
+        return expired(history, policy_of(history.properties), now_ms)
 
     def _manifest(self) -> Manifest:
-        """The manifest as it is now.   Raises: Missing.   Cost: 1 GET."""
+        """The current manifest.   Raises: Missing.   Cost: 1 GET."""
         seen = manifest_cell(self._storage).read()
         if seen is None:
-            raise Missing(
-                f"there is no index {self._index.name!r}", hint="`limpet index ls` shows those that there are"
-            )
+            raise Missing(f"there is no index {self._index.name!r}", hint="`limpet index ls` lists the indexes")
         return seen.value
 
     def _fetch(self, url: str) -> bytes:
         try:
-            return self._storage.store.get(self._key(url), size_max=None).data
+            return self._storage.store.get(self._key(url), size_max=METADATA_BYTES_MAX).data
         except Missing as error:
-            raise Corrupt(f"the table {self._shown!r} names a file that is gone: {error}") from None
+            raise Corrupt(f"a file of the table {self._shown!r} is missing: {error}") from None
 
     def _key(self, url: str) -> Key:
-        """Where a file of the table lies in the store.   Raises: Invalid for one outside of the warehouse (F29)."""
+        """The key of a file of the table.   Raises: Invalid for one outside the warehouse (F29)."""
         return join(WAREHOUSE, self._warehouse.file_of(url))
 
     # ---- writing ----
 
     def _try(self, writer: TableWriter, plan: _PublishPlan) -> Published | None:
-        """Write what is due and commit it; None if the table or the columns are not what they were."""
+        """Write the changed parts and commit; None if the table or the columns changed meanwhile."""
         contents = plan.contents or self._staged(writer, plan)
         if contents is None:
             return None
@@ -338,9 +315,12 @@ class IndexPublisher:
                 self._remove(written)
                 return None
             if contents.fits and not contents.is_staged and not (files.add or files.drop):
-                return self._told(plan.metadata_location, files, contents, None)  # what is due has no live record
+                return self._report(
+                    plan.metadata_location, files, contents, None
+                )  # the changed parts have no live record
             stamp = self._stamp()
             request, writes = commit_of(contents, files, stamp)
+            request["updates"] += expiry_updates(plan.expiring)
             self._write(writes, written)
         except LimpetError:
             self._remove(written)
@@ -350,17 +330,17 @@ class IndexPublisher:
         except (Conflict, NoSuchTable):
             location = self._landed(stamp)
             if not location:
-                self._remove(written)  # F4: only a definite refusal makes it sure that no commit names them
+                self._remove(written)  # F4: only after a definite refusal no commit can name them
                 return None
         except (Invalid, Denied, Missing):
             self._remove(written)
             raise
-        return self._told(location, files, contents, stamp)
+        return self._report(location, files, contents, stamp)
 
     def _landed(self, stamp: Stamp) -> str:
-        """Where the metadata lies if the table has our snapshot after all; else nothing.   Cost: 2 GETs.
+        """The location of the metadata if the table has our snapshot nevertheless; else "".   Cost: 2 GETs.
 
-        F1: a proxy may have sent the commit twice, and the refusal is the second one's.
+        F1: a proxy may have sent the commit twice, and only the second one was refused.
         """
         try:
             loaded = self._catalog.load_table(self._namespace, self._name)
@@ -390,13 +370,13 @@ class IndexPublisher:
             return None
         except NoSuchNamespace:
             raise Invalid(
-                f"the namespace of {self._shown!r} was created in another catalog than this fleet's",
-                hint="--catalog must be the service of this very fleet",
+                f"the namespace of {self._shown!r} was created in the catalog of another fleet",
+                hint="--catalog must be the service of this fleet",
             ) from None
         return contents_of(staged.metadata, self._source, columns, self._fetch, is_staged=True)
 
     def _write_parts(self, plan: _PublishPlan, contents: Contents, written: list[Key]) -> list[File]:
-        """Write a file for each part that is due and has a live record. `written` gets their keys, even if it fails."""
+        """Write a file for each changed part with live records. Their keys are added to `written`, also on failure."""
         added: list[File] = []
         waiting: dict[str, bytes] = {}
         for part, lines in CompiledShards(self._storage, plan.manifest).read(plan.due):
@@ -413,25 +393,18 @@ class IndexPublisher:
     def _write(self, files: Mapping[str, bytes], written: list[Key]) -> None:
         """Write files under unique names.   Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT each."""
 
-        def write(url: str) -> Key | LimpetError:
+        def write(url: str) -> None:
             key = self._key(url)
-            try:
-                put_bytes(self._storage.store, self._runtime, key, files[url], Absent())
-            except LimpetError as error:
-                return error
-            return key
+            put_bytes(self._storage.store, self._runtime, key, files[url], Absent())
+            written.append(key)
 
-        outcomes = self._runtime.fan_out(write, files, at_once=self._storage.store.at_once)
-        written += [outcome for outcome in outcomes if not isinstance(outcome, LimpetError)]
-        for outcome in outcomes:
-            if isinstance(outcome, LimpetError):
-                raise outcome
+        self._storage.for_each(write, files)
 
     def _remove(self, written: Sequence[Key]) -> None:
-        """Delete files that no commit names. What cannot be deleted now is left: no reader opens it."""
+        """Delete files that no commit names. Errors are ignored: no reader opens such a file."""
         self._storage.store.delete_many(written)
 
-    def _told(self, metadata_location: str, files: TableFiles, contents: Contents, stamp: Stamp | None) -> Published:
+    def _report(self, metadata_location: str, files: TableFiles, contents: Contents, stamp: Stamp | None) -> Published:
         """The report after a commit; without a `stamp` there was none."""
         after = (*files.keep, *files.add)
         is_new = stamp is not None and bool(files.add or files.drop)
@@ -450,7 +423,7 @@ class IndexPublisher:
 
 
 def columns_of(schema: Schema) -> list[Column]:
-    """The columns of the table that an index becomes, in their order."""
+    """The columns of the published table, in order."""
     return [
         Column(field.name, _TYPES[field.type], field.name == schema.key, "JSON" if field.type in JSON_KINDS else None)
         for field in schema.columns
@@ -458,7 +431,7 @@ def columns_of(schema: Schema) -> list[Column]:
 
 
 def _tag(part: ShardGroup) -> str:
-    """What the name of its file begins with."""
+    """The prefix of the name of its file."""
     return f"{part.name}-{part.version}"
 
 

@@ -1,4 +1,4 @@
-"""`adopt`: the plain files of seed 001, and folders of them, become records of an index."""
+"""`adopt`: plain files of other programs, one record each, and folders of them, become records of an index."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.decide import shard_id
-from limpet.index.maintain.import_existing import AdoptReport, FileSource, FolderSource, StoreSource, import_existing
+from limpet.index.maintain.import_existing import RECORD_FOLDERS, AdoptReport, import_existing
 from limpet.index.maintain.verify import verify
 from limpet.keys import IndexKeys, Key
 from limpet.store import MemoryStore
+from limpet.store.sources import FileSource, FolderSource, StoreSource
 from support.clock import ManualRuntime
 from support.index import Killed, whole_of
 from support.stores import Meddled
@@ -218,12 +219,12 @@ def test_a_folder_with_names_that_no_store_would_have(tmp_path: Path, memory: tu
     (folder / "shards" / "5e.usv").write_bytes(many)
     (folder / "shards" / "5e.lock").write_text("{}")
     (folder / "datapackage.json").write_text("{}")
-    report = take(index, FolderSource(folder))
+    report = take(index, FolderSource(folder, RECORD_FOLDERS))
     assert (report.files, report.records, report.bad, report.ignored) == (6, 35, [], 2)
     wanted = {"Example.COM", "a b.com", "é.com", "x/y", "=61.com", *(f"s{n}.com" for n in range(30))}
     assert {record.domain for record in index.scan()} == wanted
     left = sorted(path.name for path in folder.rglob("*.usv"))
-    assert take(index, FolderSource(folder), quiesced=True).deleted == 6
+    assert take(index, FolderSource(folder, RECORD_FOLDERS), quiesced=True).deleted == 6
     assert sorted(path.name for path in folder.rglob("*.usv")) == ["link.com.usv", "no.com.usv"]
     assert len(left) == 8
     assert {record.domain for record in index.scan()} == wanted
@@ -233,7 +234,7 @@ def test_the_time_of_a_file_in_a_folder(tmp_path: Path, memory: tuple[Fleet, Ind
     _, index = memory
     (tmp_path / "a.com.usv").write_bytes(plain("a.com"))
     os.utime(tmp_path / "a.com.usv", (AT.timestamp(), AT.timestamp()))
-    take(index, FolderSource(tmp_path))
+    take(index, FolderSource(tmp_path, RECORD_FOLDERS))
     found = index.get("a.com")
     assert found is not None
     assert found.updated_at == AT
@@ -247,7 +248,7 @@ def test_a_prefix_of_another_store(fleet: Fleet, memory: tuple[Fleet, Index[Doma
     fleet.store.put(Key("old/domains/shards/5e.usv"), seeded("c.com") + seeded("d.com"))
     fleet.store.put(Key("old/domains/shards/deeper/x.usv"), seeded("x.com"))
     fleet.store.put(Key("old/domains/zzz/a.usv"), seeded("e.com"))
-    source = StoreSource(fleet.store, "old/domains")
+    source = StoreSource(fleet.store, "old/domains", RECORD_FOLDERS)
     assert take(index, source, quiesced=True).deleted == 2
     assert {record.domain for record in index.scan()} == {"a.com", "c.com", "d.com"}
     assert len([*fleet.store.list("old/domains")]) == 4
@@ -257,7 +258,7 @@ def test_of_a_shard_all_or_nothing(tmp_path: Path, memory: tuple[Fleet, Index[Do
     _, index = memory
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "5e.usv").write_bytes(seeded("a.com") + plain("b.com", "B", "x"))
-    report = take(index, FolderSource(tmp_path), quiesced=True)
+    report = take(index, FolderSource(tmp_path, RECORD_FOLDERS), quiesced=True)
     [bad] = report.bad
     assert bad.name == "shards/5e.usv"
     assert "record 2" in bad.reason
@@ -271,7 +272,7 @@ def test_the_newest_of_several_wins(tmp_path: Path, memory: tuple[Fleet, Index[D
     newer = seeded("a.com", 2, "2026-02-01T00:00:00Z")
     (tmp_path / "shards" / "5e.usv").write_bytes(seeded("a.com", 1) + newer + seeded("a.com", 3))
     (tmp_path / "a.com.usv").write_bytes(seeded("a.com", 4))
-    take(index, FolderSource(tmp_path))
+    take(index, FolderSource(tmp_path, RECORD_FOLDERS))
     found = index.get("a.com")
     assert found is not None
     assert found.scraper_version == 2
@@ -283,8 +284,8 @@ def test_shards_of_our_own_are_refused(memory: tuple[Fleet, Index[Domain]]) -> N
     index.compile(full=True)
     other = limpet.open("memory://").index("other", Domain, key="domain")
     assert other.manifest.depth == 2
-    with pytest.raises(Invalid, match="Limpet's own") as error:
-        take(other, StoreSource(fleet.store, KEYS.root), quiesced=True)
+    with pytest.raises(Invalid, match="an index of Limpet") as error:
+        take(other, StoreSource(fleet.store, KEYS.root, RECORD_FOLDERS), quiesced=True)
     assert "export" in error.value.hint
     assert [*other.scan()] == []
 
@@ -292,7 +293,7 @@ def test_shards_of_our_own_are_refused(memory: tuple[Fleet, Index[Domain]]) -> N
 def test_no_folder_and_no_index(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
     fleet, index = memory
     with pytest.raises(Missing, match="no folder"):
-        take(index, FolderSource(tmp_path / "nowhere"))
+        take(index, FolderSource(tmp_path / "nowhere", RECORD_FOLDERS))
     with pytest.raises(Missing, match="no index"):
         take(fleet.index("nowhere"))
 
@@ -305,7 +306,7 @@ def test_large_takes_are_put_in_parts(
     monkeypatch.setattr("limpet.index.maintain.import_existing.PACKS_BYTES", 2000)
     for n in range(600):
         (tmp_path / f"s{n}.com.usv").write_bytes(seeded(f"s{n}.com", n))
-    report = take(index, FolderSource(tmp_path), quiesced=True)
+    report = take(index, FolderSource(tmp_path, RECORD_FOLDERS), quiesced=True)
     assert (report.files, report.deleted) == (600, 600)
     assert report.packs > len({shard_id(f"s{n}.com") for n in range(600)})
     assert len([*index.scan()]) == 600
@@ -332,6 +333,7 @@ class Refusing:
         self._source = source
         self.files = source.files
         self.read = source.read
+        self.prune = source.prune
 
     def delete(self, names: Any) -> dict[str, LimpetError | None]:
         """See `FileSource.delete`."""
@@ -341,10 +343,10 @@ class Refusing:
 def test_what_cannot_be_deleted_is_reported(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
     _, index = memory
     (tmp_path / "a.com.usv").write_bytes(seeded("a.com"))
-    report = take(index, Refusing(FolderSource(tmp_path)), quiesced=True)
+    report = take(index, Refusing(FolderSource(tmp_path, RECORD_FOLDERS)), quiesced=True)
     assert (report.files, report.deleted) == (1, 0)
     [bad] = report.bad
-    assert "stays" in bad.reason
+    assert "not deleted" in bad.reason
     assert index.get("a.com") is not None
 
 
@@ -398,7 +400,7 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
 def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
     fleet: Fleet, memory: tuple[Fleet, Index[Domain]], tmp_path: Path
 ) -> None:
-    """FINDINGS B6: empty shards were called bad, and `inbox/<xx>/*.usv` was passed over without a word."""
+    """In 0.1 empty shards were called bad, and `inbox/<xx>/*.usv` was passed over without a word."""
     _, index = memory
     files = {
         "shards/00.usv": b"",
@@ -410,7 +412,7 @@ def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
         (tmp_path / "old" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "old" / name).write_bytes(data)
         fleet.store.put(Key(f"old/{name}"), data)
-    for source in (FolderSource(tmp_path / "old"), StoreSource(fleet.store, "old")):
+    for source in (FolderSource(tmp_path / "old", RECORD_FOLDERS), StoreSource(fleet.store, "old", RECORD_FOLDERS)):
         report = take(index, source)
         assert (report.files, report.records) == (3, 2)
         assert [bad.name for bad in report.bad] == ["inbox/3b/wrong.com.usv"]
@@ -421,7 +423,7 @@ def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
 
 
 def lay_out(put: Callable[[str, bytes], object]) -> dict[str, bytes]:
-    """A folder as seed 001 has it: shards of our names in any order, an inbox by shards and one of plain files."""
+    """A folder of another program: shards of our names in any order, an inbox by shards and one of plain files."""
     names = [f"site{n}.com" for n in range(40)]
     files = {"datapackage.json": b'{"name": "theirs", "resources": []}', "shards/00.usv": b"", "inbox.com.usv": b""}
     for name in reversed(names[:30]):
@@ -429,7 +431,7 @@ def lay_out(put: Callable[[str, bytes], object]) -> dict[str, bytes]:
         files[at] = files.get(at, b"") + seeded(name)
     for name in names[30:]:
         files[f"inbox/{shard_id(name)}/{name}.usv"] = seeded(name)
-    files["inbox.com.usv"] = seeded("inbox.com", 7)
+    files |= {"inbox.com.usv": seeded("inbox.com", 7), "notes.txt": b"mine", "shards/datapackage.json": b"{}"}
     for name, data in files.items():
         put(name, data)
     return files
@@ -444,7 +446,7 @@ def under(store: Any, prefix: str) -> dict[str, bytes]:
 
 
 def test_a_folder_of_shards_becomes_an_index_where_it_is(fleet: Fleet) -> None:
-    """FINDINGS B6: the way was to move the folder elsewhere, create the index and adopt from there."""
+    """In 0.1 the way was to move the folder elsewhere, create the index and adopt from there."""
     files = lay_out(lambda name, data: put(fleet, name, data))
     index = fleet.index("domains", Domain, key="domain")
     with pytest.raises(Invalid, match="another program") as refused:
@@ -452,16 +454,16 @@ def test_a_folder_of_shards_becomes_an_index_where_it_is(fleet: Fleet) -> None:
     assert "--quiesced" in refused.value.hint
     assert under(fleet.store, KEYS.root) == files, "nothing was written"
     report = index.adopt_in_place(quiesced=True)
-    moved = {name for name in files if "/" in name and files[name]}
+    moved = {name for name in files if name not in ("datapackage.json", "notes.txt") and files[name]}
     assert (report.created, report.moved, report.records, report.bad) == (True, len(moved), 41, [])
     kept = under(fleet.store, KEYS.adopted)
     assert kept.pop("about.txt").startswith(b"Files of another program")
     assert kept == {name: data for name, data in files.items() if name in moved or name == "datapackage.json"}
-    assert under(fleet.store, KEYS.root)["inbox.com.usv"] == files["inbox.com.usv"], "what is not in the way stays"
+    assert under(fleet.store, KEYS.root)["notes.txt"] == files["notes.txt"], "what is no record file stays"
     assert {record.domain for record in index.scan()} == WANTED
     index.compile(full=True)
     assert {record.domain for record in index.scan()} == WANTED
-    assert {finding.key for finding in verify(whole_of(index)).findings} == {f"{KEYS.root}/inbox.com.usv"}
+    assert {finding.key for finding in verify(whole_of(index)).findings} == {f"{KEYS.root}/notes.txt"}
     with pytest.raises(Invalid, match="already"):
         index.adopt_in_place(quiesced=True)
 
@@ -486,7 +488,7 @@ def test_in_place_an_index_of_our_own_without_its_manifest_is_left_alone(
     index.put_many([Domain(f"more{n}.com", None, n) for n in range(900)])
     fleet.store.delete(KEYS.manifest)
     before = under(fleet.store, KEYS.root)
-    with pytest.raises(Corrupt, match="Limpet's own"):
+    with pytest.raises(Corrupt, match="an index of Limpet"):
         fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
     fleet.store.delete_many([stat.key for stat in fleet.store.list(KEYS.packs)])
     report = fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)

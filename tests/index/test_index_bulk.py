@@ -167,7 +167,7 @@ def _bulk(kind: Kind, seen: Mapping[str, datetime]) -> tuple[Bulk[Any], Times]:
     """One process, which has seen records of those times."""
     runtime = ManualRuntime()
     giver = Stamps(MemoryStore(runtime), runtime, Floor(runtime))
-    giver.saw(SCOPE, {key: stamp_text(when) for key, when in seen.items()})
+    giver.remember(SCOPE, {key: stamp_text(when) for key, when in seen.items()})
     return Bulk(kind.schema, kind.typed, giver, SCOPE), Times(giver)
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
+from typing import Any, TypeVar
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 import limpet
 from limpet.app import Fleet
 from limpet.index import Index, decide, shard_id
+from limpet.index.codec.types import typed
 from limpet.index.compiler import LOCK_TTL_S
-from limpet.keys import IndexKeys
+from limpet.index.storage import manifest_cell
+from limpet.index.writer import stamps_of
+from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock, VersionWatch
 from limpet.runtime import system
-from limpet.store import MemoryStore, Version
+from limpet.store import Always, Blob, MemoryStore, Stat, Version, When
 from support.clock import ManualRuntime
 from support.costs import plus, requests, times
 from support.index import NAME, Rec, keys_in, line_sizes, objects
@@ -400,3 +406,200 @@ def cheap_gets(fleet: Fleet, index: Index[Rec], keys: list[str], absent: list[st
         assert cost.requests == {}
         assert cost.read_bytes <= BYTES_MAX
     return heads
+
+
+# ---- round trips in sequence on a far store ----
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class TickRuntime(ManualRuntime):
+    """A process whose clock shows what overlaps: calls of a fan-out start at the same time, as many as it allows."""
+
+    inside = False
+
+    def fan_out(self, call: Callable[[A], B], items: Iterable[A], *, at_once: int = 32) -> list[B]:
+        """As `SystemRuntime`: one inside of another makes its calls one after the other. The last item goes first:
+        no order is promised, and this one shows what relies on another.
+        """
+        todo = [*items]
+        if self.inside or not todo:
+            return [call(item) for item in todo]
+        free = [self.time.now_s] * min(at_once, len(todo))
+        results: list[B] = []
+        self.inside = True
+        for item in reversed(todo):
+            self.time.now_s = heappop(free)
+            results.append(call(item))
+            heappush(free, self.time.now_s)
+        self.inside = False
+        self.time.now_s = max(free)
+        return results[::-1]
+
+
+class TickStore(MemoryStore):
+    """A far store where each request takes one second."""
+
+    far = True
+    at_once = 32
+
+    def __init__(self, runtime: TickRuntime) -> None:
+        super().__init__(runtime=runtime)
+        self.time = runtime.time
+        self.before_get: Callable[[Key], None] | None = None
+        self.before_list: Callable[[str], None] | None = None
+
+    def get(self, key: Key, **options: Any) -> Blob:
+        """See `Store.get`. `before_get` may meddle first."""
+        self.time.now_s += 1
+        if self.before_get is not None:
+            self.before_get(key)
+        return super().get(key, **options)
+
+    def head(self, key: Key) -> Stat:
+        """See `Store.head`."""
+        self.time.now_s += 1
+        return super().head(key)
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        """See `Store.put`."""
+        self.time.now_s += 1
+        return super().put(key, data, when=when)
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        self.time.now_s += 1
+        super().delete(key)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`. `before_list` may meddle first."""
+        self.time.now_s += 1
+        if self.before_list is not None:
+            self.before_list(prefix)
+        return super().list(prefix, after=after)
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        """See `Store.list_dirs`."""
+        self.time.now_s += 1
+        return super().list_dirs(prefix)
+
+
+class FarIndex:
+    """An index on such a store, with two handles: one to look at, and another process's."""
+
+    def __init__(self) -> None:
+        self.runtime = TickRuntime()
+        self.store = TickStore(self.runtime)
+        self.mine, self.other = self.handle(), self.handle()
+        records = [Rec(f"k{n}", "x" * 50) for n in range(2_000)]
+        assert len({shard_id(rec.key) for rec in records}) == SHARDS
+        self.other.put_many(records)
+        self.other.compile(full=True)
+        self.mine.get("k0")
+
+    def handle(self) -> Index[Rec]:
+        """Another process's."""
+        stamps = stamps_of(self.store, self.runtime, "far")
+        return Index(self.store, NAME, self.runtime, typed(Rec, "key"), stamps, VersionWatch(self.runtime))
+
+    def trips(self, act: Callable[[], object]) -> int:
+        """Round trips in sequence."""
+        before = self.runtime.time.now_s
+        act()
+        return round(self.runtime.time.now_s - before)
+
+
+@pytest.fixture
+def far() -> FarIndex:
+    return FarIndex()
+
+
+def test_a_far_get_is_three_round_trips_whatever_waits(far: FarIndex) -> None:
+    assert far.trips(lambda: far.mine.get("k1")) == 3
+    far.other.put(Rec("k1", "single"))
+    assert far.trips(lambda: far.mine.get("k1")) == 3, "the single is read while packs are listed"
+    for n in range(4):
+        far.other.put_many(Rec(f"k{m}", f"pack {n}") for m in range(2_000))
+    assert far.trips(lambda: far.mine.get("k1")) == 3, "packs are read while the shard is"
+    assert far.mine.get("k1") == Rec("k1", "pack 3")
+    far.other.put(Rec("k1", "both"))
+    assert far.trips(lambda: far.mine.get("k1")) == 3
+    assert far.mine.get("k1") == Rec("k1", "both")
+
+
+def test_a_far_get_many_is_three_round_trips_and_one_for_each_kind_of_object_that_waits(far: FarIndex) -> None:
+    keys = [f"k{n}" for n in range(100)]
+    far.mine.get_many(keys)
+    assert far.trips(lambda: far.mine.get_many(keys)) == 3
+    far.other.put_many(Rec(f"k{n}", "pack") for n in range(2_000))
+    assert far.trips(lambda: far.mine.get_many(keys[:60])) == 4, "120 objects fit into one go, 200 do not"
+    assert far.trips(lambda: far.mine.get_many(keys)) <= 5
+    for key in keys[:60]:
+        far.other.put(Rec(key, "single"))
+    assert far.trips(lambda: far.mine.get_many(keys[:60])) <= 6
+    assert {rec.text for rec in far.mine.get_many(keys).values()} == {"pack", "single"}
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("waits", ["single", "pack"])
+def test_a_far_lookup_finds_what_a_compiler_moves_while_it_looks(
+    far: FarIndex, waits: str, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "FOLD_BELOW_BYTES", 0)
+    monkeypatch.setattr(decide, "FOLD_SHARE", 100)
+    monkeypatch.setattr(decide, "PACK_SINGLES", 1)
+    moved: list[Key] = []
+
+    def move(key: Key) -> None:
+        if "/inbox/" in key or "/packs/" in key:
+            far.store.before_get = None
+            far.other.compile(full=waits == "pack")  # a single goes into a pack, and a pack into the shard
+            moved.append(key)
+
+    if waits == "single":
+        far.other.put(Rec("k1", waits))
+    else:
+        far.other.put_many(Rec(key, waits) for n in range(2_000) if shard_id(key := f"k{n}") == shard_id("k1"))
+    far.store.before_get = move
+    found = far.mine.get_many(["k1"]).get("k1") if many else far.mine.get("k1")
+    assert found == Rec("k1", waits)
+    assert len(moved) == 1, "it was moved between the listing and the read"
+
+
+def test_a_far_get_many_looks_for_a_pack_that_was_made_of_singles_since(
+    far: FarIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "FOLD_BELOW_BYTES", 0)
+    monkeypatch.setattr(decide, "FOLD_SHARE", 100)
+    monkeypatch.setattr(decide, "PACK_SINGLES", 1)
+
+    def pack(prefix: str) -> None:
+        far.store.before_list = None
+        assert far.other.compile().packed == 1, f"before {prefix} is listed"
+
+    far.other.put(Rec("k1", "single"))
+    far.store.before_list = pack
+    assert far.mine.get_many(["k1"]) == {"k1": Rec("k1", "single")}
+    assert far.store.before_list is None
+
+
+def test_a_far_compile_of_all_shards(far: FarIndex) -> None:
+    far.other.put_many(Rec(f"k{n}", "again") for n in range(2_000))
+    fold = 7  # list, look at the lock, take it, read the pack, the shard, write it, give back
+    run, recorded, deletes = 3, 2, SHARDS // 32
+    assert far.trips(lambda: far.mine.compile(full=True)) <= run + fold * SHARDS // 32 + recorded + deletes
+
+
+def test_a_shard_of_which_no_digest_is_recorded_is_checked_before_it_is_built_upon() -> None:
+    fleet = limpet.open("memory://")
+    index = fleet.index(NAME, Rec, key="key")
+    keys = keys_in("3a", 20)  # so many that a fold need not look at all of them
+    index.put_many(Rec(key) for key in keys)
+    index.compile(full=True)
+    at = IndexKeys.of(NAME).shard("3a")
+    fleet.store.put(at, b"".join(reversed(fleet.store.get(at).data.splitlines(keepends=True))))
+    manifest_cell(index.storage).update(lambda now: None if now is None else msgspec.structs.replace(now, sums=()))
+    index.put(Rec(keys[0], "later"))
+    with pytest.raises(limpet.Corrupt, match="out of order"):
+        index.compile(full=True)

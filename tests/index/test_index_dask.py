@@ -40,7 +40,7 @@ def test_import_and_compile(cluster: str, tmp_path: Path) -> None:
     with engine(f"dask={cluster}", url) as place, file.open("rb") as stream:
         assert place.workers == 2
         work = Import(index, stream, file="sites.csv", format="csv", limits=ChunkLimits(records=500))
-        job = ImportJob(limpet.open, url, "sites")
+        job = ImportJob(url, "sites")
         assert [taken.records for taken in work.run(job, place.executor, 2)] == [500] * 4
         assert index.stats().packs.objects > 0
         report = index.compile(place.executor, full=True)
@@ -66,7 +66,7 @@ def test_an_error_of_a_worker_is_ours(cluster: str, tmp_path: Path) -> None:
     with engine(f"dask={cluster}", url) as place, file.open("rb") as stream:
         work = Import(index, stream, file="sites.csv", format="csv")
         with pytest.raises(Invalid, match="line 3: expected 1 field, got 2"):
-            [*work.run(ImportJob(limpet.open, url, "sites"), place.executor, 2)]
+            [*work.run(ImportJob(url, "sites"), place.executor, 2)]
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import timedelta
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,14 @@ from limpet.index.decide import (
     FOLD_BELOW_BYTES,
     FOLD_PACKS,
     FOLD_SHARE,
+    GUESSES,
     PACK_BYTES,
     PACK_SINGLES,
     Merged,
     Step,
     Waiting,
+    _among,
+    _near,
     digest,
     explains,
     fractions,
@@ -256,6 +260,16 @@ def test_a_line_gets_a_null_for_each_column_that_it_lacks(later: list[str]) -> N
     assert packed(newest([given], WIDE), WIDE) == wanted + b"\n"
 
 
+def test_a_line_of_an_older_schema_is_padded_beside_one_of_a_newer_schema() -> None:
+    """What one line lacks is not made up for by what another one has too many of."""
+    old, new = line("a", "x", 1), line("b", "y", 1, 0, "7", "8", "9", "10")
+    assert old.count(b"\x1f") + new.count(b"\x1f") == 2 * (WIDE.width - 1)
+    wanted = {digest(b"a"): line("a", "x", 1, 0, "\\N", "\\N"), digest(b"b"): new}
+    data = b"".join(wanted[place] + b"\n" for place in sorted(wanted))
+    assert packed(newest([old, new], WIDE), WIDE) == data
+    assert merge([old], newest([new], WIDE), WIDE, what="it") == Merged(data, 2, 1)
+
+
 def test_a_base_out_of_order_or_with_a_key_twice_is_corrupt() -> None:
     good = [line(key) for key in sorted("abcd", key=lambda key: digest(key.encode()))]
     assert merge(good, {}, SHAPE, what="it").records == 4
@@ -318,3 +332,98 @@ def test_singles_that_keep_coming_make_few_packs(size: int) -> None:
             most = max(most, packs)
         assert most < FOLD_PACKS
         assert written <= (2 + 1 / FOLD_SHARE) * put + base
+
+
+@given(st.lists(lines, max_size=12), st.lists(lines, max_size=12))
+@steady
+def test_a_merge_into_a_base_that_is_known_to_be_in_order_gives_the_same(old: list[bytes], some: list[bytes]) -> None:
+    base = packed(newest(old, SHAPE), SHAPE).split(b"\n")[:-1]
+    incoming = newest(some, SHAPE)
+    assert merge(base, incoming, SHAPE, what="it", in_order=True) == merge(base, incoming, SHAPE, what="it")
+
+
+@pytest.mark.parametrize("number", [1, 5, 300])
+def test_few_or_many_new_lines_find_their_place_in_a_base_that_is_known_to_be_in_order(number: int) -> None:
+    base = packed(newest([line(f"old{n}") for n in range(200)], SHAPE), SHAPE).split(b"\n")[:-1]
+    incoming = newest([line(f"new{n}") for n in range(number)], SHAPE)
+    assert merge(base, incoming, SHAPE, what="it", in_order=True) == merge(base, incoming, SHAPE, what="it")
+
+
+@pytest.mark.parametrize("key_at", [0, 1])
+@pytest.mark.parametrize("number", [1, 7, 60, 400])
+def test_few_incoming_lines_find_their_place_whatever_the_key_is(number: int, key_at: int) -> None:
+    """Before, behind and between the others; keys that are there, with a later, an equal and an earlier time."""
+    shape = Shape(key_at=key_at, stamp_at=2, gone_at=3, width=4)
+
+    def swapped(some: bytes) -> bytes:
+        first, second, *rest = some.split(b"\x1f")
+        return b"\x1f".join([second, first, *rest]) if key_at else some
+
+    old = [swapped(line(f"a\\n{n}", stamp=1)) for n in range(2500)]
+    base = packed(newest(old, shape), shape).split(b"\n")[:-1]
+    some = [swapped(line(f"a\\n{n * 5}", "y" if n % 2 else "x", n % 3)) for n in range(number)]
+    some += [swapped(line(f"new{n}")) for n in range(number // 2)]
+    incoming = newest(some, shape)
+    places = [digest(key) for key in keys_of(base, shape)]
+    with_ends = {digest(key_of(each, shape)): each for each in (base[0], base[-1])}
+    for each in (incoming, with_ends, {}):
+        wanted = merge(base, each, shape, what="it")
+        assert merge(base, each, shape, what="it", in_order=True, is_wide=True) == wanted
+        assert [*_near(base, sorted(each), shape)] == [*_among(places, sorted(each))]
+
+
+def test_digests_that_are_not_uniform_are_found_in_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can choose keys must not make a fold slow: after a few guesses the rest is bisected."""
+    keys = sorted((f"k{n}".encode() for n in range(5000)), key=digest)
+    crowded = [*keys[:2000], *keys[-2:]]
+    looks = counted_looks(monkeypatch)
+    wanted = [digest(key) for key in crowded[1000:1990:90]]
+    looks.clear()
+    found = [*_near([line(key.decode()) for key in crowded], wanted, SHAPE)]
+    assert [at for _, at, _ in found] == [*range(1000, 1990, 90)]
+    assert all(is_there for _, _, is_there in found)
+    assert len(looks) <= 2 + len(wanted) * (GUESSES + 12)
+    assert len(looks) == 115
+
+
+def counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The keys that are hashed from now on."""
+    looks: list[bytes] = []
+
+    def counted(key: bytes) -> Any:
+        looks.append(key)
+        return hashlib.sha256(key)
+
+    monkeypatch.setattr("limpet.index.decide.sha256", counted)
+    return looks
+
+
+def test_uniform_digests_are_found_in_about_three_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact numbers: the guesses depend on nothing but the keys, and a worse guess would show only in the time."""
+    keys = sorted((f"k{n}".encode() for n in range(4000)), key=digest)
+    lines = [line(key.decode()) for key in keys[::2]]
+    wanted = [digest(key) for key in keys[7::61]]
+    looks = counted_looks(monkeypatch)
+    found = [*_near(lines, wanted, SHAPE)]
+    assert [at for _, at, _ in found] == [(n + 1) // 2 for n in range(7, 4000, 61)]
+    assert [is_there for _, _, is_there in found] == [n % 2 == 0 for n in range(7, 4000, 61)]
+    assert len(looks) == 195
+    looks.clear()
+    ends = [digest(keys[0]), digest(keys[1]), digest(keys[-2]), digest(keys[-1])]
+    assert [at for _, at, _ in _near(lines, ends, SHAPE)] == [0, 1, 1999, 2000]
+    assert len(looks) == 11
+
+
+def test_a_line_with_too_few_fields_is_corrupt_also_where_not_all_keys_are_read() -> None:
+    key_last = Shape(key_at=2, stamp_at=0, gone_at=1, width=3)
+    low, middle, high = sorted((b"k1", b"k2", b"k3"), key=digest)
+    base = [b"s\x1f0\x1f" + low, *[b"a\x1fb"] * 10, b"s\x1f0\x1f" + high]
+    with pytest.raises(Corrupt, match="too few fields"):
+        merge(base, {digest(middle): b"s\x1f0\x1f" + middle}, key_last, what="it", in_order=True)
+
+
+def test_lines_that_come_in_are_padded_also_where_the_base_is_known_to_be_wide() -> None:
+    base = [line("a", "x", 1, 0, "7", "8")]
+    wanted = merge(base, newest([line("b", "y", 1)], WIDE), WIDE, what="it")
+    assert merge(base, newest([line("b", "y", 1)], WIDE), WIDE, what="it", in_order=True, is_wide=True) == wanted
+    assert line("b", "y", 1, 0, "\\N", "\\N") in wanted.data.split(b"\n")

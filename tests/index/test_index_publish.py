@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyiceberg.table import StaticTable
@@ -23,9 +24,9 @@ import limpet
 from limpet.app import Fleet
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
+from limpet.demo import INDEX, KEY, DemoResult
+from limpet.demo.report import DemoScreen, DemoState
 from limpet.demo.report import publish as publish_demo
-from limpet.demo.screen import DemoScreen, DemoState
-from limpet.demo.tasks import INDEX, KEY, DemoResult
 from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import IndexKeys, Key
 from limpet.publish import NAMESPACE, IndexPublisher, LedCatalogWriter, Published, TableWriter, parts_of
@@ -253,7 +254,7 @@ def test_neighbours_share_a_file_while_they_are_small() -> None:
         assert [shard for part in parts for shard in part.shards] == [f"{n:02x}" for n in range(256) if n != 3]
     changed = parts_of(_shards(10, v15="new"), 160)
     assert [part.name for part, was in zip(changed, small, strict=True) if part.version != was.version] == ["1"]
-    fuller = parts_of({**_shards(10), "03": replace(_shards(10)["04"], size=1)}, 160)
+    fuller = parts_of({**_shards(10), "03": msgspec.structs.replace(_shards(10)["04"], size=1)}, 160)
     assert [part.name for part, was in zip(fuller, small, strict=True) if part.version != was.version] == ["0"]
 
 
@@ -485,7 +486,7 @@ def test_a_table_of_somebody_else_is_not_touched(fleet: Fleet, leading: Catalog)
     fleet.index(NAME, Rec, key="domain").put(Rec("a.com", 1))
     fleet.index("other", Rec, key="domain").put(Rec("b.com", 1))
     done = publish(fleet, leading)
-    with pytest.raises(Invalid, match="was not made from the index 'other'") as refused:
+    with pytest.raises(Invalid, match="was not created from the index 'other'") as refused:
         fleet.publish_index("other", TABLE, through=LedCatalogWriter(leading))
     assert "--table" in refused.value.hint
     assert fleet.catalog().load_table(*TABLE).metadata_location == done.metadata_location

@@ -12,7 +12,7 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id
-from limpet.index.maintain.purge import purge
+from limpet.index.maintain.offline import purge
 from limpet.index.maintain.verify import verify
 from limpet.index.storage import Manifest
 from limpet.lease import Lock
@@ -99,10 +99,10 @@ def test_those_of_a_certain_age(bucket: MemoryStore, time: Time) -> None:
 
 def test_only_when_nobody_is_at_work(bucket: MemoryStore, time: Time) -> None:
     process = filled(bucket, time)
-    with process.store.measure() as cost, pytest.raises(Invalid, match="nobody uses") as error:
+    with process.store.measure() as cost, pytest.raises(Invalid, match="requires that no other process uses") as error:
         purge(process.whole)
     assert "--quiesced" in error.value.hint
-    with pytest.raises(Invalid, match="below zero"):
+    with pytest.raises(Invalid, match="cannot be negative"):
         purge(process.whole, quiesced=True, older_than_s=-1.0)
     assert cost.requests == {}
 
@@ -128,7 +128,7 @@ def test_another_compiler_wins_a_shard(bucket: MemoryStore, time: Time) -> None:
             bucket.put(key, bucket.get(key).data)
 
     process.store.before = before
-    with pytest.raises(Conflict, match="somebody else compiled"):
+    with pytest.raises(Conflict, match="another process compiled"):
         purge(process.whole, quiesced=True)
     assert tombstones(bucket) == 3
 

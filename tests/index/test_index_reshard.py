@@ -11,9 +11,9 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id, shard_ids
-from limpet.index.maintain.offline import MOVED, WholeIndex, inspect
-from limpet.index.maintain.reshard import reshard
-from limpet.index.maintain.verify import verify
+from limpet.index.maintain.offline import reshard
+from limpet.index.maintain.verify import MOVED, inspect, verify
+from limpet.index.maintain.whole import WholeIndex
 from limpet.index.storage import Manifest
 from limpet.lease import Lock
 from limpet.store import MemoryStore
@@ -72,7 +72,7 @@ def demand(bucket: MemoryStore, time: Time, model: dict[str, str | None], depth:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth 1, which no user can have: with 16 shards instead of 4,096 every moment can be tried."""
-    for module in ("index", "maintain.reshard", "maintain.verify"):
+    for module in ("index", "maintain.offline", "maintain.verify"):
         monkeypatch.setattr(f"limpet.index.{module}.DEPTHS", (1, 2, 3, 4))
 
 
@@ -154,7 +154,7 @@ def test_depths(bucket: MemoryStore, time: Time, depth: int) -> None:
 def test_only_when_nobody_is_at_work(bucket: MemoryStore, time: Time) -> None:
     filled(bucket, time)
     process = Process.start(bucket, time, "p")
-    with process.store.measure() as cost, pytest.raises(Invalid, match="nobody uses") as error:
+    with process.store.measure() as cost, pytest.raises(Invalid, match="requires that no other process uses") as error:
         reshard(process.whole, 3)
     assert "--quiesced" in error.value.hint
     assert "stop" in error.value.hint

@@ -313,7 +313,7 @@ def test_new_columns_come_last_and_an_older_program_goes_on() -> None:
         ([USER[0], Field("headline", "string"), USER[2]], "domain", None, "renamed"),
         ([*USER[:2], Field("m", "integer")], "domain", None, "renamed"),
         ([USER[0], USER[2]], "domain", None, "never renamed or removed"),
-        ([*USER[:2], Field("n", "number")], "domain", "the field 'n' is integer, not number", "add a new one"),
+        ([*USER[:2], Field("n", "number")], "domain", "the field 'n' is integer, not number", "add a new field"),
         ([*USER, Field("m", "string", required=True)], "domain", None, "`m: ... | None = None`"),
         ([*USER, Field("TITLE", "string")], "domain", "the fields 'title' and 'TITLE' differ only in case", "SQL"),
         ([*USER, Field("m", "string"), Field("m", "string")], "domain", "there are two fields 'm'", ""),
@@ -335,7 +335,7 @@ def test_a_column_that_is_not_required_may_be_unknown_to_a_program() -> None:
 
 
 def test_a_column_comes_to_allow_null_only_when_somebody_says_so() -> None:
-    """FINDINGS B7: a type that allows null made it so, and every older program's reads raised Corrupt."""
+    """In 0.1 a type that allows null changed the column, and every older program's reads raised Corrupt."""
     looser = [Field("domain", "string"), Field("title", "string"), USER[2]]
     assert extended(SITE, looser, "domain") is None, "such a type may read; the schema stays"
     with pytest.raises(Invalid, match="field 'title': expected string, got nothing") as caught:
@@ -355,9 +355,13 @@ def test_a_column_comes_to_allow_null_only_when_somebody_says_so() -> None:
 
 def test_the_stamp_that_a_record_brings_along() -> None:
     there = datetime(2026, 1, 1, 2, tzinfo=timezone(timedelta(hours=2)))
-    assert stamp_in({}, where="") is None
-    assert stamp_in({UPDATED_AT: None}, where="") is None
-    assert stamp_in({UPDATED_AT: there}, where="") == datetime(2026, 1, 1, tzinfo=UTC)
+    latest = datetime(2026, 1, 2, tzinfo=UTC)
+    assert stamp_in(there, latest, where="") == "2026-01-01T00:00:00.000000Z"
+    assert stamp_in(latest, latest, where="") == "2026-01-02T00:00:00.000000Z"
     for wrong in ("2026-01-01", datetime(2026, 1, 1), date(2026, 1, 1), 5):
         with pytest.raises(Invalid, match="record 7: field 'updated_at': expected datetime with a time zone"):
-            stamp_in({UPDATED_AT: wrong}, where="record 7")
+            stamp_in(wrong, latest, where="record 7")
+    with pytest.raises(Invalid, match=r"record 7: field 'updated_at': .* is more than a day ahead"):
+        stamp_in(latest + timedelta(microseconds=1), latest, where="record 7")
+    with pytest.raises(Invalid, match="record 7: field 'updated_at': UTC cannot express"):
+        stamp_in(datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=2))), latest, where="record 7")

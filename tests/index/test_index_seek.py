@@ -93,10 +93,16 @@ class Found:
 
 
 def look(
-    read: Callable[[int, int], bytes], size: int, key: bytes, *, line_size: float = LINE_GUESS, depth: int = ALL
+    read: Callable[[int, int], bytes],
+    size: int,
+    key: bytes,
+    *,
+    line_size: float = LINE_GUESS,
+    depth: int = ALL,
+    far: bool = False,
 ) -> Found:
     """Search as the reader does."""
-    search = Search(key, SHAPE, depth, size, line_size=line_size)
+    search = Search(key, SHAPE, depth, size, line_size=line_size, far=far)
     reads = total = 0
     while True:
         start, stop = search.window()
@@ -112,23 +118,38 @@ def look(
 # ---- the promise, numerically ----
 
 
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("number", "lookups"), [(4_000, 1_500), (60_000, 1_500), (300_000, 2_000)], ids=["4k", "60k", "300k"]
 )
-def test_three_reads_of_192_kib_find_every_record_and_miss_every_other(number: int, lookups: int, kind: str) -> None:
+def test_three_reads_of_192_kib_find_every_record_and_miss_every_other(
+    number: int, lookups: int, kind: str, far: bool
+) -> None:
     shard, chance = layout(number, kind), Random(lookups)
     for n in range(lookups):
         # the manifest usually tells how long a line is; a guess has to do as well
         line_size = shard.size / number if n % 2 else LINE_GUESS
         if n % 4 == 3:
-            found = look(shard.read, shard.size, b"absent%d" % chance.randrange(10**9), line_size=line_size)
+            found = look(shard.read, shard.size, b"absent%d" % chance.randrange(10**9), line_size=line_size, far=far)
             assert found.line is None
         else:
             at = chance.randrange(number)
-            found = look(shard.read, shard.size, b"k%d" % shard.numbers[at], line_size=line_size)
+            found = look(shard.read, shard.size, b"k%d" % shard.numbers[at], line_size=line_size, far=far)
             assert found.line == shard.line(at)[:-1]
         assert found.cheap, (n, found.reads, found.bytes)
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
+def test_on_a_far_store_one_read_does_where_a_near_one_takes_two(far: bool) -> None:
+    """A shard of 6 MB, so an index of 1.5 GB: the second round trip costs more than 48 KiB."""
+    number = 45_000
+    shard, chance = layout(number, "constant"), Random(1)
+    reads = [
+        look(shard.read, shard.size, b"k%d" % chance.randrange(number), line_size=shard.size / number, far=far).reads
+        for _ in range(1_000)
+    ]
+    assert (reads.count(1) >= 990) == far
 
 
 @pytest.mark.full

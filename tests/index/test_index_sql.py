@@ -23,10 +23,8 @@ from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
 from limpet.index.decide import rank
-from limpet.index.sql.query import _PURE, Parameters
-from limpet.index.sql.query import sql as ask
-from limpet.index.sql.rows import Rows
-from limpet.index.sql.tables import SMALL_BYTES, table_of
+from limpet.index.sql import _PURE, SMALL_BYTES, Parameters, Rows, table_of
+from limpet.index.sql import sql as ask
 from limpet.keys import IndexKeys, Key
 from limpet.runtime import system
 from limpet.store import Blob, ScopedStore, Store
@@ -578,7 +576,7 @@ EFFECTS = [
 @pytest.mark.parametrize("allow_files", [False, True])
 @pytest.mark.parametrize("query", EFFECTS)
 def test_a_select_has_no_effects(query: str, allow_files: bool, tmp_path: Path) -> None:
-    """FINDINGS C7: settings are locked and files are closed, and these write all the same, or end the process."""
+    """Settings are locked and files are closed, and these write all the same, or end the process."""
     fleet = limpet.open(tmp_path / "fleet", durability="os")
     recs(fleet).put(Rec("a"))
     recs(fleet).compile(full=True)
@@ -823,6 +821,25 @@ def test_shards_beyond_the_limit_of_open_files_are_copied(tmp_path: Path, monkey
     index.compile(full=True)
     before = len(os.listdir("/proc/self/fd"))
     for open_max in (0, 3):
-        monkeypatch.setattr("limpet.index.sql.tables.OPEN_MAX", open_max)
+        monkeypatch.setattr("limpet.index.sql.OPEN_MAX", open_max)
         assert texts(fleet) == dict.fromkeys("abcdefgh", LARGE)
     assert len(os.listdir("/proc/self/fd")) == before, "no file stays open"
+
+
+ENDLESS = "select count(*) from range(1000000000000)"
+
+
+def test_query_is_interrupted_when_its_time_is_over(fleet: Fleet) -> None:
+    recs(fleet).put(Rec("a", "x"))
+    for query in (ENDLESS, f"select key from {NAME} where ({ENDLESS}) > 0", f"summarize ({ENDLESS})"):
+        with pytest.raises(Unavailable, match=r"stopped after 0\.2 s"):
+            sql(fleet, query, timeout_s=0.2)
+    assert one(fleet, f"select text from {NAME}", timeout_s=60) == "x"
+    assert not [each for each in threading.enumerate() if each.name == "limpet-sql-timer"]
+
+
+def test_wrong_query_with_a_time_limit_is_wrong(fleet: Fleet) -> None:
+    with pytest.raises(Invalid, match="Parser"):
+        sql(fleet, "selec", timeout_s=60)
+    with pytest.raises(Invalid, match="needs time"):
+        sql(fleet, "select 1", timeout_s=0)

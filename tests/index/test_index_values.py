@@ -17,14 +17,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from limpet.errors import Invalid
-from limpet.index.codec.lines import INTEGER_END, KINDS, PATTERNS, Kind, reader, shown, stamp_text, stamp_time, writer
+from limpet.index.codec.lines import INTEGER_END, KINDS, PATTERNS, READERS, WRITERS, Kind, shown, stamp_text, stamp_time
 from support.clock import steady
 from support.values import VALUES, plain_json, times
 
 
 def _fields(kind: Kind, value: Any) -> tuple[bytes, Any]:
-    data = writer(kind)(value)
-    return data, reader(kind)(data.decode())
+    data = WRITERS[kind](value)
+    return data, READERS[kind](data.decode())
 
 
 def test_every_kind_is_tried() -> None:
@@ -71,7 +71,7 @@ def test_times_sort_as_their_text(one: datetime, other: datetime) -> None:
     ],
 )
 def test_how_a_value_is_spelt(kind: Kind, value: Any, field: bytes) -> None:
-    assert writer(kind)(value) == field
+    assert WRITERS[kind](value) == field
 
 
 def test_minus_zero_keeps_its_sign() -> None:
@@ -166,7 +166,7 @@ WRONG: list[tuple[Kind, Any, str | None]] = [
 @pytest.mark.parametrize(("kind", "value", "said"), WRONG, ids=[f"{row[0]}-{at}" for at, row in enumerate(WRONG)])
 def test_a_wrong_value_is_named_in_one_line(kind: Kind, value: Any, said: str | None) -> None:
     with pytest.raises(Invalid) as caught:
-        writer(kind)(value)
+        WRITERS[kind](value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 120
     assert caught.value.hint
@@ -191,10 +191,10 @@ def test_a_value_is_shown_on_one_short_line() -> None:
 def test_damage_reads_as_an_error_or_as_what_it_says(kind: Kind, text: str) -> None:
     good = re.fullmatch(PATTERNS[kind], text.encode()) is not None
     if good and kind not in ("object", "array", "any"):
-        reader(kind)(text)
+        READERS[kind](text)
     elif kind in ("boolean", "date", "datetime"):
         with pytest.raises(ValueError):  # noqa: PT011
-            reader(kind)(text)
+            READERS[kind](text)
 
 
 @steady
@@ -228,4 +228,4 @@ def test_the_pattern_of_a_date_is_exact() -> None:
 @steady
 @given(st.dictionaries(st.text(), plain_json))
 def test_json_is_json_for_everybody(value: dict[str, Any]) -> None:
-    assert json.loads(writer("object")(value)) == value
+    assert json.loads(WRITERS["object"](value)) == value

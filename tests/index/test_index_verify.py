@@ -15,8 +15,7 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
 from limpet.index import Index
 from limpet.index.decide import shard_id
-from limpet.index.maintain.offline import FlawKind
-from limpet.index.maintain.verify import FIXABLE, HINTS, NOTES, VerifyReport, verify
+from limpet.index.maintain.verify import FIXABLE, HINTS, NOTES, FlawKind, VerifyReport, verify
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock
 from limpet.store import MemoryStore, Store
@@ -377,7 +376,8 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr("limpet.store.api.Store.get_many", get_many)
-    monkeypatch.setattr("limpet.index.maintain.offline.batches.__kwdefaults__", {"objects": 100, "size": 200})
+    monkeypatch.setattr("limpet.index.maintain.whole.BATCH_OBJECTS", 100)
+    monkeypatch.setattr("limpet.index.maintain.whole.BATCH_BYTES", 200)
     report = verify(process.whole)
     assert report.findings == []
     assert 90 < max(sizes) <= 100

@@ -1,9 +1,9 @@
-"""The stochastic compiler: any number of processes, anywhere, fold what waits into the shards.
+"""The compiler: any number of processes, on any machine, fold waiting objects into the shards.
 
-The swap of the shard decides; the lock only saves work. Whatever is deleted was read by this very compiler and is
-durable further on: in the pack that it just put, or in the shard that it just put and that the manifest records. A
-compiler that dies, stalls for a day or loses its lock changes nothing that another one did. Objects that cannot be read
-go to quarantine, with the reason, and the rest is compiled.
+The swap of the shard decides; the lock only avoids duplicate work. A compiler deletes only objects that it has read
+itself and whose records are durable in the pack it has just written, or in the shard it has just written and recorded
+in the manifest. A compiler that dies, stalls for a day or loses its lock does not undo the work of another one. Objects
+that cannot be read go to quarantine, with the reason, and the rest is compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -23,6 +22,7 @@ from limpet import records
 from limpet.cell import Cell
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import EventSink, compaction
+from limpet.index.codec.lines import lines_of
 from limpet.index.decide import (
     Step,
     Waiting,
@@ -46,9 +46,7 @@ from limpet.index.storage import (
     IndexStorage,
     Manifest,
     WaitingShards,
-    batched,
     changed_bytes,
-    is_current,
     lost_records,
     manifest_cell,
     noted,
@@ -59,28 +57,30 @@ from limpet.keys import Key
 from limpet.lease import Lock, VersionWatch
 from limpet.records import Name, Text
 from limpet.runtime import Runtime
-from limpet.store.api import Blob, Match, Stat
+from limpet.store.api import Blob, Match, Stat, batched
 
 LOCK_TTL_S = 300.0
 PART_BYTES_MAX = 64 << 20
 LOOKS_MAX = 3
 PART = 8
 AT_ONCE = 8
+FAR_AT_ONCE = 32
+"""Shards that are folded concurrently on a far store: each mostly waits for its seven sequential requests."""
 AT_ONCE_BYTES = 64 << 20
-"""So many bytes of shards are folded side by side, or one shard: memory is bounded by the largest."""
+"""Bytes of shards that are folded concurrently, at least one shard: memory is bounded by the largest."""
 
 ROUND_SHARDS = 256
 ROUND_BYTES = 1 << 30
-"""After so many shards, or bytes of them, a run records what it has folded: a run that dies repeats no more."""
+"""A run records its folds after this many shards or bytes: after a crash, no more than that is repeated."""
 
 
 @dataclass(slots=True)
 class CompileReport:
-    """What a run did. `held` shards were another compiler's; `conflicts` were written by another one meanwhile.
+    """What a run did. `held`: shards locked by another compiler; `conflicts`: shards that another one wrote meanwhile.
 
-    `strays` are folders of another depth, where a program writes that does not know the index was resharded.
-    `too_large` are objects that no Limpet wrote; they stay where they are.
-    By shard, `folds` are what was put and `merged` the objects in it: they go once the manifest records the fold.
+    `strays`: folders of another depth, written by a program that does not know about a reshard. `too_large`: objects
+    that Limpet did not write; they are not touched. By shard, `folds` are the written shards, and `merged` the objects
+    in them, which are deleted after the manifest records the fold.
     """
 
     folded: int = 0
@@ -98,7 +98,7 @@ class CompileReport:
     merged: dict[str, list[Key]] = field(default_factory=dict, repr=False)
 
     def add(self, other: CompileReport) -> None:
-        """Take in what another run, or another shard's, did."""
+        """Add the report of another run or shard."""
         for each in fields(self):
             if each.name not in ("folds", "merged"):
                 setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
@@ -111,14 +111,14 @@ class CompileReport:
 Outcomes = Sequence[CompileReport | LimpetError]
 Stop = Callable[[], bool]
 ShardJob = Callable[[Sequence[str], bool, str], Outcomes]
-"""Compiles some shards of an index wherever it is run; made by `limpet.app`, so that it can be pickled.
+"""Compiles shards of an index in any process; created by `limpet.app`, so that it can be pickled.
 
-The last argument is different each time: some executors (Dask's) answer a call that they have seen before from memory.
+The last argument is unique: some executors (Dask's) cache the result of a call by its arguments.
 """
 
 
 class Compiler:
-    """Compiles shards of one index, as its manifest was when the run began."""
+    """Compiles shards of one index, by the manifest as of the start of the run."""
 
     def __init__(
         self, name: str, storage: IndexStorage, cell: Cell[Manifest], manifest: Manifest, watch: VersionWatch
@@ -133,10 +133,10 @@ class Compiler:
     def run(
         self, shards: Sequence[str], work: WaitingShards, *, full: bool, stop: Stop | None = None
     ) -> Iterator[CompileReport | LimpetError]:
-        """Compile those shards, some at the same time; for each its report, or the error that it met.
+        """Compile these shards, some concurrently; yields for each its report, or its error.
 
-        They are compiled in rounds, and what a round has folded is recorded. Once `stop` returns True, no shard is
-        begun. A folder that is no shard of this index is counted: a program that knows another depth writes there.
+        They are compiled in rounds, and the folds of a round are recorded at its end. After `stop` returns True, no
+        shard is started. A folder that is not a shard of this index is counted as a stray.
         Cost: as `compile` for each shard, and as `record` for every round.
         """
         sizes = dict(zip(shard_ids(self._manifest.depth), self._manifest.sizes, strict=False))
@@ -153,7 +153,8 @@ class Compiler:
                 return error
 
         largest = max(self._manifest.sizes, default=0)
-        at_once = max(1, min(AT_ONCE, self._storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
+        wanted = FAR_AT_ONCE if self._storage.store.far else AT_ONCE
+        at_once = max(1, min(wanted, self._storage.store.at_once, AT_ONCE_BYTES // max(largest, 1)))
         for some in batched(shards, lambda shard: sizes.get(shard, 0), size=ROUND_BYTES, count=ROUND_SHARDS):
             outcomes = self._storage.runtime.fan_out(one, some, at_once=at_once)
             done = CompileReport()
@@ -165,11 +166,11 @@ class Compiler:
             yield from outcomes
 
     def record(self, report: CompileReport) -> None:
-        """Record what was folded, then delete what is in it; describe a schema that is not described yet.
+        """Record folds, then delete the folded objects; describe the schema if that is not done yet.
 
-        If the store refuses or does not answer, what was folded still waits, and the next run records it.
-        Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler put in between; 1 DELETE an object.
-        Crash: what was folded is still there, and is folded again; that changes nothing.
+        If the store refuses or does not answer, the folded objects still wait, and the next run records the folds.
+        Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler wrote in between; 1 DELETE an object.
+        Crash: the folded objects still wait, and are folded again; that changes nothing.
         """
         with suppress(Conflict, OutcomeUnknown, Unavailable):
             self._record(report)
@@ -187,31 +188,36 @@ class Compiler:
             recorded = frozenset()
             if now is None or now.generation != manifest.generation:
                 return None
-            found, recorded = noted(now, report.folds, partial(is_current, self._storage))
+            found, recorded = noted(now, report.folds, self._storage.is_current)
             found = msgspec.structs.replace(found, described=max(now.described, manifest.schema_version))
-            # F25: even if another compiler has recorded the same, so that what is deleted next is recorded durably
+            # F25: even if another compiler has recorded the same, so that the fold is durable before the deletes
             return found if found != now or recorded else None
 
         self._cell.update(change)
         self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
 
     def compile(self, shard: str, work: WaitingShards, *, full: bool = False) -> CompileReport:
-        """Do with one shard what is due: fold it, pack its singles, or leave it.
+        """Fold one shard, pack its singles, or leave it, whichever is due.
 
-        Corrupt objects go to quarantine and the rest goes on. A lost race is no error: the winner's shard stands, and
-        what this compiler read is still there.
-        Raises: Corrupt for a shard that must not be built upon; whatever a read met.
+        Corrupt objects go to quarantine and the rest is compiled. A lost race is not an error: the winner's shard
+        stays, and the objects that this compiler read are still there.
+        Raises: Corrupt for a damaged shard; any read error.
         Cost: 1 LIST of the singles and 1 of the packs, if `work` shows any; a fold then 1 GET an object, the lock
         (2 or 3 requests), 1 GET and 1 PUT of the shard for each 64 MiB that wait; packing 1 GET and 1 DELETE a single
-        and 1 PUT. Where another compiler has not recorded its fold yet, as `is_unexplained`. The objects of a fold are
-        still there: see `CompileReport.merged`.
-        Crash: at any point, nothing is lost and nothing needs to be cleaned up but a lock that runs out.
+        and 1 PUT. Where another compiler has not recorded its fold yet, as `is_unexplained`. The folded objects are not
+        deleted here: see `CompileReport.merged`.
+        Crash: nothing is lost, and nothing must be cleaned up: the lock expires.
         """
         singles, large = _readable(self._storage.singles(shard) if shard in work.singles else [])
         packs, larger = _readable(self._storage.packs(shard) if shard in work.packs else [])
-        match next_step(self._waiting(singles, packs), self._base_size(shard), full=full):
+        everything = (*singles, *packs)
+        oldest = min((stat.modified for stat in everything), default=None)
+        age = self._storage.store.now() - oldest if oldest else timedelta()
+        waiting = Waiting(len(singles), len(packs), sum(stat.size for stat in everything), age)
+        count = self._manifest.count(shard)
+        match next_step(waiting, count.size if count else self._storage.shard_stat(shard).size, full=full):
             case Step.FOLD:
-                parts = batched((*singles, *packs), lambda stat: stat.size, size=PART_BYTES_MAX)
+                parts = batched(everything, lambda stat: stat.size, size=PART_BYTES_MAX)
                 report = self._fold(shard, [[stat.key for stat in part] for part in parts], full=full)
             case Step.PACK:
                 report = self._pack(shard, [stat.key for stat in singles])
@@ -219,16 +225,6 @@ class Compiler:
                 report = CompileReport(rested=1)
         report.too_large += [*large, *larger]
         return report
-
-    def _waiting(self, singles: Sequence[Stat], packs: Sequence[Stat]) -> Waiting:
-        everything = (*singles, *packs)
-        oldest = min((stat.modified for stat in everything), default=None)
-        age = self._storage.store.now() - oldest if oldest else timedelta()
-        return Waiting(len(singles), len(packs), sum(stat.size for stat in everything), age)
-
-    def _base_size(self, shard: str) -> int:
-        count = self._manifest.count(shard)
-        return count.size if count else self._storage.shard_size(shard)
 
     def _fold(self, shard: str, parts: Sequence[Sequence[Key]], *, full: bool) -> CompileReport:
         key, storage = self._storage.keys.lock(shard), self._storage
@@ -238,7 +234,7 @@ class Compiler:
         except (Corrupt, OutcomeUnknown):  # the swap decides, lock or no lock
             return self._merge_all(shard, parts)
         if isinstance(lease, Held):
-            # the swap decides: no need to wait for the lock of a compiler that died, or that is merely slower
+            # the swap decides, so there is no need to wait for the lock of a dead or slower compiler
             run_out = lease.until is not None and lease.until <= self._storage.store.now()
             return self._merge_all(shard, parts) if full or run_out else CompileReport(held=1)
         try:
@@ -258,33 +254,36 @@ class Compiler:
         return report
 
     def _merge(self, shard: str, keys: Sequence[Key], ours: str | None) -> CompileReport:
-        """Fold one part. `ours` is the digest of the shard as this compiler has just put it, if it did."""
+        """Fold one part. `ours` is the digest of the shard if this compiler has just written it."""
         read, incoming, bad = self._read(shard, keys)
         report = CompileReport(quarantined=bad)
         if not read:
             return report
         what = self._storage.keys.shard(shard)
         blob = self._storage.shard(shard)
-        base = self._schema.lines(blob.data, what=what)
         known = self._manifest.count(shard)
+        base_sum = sum_of(blob.data)
+        # a digest is recorded only for bytes that were checked, so these need not be checked again
+        was_checked = base_sum == ours or (known is not None and known.sum == base_sum)
+        base = lines_of(blob.data, what=what) if was_checked else self._schema.lines(blob.data, what=what)
         if known is not None and len(base) < known.records:
             raise lost_records(what, len(base), known.records, note="; nothing was compiled into it")
-        base_sum = sum_of(blob.data)
         is_recorded = known is None or known.sum in ("", base_sum) or base_sum == ours
         if not is_recorded and is_unexplained(self._storage, self._manifest, shard, blob, base):
             raise changed_bytes(what, note="; nothing was compiled into it")
         shape = self._schema.shape
-        for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is in order, so checking its ends is enough
+        for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is ordered, so checking both ends is enough
             if shard_of(digest(key), self._manifest.depth) != shard:
                 raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
-        merged = merge(base, incoming, shape, what=what)
+        is_wide = was_checked and self._manifest.schema_version == 1  # no column was ever added
+        merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)
         if len(merged.data) > SHARD_BYTES_MAX:
             raise Invalid(
                 f"{what} would have {len(merged.data)} bytes, more than the {SHARD_BYTES_MAX} that it may have",
-                hint="`limpet index reshard` makes more shards, which are smaller; what waits is kept",
+                hint="`limpet index reshard` makes more shards, which are smaller; waiting records are kept",
             )
         try:
-            # F25: even if nothing changes, so that what is deleted next is durable in a shard that we wrote ourselves
+            # F25: even if nothing changes, so that the records are durable in a shard that we wrote before the deletes
             version = self._storage.store.put(what, merged.data, when=Match(blob.version))
         except (Conflict, OutcomeUnknown):
             report.conflicts = 1
@@ -316,7 +315,7 @@ class Compiler:
         return report
 
     def _read(self, shard: str, keys: Sequence[Key]) -> tuple[list[Key], dict[bytes, bytes], int]:
-        """The objects that are still there and good, the winners of their lines, and how many went to quarantine."""
+        """The valid objects that still exist, the winners of their lines, and how many went to quarantine."""
         good: list[Key] = []
         places: list[bytes] = []
         lines: list[bytes] = []
@@ -335,10 +334,10 @@ class Compiler:
 
 
 def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: Blob, lines: Sequence[bytes]) -> bool:
-    """Whether a shard with other bytes than recorded was changed by something else than a compiler (F23).
+    """Whether a shard whose bytes differ from the record was changed by something other than a compiler (F23).
 
-    A compiler that put it, and has not recorded that or died before, left the objects that it folded. So if none of
-    them waits while record and shard stay the same, no compiler folded it.
+    A compiler that wrote the shard and has not recorded it (yet) left the objects that it folded. So if no such object
+    waits while the record and the shard stay the same, no compiler wrote it.
     Cost: 2 GETs + 1 HEAD + 2 LISTs + 1 GET for each object that waits, at most three times.
     """
     cell, schema = manifest_cell(storage), manifest.schema
@@ -346,10 +345,10 @@ def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: 
     for _ in range(LOOKS_MAX):
         before = cell.read()
         known = before.value.count(shard) if before and before.value.generation == manifest.generation else None
-        if known is None or known.sum in ("", sum_of(blob.data)) or not is_current(storage, shard, blob.version):
+        if known is None or known.sum in ("", sum_of(blob.data)) or not storage.is_current(shard, blob.version):
             return False
         for key, data in storage.waiting(shard).items():
-            with suppress(Corrupt):  # it is no record, so no compiler folded it
+            with suppress(Corrupt):  # not a record, so no compiler folded it
                 if explains(base, schema.lines(data, what=key), schema.shape, is_pack=storage.is_pack(key)):
                     return False
         after = cell.read()
@@ -359,7 +358,7 @@ def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: 
 
 
 def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
-    """The objects that may be read, and the names of those that are too large for that."""
+    """The objects that may be read, and the keys of those that are too large."""
     large = [stat.key for stat in waiting if stat.size > WAITING_BYTES_MAX]
     return [stat for stat in waiting if stat.size <= WAITING_BYTES_MAX], large
 
@@ -367,13 +366,13 @@ def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
 def compile_there(
     job: ShardJob, executor: Executor, shards: Sequence[str], full: bool, run_id: str, stop: Stop | None
 ) -> Iterator[CompileReport | LimpetError]:
-    """Have those shards compiled by an executor's workers; the outcome of each, or of each part that a worker lost."""
+    """Compile shards on an executor's workers; yields the outcome of each, or an error for a lost part."""
     parts = [shards[at : at + PART] for at in range(0, len(shards), PART)]
     futures: list[Future[Outcomes]] = []
     try:
         futures = [executor.submit(job, part, full, f"{run_id}-{number}") for number, part in enumerate(parts)]
     except RuntimeError as error:  # a pool that is broken or shut down
-        yield Unavailable(f"the executor takes no work: {error}")
+        yield Unavailable(f"the executor does not accept work: {error}")
     for future in futures:
         if stop is not None and stop() and future.cancel():
             continue
@@ -388,7 +387,7 @@ def compile_there(
 def emit_run(
     sink: EventSink, runtime: Runtime, index: str, report: CompileReport, failed: LimpetError | None, began_s: float
 ) -> None:
-    """Note a run that changed something or failed; one that found nothing to do is no event."""
+    """Emit an event for a run that changed something or failed."""
     if not (report.folded or report.packed or report.quarantined or failed):
         return
     names = ("folded", "packed", "rested", "held", "conflicts", "objects", "records", "written_bytes", "quarantined")
@@ -402,7 +401,7 @@ REASON_MAX = 2000
 
 
 class Quarantined(msgspec.Struct, frozen=True):
-    """An object as it was found: its key, what is wrong with it, and its bytes in base 64."""
+    """A quarantined object: its key, what is wrong with it, and its bytes in base 64."""
 
     key: Text
     reason: Text
@@ -411,14 +410,14 @@ class Quarantined(msgspec.Struct, frozen=True):
 
 
 def read_quarantined(data: bytes, *, what: str) -> Quarantined:
-    """An object as it was kept, however large.   Raises: Corrupt."""
+    """A quarantined object, of any size.   Raises: Corrupt."""
     return records.decode(data, Quarantined, what=what, size_max=2 * KEPT_CHARACTERS_MAX)
 
 
 def quarantine(storage: IndexStorage, shard: str, bad: Mapping[Key, tuple[bytes, str]]) -> None:
     """Move objects to `quarantine/`: the copy is durable before the object is deleted.
 
-    Cost: 1 PUT + 1 DELETE each.   Crash: the object, its copy, or both are there.
+    Cost: 1 PUT + 1 DELETE each.   Crash: the object, its copy, or both exist.
     """
     for key, (data, reason) in bad.items():
         keep(storage, shard, key, data, reason)

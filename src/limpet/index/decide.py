@@ -1,30 +1,31 @@
-"""What the index decides, as pure functions: where a record lives, which of two wins, what a compiler does next, and
-which bytes a lookup reads next.
+"""The decisions of the index, as pure functions: the shard of a record, which of two records wins, what a compiler does
+next, and which bytes a lookup reads next.
 
 A line is a record's bytes without the LF. Of two lines of one key the later `updated_at` wins, then the tombstone, then
-the greater bytes: the same winner wherever and in whatever order they meet. A shard therefore only rises, and merging
-anything twice changes nothing.
+the greater bytes: the winner does not depend on the order of merges. So the records of a shard only become newer, and
+merging the same line twice changes nothing.
 
-`Search` finds one record in a shard or pack of any size with a few range reads. Lines stand in the order of the SHA-256
-of their keys, which is uniform: the place of a key is nearly proportional to its digest, and each look at some lines
-makes the next guess better. While no record exceeds 4 KiB, three reads of 192 KiB together find it; larger records take
-a few more.
+`Search` finds one record in a shard or pack of any size with a few range reads (interpolation search). Lines are sorted
+by the SHA-256 of their keys, which is uniform: the position of a key is nearly proportional to its digest, and each
+read improves the next guess. While no record exceeds 4 KiB, three reads of 192 KiB together find it; larger records
+take a few more.
 """
 
 from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from hashlib import sha256
 from itertools import islice
 from math import sqrt
+from struct import Struct
 
 from limpet.errors import Corrupt
-from limpet.index.codec.lines import END, NULL, SEPARATOR, Shape, unescape
+from limpet.index.codec.lines import BACKSLASH, END, NULL, SEPARATOR, Shape, unescape
 
 DEPTHS = (2, 3, 4)
 FOLD_SHARE = 0.1
@@ -34,10 +35,11 @@ FOLD_AGE = timedelta(days=1)
 PACK_SINGLES = 8
 PACK_BYTES = 64 << 20
 _NULLS = SEPARATOR + NULL
+_IN_FIELDS = bytes({*range(256)} - {*SEPARATOR, *END})
 
 
 def digest(key: bytes) -> bytes:
-    """The place of a key in the order of shards and packs."""
+    """The sort key of a record in shards and packs."""
     return sha256(key).digest()
 
 
@@ -57,7 +59,7 @@ def shard_ids(depth: int) -> list[str]:
 
 
 def fractions(place: bytes, depth: int) -> float:
-    """How far into its shard a digest lies, from 0 to 1."""
+    """The relative position of a digest in its shard, from 0 to 1."""
     return ((int.from_bytes(place[:8], "big") << (4 * depth)) & ((1 << 64) - 1)) / (1 << 64)
 
 
@@ -65,8 +67,12 @@ def key_of(line: bytes, shape: Shape) -> bytes:
     """The key of a line, as UTF-8.   Raises: Corrupt for a line with too few fields."""
     fields = line.split(SEPARATOR, shape.key_at + 1)
     if len(fields) <= shape.key_at:
-        raise Corrupt(f"the line {line[:60]!r} has too few fields")
+        raise _too_few(line)
     return unescape(fields[shape.key_at])
+
+
+def _too_few(line: bytes) -> Corrupt:
+    return Corrupt(f"the line {line[:60]!r} has too few fields")
 
 
 def keys_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
@@ -89,7 +95,7 @@ def places_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
 
 
 def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
-    """What decides between two lines of one key; the greater wins. Nulls at the end do not count: a column may be new.
+    """The rank of a line: of two lines of one key the greater wins. Trailing nulls are ignored: a column may be new.
 
     Raises: Corrupt for a line with too few fields.
     """
@@ -97,7 +103,7 @@ def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
     try:
         stamp, gone = fields[shape.stamp_at], fields[shape.gone_at]
     except IndexError:
-        raise Corrupt(f"the line {line[:60]!r} has too few fields") from None
+        raise _too_few(line) from None
     end = len(line)
     while line.endswith(_NULLS, 0, end):
         end -= len(_NULLS)
@@ -111,7 +117,7 @@ def newest(lines: Sequence[bytes], shape: Shape) -> dict[bytes, bytes]:
 
 
 def winners(places: Sequence[bytes], lines: Sequence[bytes], shape: Shape) -> dict[bytes, bytes]:
-    """`newest`, for lines whose digests are known."""
+    """The same as `newest`, for lines with known digests."""
     found = dict(zip(places, lines, strict=True))
     if len(found) == len(lines):
         return found
@@ -124,12 +130,15 @@ def winners(places: Sequence[bytes], lines: Sequence[bytes], shape: Shape) -> di
 
 
 def packed(lines: Mapping[bytes, bytes], shape: Shape) -> bytes:
-    """Lines by digest as one object's bytes, in the order of shards and packs."""
+    """Lines by digest as the bytes of one object, sorted."""
     return _joined([lines[place] for place in sorted(lines)], shape.width)
 
 
-def split(lines: Mapping[bytes, bytes], size_max: int) -> Iterator[dict[bytes, bytes]]:
-    """Lines by digest in parts of at most so many bytes, unless one line has more; at least one part."""
+def split(lines: Mapping[bytes, bytes], size_max: int) -> Iterator[Mapping[bytes, bytes]]:
+    """Lines by digest in parts of at most `size_max` bytes, unless one line is larger; at least one part."""
+    if sum(map(len, lines.values())) + len(lines) <= size_max:
+        yield lines
+        return
     part: dict[bytes, bytes] = {}
     size = 0
     for place, line in lines.items():
@@ -150,49 +159,115 @@ class Merged:
     won: int
 
 
-def merge(base: Sequence[bytes], incoming: Mapping[bytes, bytes], shape: Shape, *, what: str) -> Merged:
-    """The base with every incoming line, by digest, that wins.   Raises: Corrupt for a base out of order (F23)."""
-    places = places_of(base, shape)
-    if any(map(operator.ge, places, islice(places, 1, None))):
-        raise Corrupt(f"{what} is out of order", hint="`limpet index verify --repair` puts it in order")
-    lines, new, won = [*base], dict[bytes, bytes](), 0
-    for place, line in incoming.items():
-        at = bisect_left(places, place)
-        if at == len(places) or places[at] != place:
-            new[place] = line
-        elif rank(line, shape) > rank(lines[at], shape):
-            lines[at] = line
-            won += 1
+def merge(
+    base: Sequence[bytes],
+    incoming: Mapping[bytes, bytes],
+    shape: Shape,
+    *,
+    what: str,
+    in_order: bool = False,
+    is_wide: bool = False,
+) -> Merged:
+    """The base with every winning incoming line, by digest.   Raises: Corrupt for an unsorted base (F23).
+
+    `in_order`: the base is known to be sorted, so for few incoming lines only keys near them are hashed.
+    `is_wide`: its lines are known to have all columns, so the columns are not counted again.
+    """
+    if in_order and len(incoming) * LOOKS < len(base):
+        found = _near(base, sorted(incoming), shape)
+    else:
+        places = places_of(base, shape)
+        if any(map(operator.ge, places, islice(places, 1, None))):
+            raise Corrupt(f"{what} is out of order", hint="`limpet index verify --repair` puts it in order")
+        found = _among(places, sorted(incoming))
     merged: list[bytes] = []
-    taken = 0
-    for place in sorted(new):
-        at = bisect_left(places, place, taken)
-        merged += lines[taken:at]
-        merged.append(new[place])
-        taken = at
-    merged += lines[taken:]
-    return Merged(_joined(merged, shape.width), len(merged), won + len(new))
+    taken = won = 0
+    for place, at, is_there in found:
+        line = incoming[place]
+        if is_there and rank(line, shape) <= rank(base[at], shape):
+            continue
+        merged += base[taken:at]
+        merged.append(_wide(line, shape.width))
+        taken = at + is_there
+        won += 1
+    merged += base[taken:]
+    data = END.join([*merged, b""]) if is_wide else _joined(merged, shape.width)
+    return Merged(data, len(merged), won)
+
+
+def _among(places: Sequence[bytes], wanted: Iterable[bytes]) -> Iterator[tuple[bytes, int, bool]]:
+    """For each digest, in ascending order: the digest, the index of the first of `places` that is not below it, and
+    whether that one is equal.
+    """
+    at = 0
+    for place in wanted:
+        at = bisect_left(places, place, at)
+        yield place, at, at < len(places) and places[at] == place
+
+
+def _near(lines: Sequence[bytes], wanted: Iterable[bytes], shape: Shape) -> Iterator[tuple[bytes, int, bool]]:
+    """The same as `_among` for the digests of the keys of sorted lines, hashing only few of them.
+
+    Digests are uniform, so the index is interpolated from the last digest that was computed: about three computations
+    find it. After `GUESSES` of them the digests are not uniform, and the rest is bisected.
+    Raises: Corrupt for a line with too few fields.
+    """
+    [first], [last] = (_number(digest(key_of(line, shape))) for line in (lines[0], lines[-1]))
+    density = (len(lines) - 1) / max(last - first, 1)
+    key_at, parts = shape.key_at, shape.key_at + 1
+    low, known = 0, first * density
+    for place in wanted:
+        high, looks, is_there = len(lines), 0, False
+        aim = _number(place)[0] * density
+        at = low + int(aim - known)
+        while low < high and not is_there:
+            if looks == GUESSES:
+                at = (low + high) // 2
+            else:
+                looks += 1
+                at = low if at < low else high - 1 if at >= high else at
+            try:
+                key = lines[at].split(SEPARATOR, parts)[key_at]
+            except IndexError:
+                raise _too_few(lines[at]) from None
+            other = sha256(unescape(key) if BACKSLASH in key else key).digest()
+            known = _number(other)[0] * density
+            if other < place:
+                low = at + 1
+                at = low + int(aim - known)
+            else:
+                high, is_there = at, other == place
+                at -= 1 + int(known - aim)
+        low, known = high, aim
+        yield place, high, is_there
+
+
+LOOKS = 6
+"""Finding one digest by `_near` costs about as much as hashing this many keys."""
+
+GUESSES = 8
+_number = Struct(">Q").unpack_from
 
 
 def _joined(lines: Sequence[bytes], width: int) -> bytes:
-    """The lines as one object, each with a null for every column that it does not know yet."""
+    """The lines as one object, each padded with nulls for columns that were added later."""
     data = END.join([*lines, b""])
-    if data.count(SEPARATOR) == len(lines) * (width - 1):
+    if data.translate(None, _IN_FIELDS) == (SEPARATOR * (width - 1) + END) * len(lines):
         return data
     return b"".join([_wide(line, width) + END for line in lines])
 
 
 def _wide(line: bytes, width: int) -> bytes:
-    """The line with a null for each column that it does not know yet."""
+    """The line, padded with nulls for columns that were added later."""
     missing = width - 1 - line.count(SEPARATOR)
     return line + _NULLS * missing if missing > 0 else line
 
 
 def explains(base: Mapping[bytes, bytes], waiting: Sequence[bytes], shape: Shape, *, is_pack: bool) -> bool:
-    """Whether a shard may have been folded from this object without that being recorded.
+    """Whether a fold of this object, not recorded yet, may explain the bytes of a shard.
 
-    The shard then holds a line of the object. In a pack that line may have been replaced by a later one of its key, so
-    there the key is enough.   Raises: Corrupt for a line with too few fields.
+    Then the shard holds a line of the object. For a pack, a line with the same key is enough: it may have been replaced
+    by a later one.   Raises: Corrupt for a line with too few fields.
     """
     for place, line in zip(places_of(waiting, shape), waiting, strict=True):
         other = base.get(place)
@@ -211,7 +286,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a listing shows of a shard's inbox and packs. `age` is that of the oldest object."""
+    """What a listing shows of a shard's inbox and packs. `age`: of the oldest object."""
 
     singles: int
     packs: int
@@ -220,9 +295,9 @@ class Waiting:
 
 
 def next_step(waiting: Waiting, base_size: int, *, full: bool = False) -> Step:
-    """Fold when that is cheap for what it brings, or overdue; below that, gather many singles into one pack.
+    """Fold when that is worth its cost, or overdue; otherwise gather many singles into one pack.
 
-    Each pack takes twice as many singles as the one before: a lookup opens every pack of its shard, so there are few.
+    Each pack takes twice as many singles as the one before: a lookup reads every pack of its shard.
     """
     if not waiting.singles and not waiting.packs:
         return Step.REST
@@ -243,7 +318,7 @@ WINDOW_MIN = 8 << 10
 ANCHOR = 12 << 10
 LINE_GUESS = 128.0
 SURE = 6.0
-"""A window of so many standard deviations misses once in 400 times; if lines are about as long, once in 40,000."""
+"""The window in standard deviations. It misses once in 400 times; with lines of similar length, once in 40,000."""
 
 
 class NoLine:
@@ -255,16 +330,18 @@ NO_LINE = NoLine()
 
 @dataclass(slots=True)
 class _Edge:
-    """A place where a line begins: its offset, and how far into the order of digests it lies."""
+    """The start of a line: its offset, and its relative position in the order of digests."""
 
     offset: int
     fraction: float
 
 
 class Search:
-    """The state of one search: between which edges the key must lie."""
+    """The state of one search: the two edges between which the key must lie."""
 
-    def __init__(self, key: bytes, shape: Shape, depth: int, size: int, *, line_size: float = LINE_GUESS) -> None:
+    def __init__(
+        self, key: bytes, shape: Shape, depth: int, size: int, *, line_size: float = LINE_GUESS, far: bool = False
+    ) -> None:
         self._place = digest(key)
         self._fraction = fractions(self._place, depth)
         self._shape = shape
@@ -275,6 +352,7 @@ class Search:
         self._reads = 0
         self._bytes = 0
         self._floor = WINDOW_MIN
+        self._first_max = BYTES_MAX // 2 if far else BYTES_MAX // 4
 
     def window(self) -> tuple[int, int]:
         """The bytes `[start, stop)` to read next."""
@@ -290,17 +368,18 @@ class Search:
         return start, start + size
 
     def _size(self, spread: float) -> int:
-        """All that is needed to be sure, if it can be afforded; a small look at the surroundings if not.
+        """The size of a window that almost certainly holds the line, if the budget allows it; else of a small one.
 
-        Instead of a first window of more than 48 KiB, such a look and a window beside it read less, at any size.
+        A small window and a second one beside it read less than a first window of more than 48 KiB. On a far store up
+        to 96 KiB are read, to save the second read.
         """
         left = BYTES_MAX - self._bytes - ANCHOR * max(READS - 1 - self._reads, 0)
         if self._reads >= READS - 1:
             return max(left, 2 * self._floor, 64 << 10)
-        return int(spread) if spread <= (left / 2 if self._reads else BYTES_MAX / 4) else ANCHOR
+        return int(spread) if spread <= (left / 2 if self._reads else self._first_max) else ANCHOR
 
     def learn(self, start: int, data: bytes) -> bytes | NoLine | None:
-        """The line, if it is among these bytes; None: ask for the next window.   Raises: Corrupt."""
+        """The line, if it is in these bytes; None: read the next window.   Raises: Corrupt."""
         self._reads += 1
         self._bytes += len(data)
         stop = start + len(data)
@@ -329,7 +408,7 @@ class Search:
         return None if self._low.offset < self._high.offset else NO_LINE
 
     def _bisect(self, data: bytes, low: int, high: int) -> int:
-        """Where the first line begins whose place is not below ours; `high` if there is none among these lines."""
+        """The offset of the first line whose digest is not below ours; `high` if there is none."""
         while low < high:
             middle = (low + high) // 2
             begin = max(data.rfind(END, low, middle) + 1, low)

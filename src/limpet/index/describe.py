@@ -1,31 +1,32 @@
-"""An index described: to other tools as a Frictionless data package and a JSON Schema, to people in numbers.
+"""Descriptions of an index: a Frictionless data package and a JSON Schema for other tools, statistics for people.
 
-Facts about the data package (v2), found out with frictionless 5.21:
+Facts about the data package (v2), tested with frictionless 5.21:
 
 - A path may not be a pattern, so every shard is listed. `format` must be csv: it does not know `.usv`.
-- The default `quoteChar` eats quotes, and v2 wants one character: it is U+001E, which no line has.
-- `skipInitialSpace` must be said, or it is guessed from the first lines, and spaces are eaten.
-- Null is what `missingValues` says; `nullSequence` is ignored.
+- The default `quoteChar` would remove quotes, and v2 requires one character: U+001E, which is in no line.
+- `skipInitialSpace` must be set, or it is guessed from the first lines, and spaces are lost.
+- `missingValues` defines null; `nullSequence` is ignored.
 - The default format of a datetime gives aware ones; a pattern would give naive ones.
 - After a column was added, it reports a `missing-cell` for each line of a shard that was not folded since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from limpet import records
-from limpet.errors import Conflict, Missing, OutcomeUnknown
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.index.codec.lines import DELETED, NULL, OUR_CONSTRAINTS, SEPARATOR, Constraints, Field, Kind, escape
 from limpet.index.decide import shard_ids
-from limpet.index.storage import DESCRIPTION_BYTES_MAX, IndexStorage, Manifest
-from limpet.keys import Key
-from limpet.store.api import Absent, Match
+from limpet.index.storage import DESCRIPTION_BYTES_MAX, IndexStorage, Manifest, manifest_cell
+from limpet.keys import IndexKeys, Key
+from limpet.store.api import Absent, Match, Stat
 
 
 def package(name: str, manifest: Manifest) -> bytes:
@@ -72,9 +73,9 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def _of_text(limits: Constraints) -> Constraints:
-    """What the stored text of a string meets: it has escapes, so it may be longer, and look otherwise.
+    """The constraints of the stored text of a string: with escapes it may be longer, and differ.
 
-    No column's text is `required`: a tombstone has nulls.
+    No column is `required` there: a tombstone has nulls.
     """
     enum = tuple(escape(str(each)).decode() for each in limits.enum) if limits.enum else None
     return msgspec.structs.replace(limits, enum=enum, max_length=None, pattern=None)
@@ -90,10 +91,10 @@ _JSON_TYPES: Mapping[Kind, dict[str, str]] = {
 
 
 def json_schema(name: str, manifest: Manifest) -> bytes:
-    """`schema.json`: one record of a CSV export, as `qsv validate` judges it.
+    """`schema.json`: one record of a CSV export, for `qsv validate`.
 
-    qsv makes each field the type that its column has here, an empty one null, and an empty string as well: so a column
-    of strings takes null unless it is the key. What is JSON in a column is a string to it.
+    qsv converts each field to the type of its column here, and an empty one, also an empty string, to null: so string
+    columns allow null, except for the key. JSON columns are strings.
     """
     described = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -122,15 +123,19 @@ def _property(field: Field, *, key: str) -> dict[str, Any]:
 TRIES_MAX = 5
 
 
-def write_descriptions(storage: IndexStorage, name: str, manifest: Manifest) -> None:
-    """Describe the index as its manifest says, unless a later schema is described already.
+def descriptions(keys: IndexKeys, name: str, manifest: Manifest) -> dict[Key, bytes]:
+    """The two files that describe an index to other tools, by their keys."""
+    return {keys.package: package(name, manifest), keys.json_schema: json_schema(name, manifest)}
 
-    Raises: Conflict or OutcomeUnknown if others write it all the time: a later run tries again.
-    Cost: 2 GETs + at most 2 PUTs.   Crash: either file is old or new, whole.
+
+def write_descriptions(storage: IndexStorage, name: str, manifest: Manifest) -> None:
+    """Describe the index by its manifest, unless a later schema is described already.
+
+    Raises: Conflict or OutcomeUnknown if others write it concurrently: a later run tries again.
+    Cost: 2 GETs + at most 2 PUTs.   Crash: each file is the old or the new one.
     """
-    version = manifest.schema_version
-    _write(storage, storage.keys.package, package(name, manifest), version)
-    _write(storage, storage.keys.json_schema, json_schema(name, manifest), version)
+    for key, data in descriptions(storage.keys, name, manifest).items():
+        _write(storage, key, data, manifest.schema_version)
 
 
 def _write(storage: IndexStorage, key: Key, data: bytes, version: int) -> None:
@@ -151,7 +156,7 @@ def _write(storage: IndexStorage, key: Key, data: bytes, version: int) -> None:
 
 
 def _version_of(data: bytes) -> int:
-    """The schema version of a description; none if it cannot be read, for it is derived and may be replaced."""
+    """The schema version of a description; 0 if it cannot be read: it is derived, and may be replaced."""
     try:
         return int(msgspec.json.decode(data)["version"])
     except (msgspec.DecodeError, LookupError, TypeError, ValueError):
@@ -177,7 +182,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """An index in numbers.
+    """The statistics of an index.
 
     `records` and `bytes` are those of the compiled shards. Records count tombstones, as of the last recorded
     compile; None for an index of depth 4, which has too many shards to count. `compiled_at` is when a shard was last
@@ -200,28 +205,19 @@ class IndexStats:
 
     @property
     def oldest_at(self) -> datetime | None:
-        """When the oldest of what waits was put."""
+        """When the oldest waiting object was put."""
         return min((at for at in (self.singles.oldest_at, self.packs.oldest_at) if at), default=None)
 
 
 def stats(storage: IndexStorage, name: str, manifest: Manifest) -> IndexStats:
-    """Count an index. Reads only.
+    """The statistics of an index. Read-only.
 
     Cost: 1 LIST per 1,000 objects in each of `shards/`, `inbox/`, `packs/` and `quarantine/`, at least 1 for each.
     """
     keys, store = storage.keys, storage.store
     ids = {keys.shard(shard): shard for shard in shard_ids(manifest.depth)}
-    largest: Shard | None = None
-    size = 0
-    compiled_at: datetime | None = None
-    for each in store.list(keys.shards):
-        shard = ids.get(each.key)
-        if shard is None or not each.size:
-            continue
-        size += each.size
-        compiled_at = max(compiled_at or each.modified, each.modified)
-        if largest is None or each.size > largest.bytes:
-            largest = Shard(shard, each.size)
+    shards = [stat for stat in store.list(keys.shards) if stat.key in ids and stat.size]
+    largest = max(shards, key=lambda stat: stat.size, default=None)
     return IndexStats(
         name=name,
         key=manifest.key,
@@ -230,12 +226,12 @@ def stats(storage: IndexStorage, name: str, manifest: Manifest) -> IndexStats:
         depth=manifest.depth,
         shards=16**manifest.depth,
         records=sum(manifest.records) if manifest.records else None,
-        bytes=size,
-        largest=largest,
+        bytes=sum(stat.size for stat in shards),
+        largest=Shard(ids[largest.key], largest.size) if largest else None,
         singles=_waits(storage, keys.inbox),
         packs=_waits(storage, keys.packs),
         quarantined=sum(1 for _ in store.list(keys.quarantine)),
-        compiled_at=compiled_at,
+        compiled_at=max((stat.modified for stat in shards), default=None),
     )
 
 
@@ -247,3 +243,115 @@ def _waits(storage: IndexStorage, folder: str) -> Waits:
         size += each.size
         oldest = min(oldest or each.modified, each.modified)
     return Waits(objects, size, oldest)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCount:
+    """An index as a dashboard shows it, by one capped listing.
+
+    `sizes` has the bytes of each shard, and `backlog` the number of objects that wait for each. The names in `at_least`
+    are lower bounds, because counting stopped. `trouble` says why part of it is not known.
+    """
+
+    name: str
+    key: str = ""
+    columns: tuple[str, ...] = ()
+    depth: int = 0
+    records: int | None = None
+    bytes: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+    oldest_at: datetime | None = None
+    quarantined: int = 0
+    compiled_at: datetime | None = None
+    sizes: tuple[int, ...] = ()
+    backlog: Mapping[str, int] = field(default_factory=dict)
+    at_least: tuple[str, ...] = ()
+    trouble: str = ""
+
+
+def count_index(storage: IndexStorage, name: str, *, most: int) -> IndexCount:
+    """Count an index, with up to `most` objects of each folder. Reads only. An unreadable manifest is its `trouble`.
+
+    An index of depth 3 or 4 has thousands of shards: their sizes are those of its manifest, as of the last fold.
+    Cost: 1 LIST per 1,000 objects listed, 1 LIST for each folder that is cut short, and 1 GET.
+    """
+    found = _FolderCounts(storage.keys.root, most)
+    after: str | None = None
+    while (after := found.add_listed(storage.store.list(storage.keys.root, after=after))) is not None:
+        continue
+    cut = [
+        *(["waiting"] if found.cut & {"inbox", "packs"} else []),
+        *(["quarantined"] if "quarantine" in found.cut else []),
+    ]
+    counted = IndexCount(
+        name,
+        waiting=sum(found.backlog.values()),
+        waiting_bytes=found.waiting_bytes,
+        oldest_at=found.oldest,
+        quarantined=found.quarantined,
+        backlog=dict(found.backlog),
+        at_least=tuple(cut),
+    )
+    try:
+        seen = manifest_cell(storage).read()
+    except (Corrupt, Invalid, Unsupported) as error:
+        return replace(counted, trouble=f"its manifest cannot be read: {error}")
+    if seen is None:
+        return replace(counted, trouble="it has no manifest")
+    manifest = seen.value
+    listed = "shards" not in found.cut
+    sizes = [found.sizes.get(shard, 0) for shard in shard_ids(manifest.depth)] if listed else [*manifest.sizes]
+    return replace(
+        counted,
+        key=manifest.key,
+        columns=tuple(each.name for each in manifest.schema.columns),
+        depth=manifest.depth,
+        records=sum(manifest.records) if manifest.records else None,
+        bytes=sum(sizes),
+        sizes=tuple(sizes),
+        compiled_at=found.compiled_at if listed else seen.modified,
+    )
+
+
+class _FolderCounts:
+    """What a listing of one index showed."""
+
+    def __init__(self, root: str, most: int) -> None:
+        self._root = root
+        self._most = most
+        self._objects: Counter[str] = Counter()
+        self.cut: set[str] = set()
+        self.backlog: Counter[str] = Counter()
+        self.waiting_bytes = 0
+        self.oldest: datetime | None = None
+        self.quarantined = 0
+        self.sizes: dict[str, int] = {}
+        self.compiled_at: datetime | None = None
+
+    def add_listed(self, listed: Iterable[Stat]) -> str | None:
+        """Count until a folder is full; from where to list on then."""
+        for stat in listed:
+            folder, _, below = stat.key[len(self._root) + 1 :].partition("/")
+            if not below:
+                continue
+            self._objects[folder] += 1
+            if self._objects[folder] > self._most or folder not in ("inbox", "packs", "quarantine", "shards"):
+                self.cut.add(folder)
+                return f"{self._root}/{folder}0"  # 0 is the character behind the slash
+            self._count(folder, below, stat)
+        return None
+
+    def _count(self, folder: str, below: str, stat: Stat) -> None:
+        match folder:
+            case "quarantine":
+                self.quarantined += 1
+            case "shards":
+                shard, _, kind = below.partition(".")
+                if kind == "usv" and stat.size:
+                    self.sizes[shard] = stat.size
+                    self.compiled_at = max(self.compiled_at or stat.modified, stat.modified)
+            case _:
+                self.backlog[below.partition("/")[0]] += 1
+                self.waiting_bytes += stat.size
+                self.oldest = min(self.oldest or stat.modified, stat.modified)

@@ -1,11 +1,11 @@
 """Importing a file into an index, chunk by chunk, and exporting an index into a file, shard by shard.
 
-An import can be killed at any moment, and continues where it was.
+An import can be killed at any moment, and is resumed where it was.
 
-What a chunk writes follows from the file and from when the import began, and from nothing else: records that bring no
-`updated_at` get the time when the import began and a microsecond for each chunk before theirs. So a chunk that is taken
-twice changes nothing, of two records with one key the later in the file wins, and what is put while the import runs is
-later than what it brings. How far it has come is kept in a cell of the index: an index that is gone takes it along.
+A chunk is a deterministic function of the file and the start time of the import: records without `updated_at` get the
+start time plus a microsecond for each earlier chunk. So importing a chunk twice changes nothing, of two records with
+one key the later in the file wins, and records that are put during the import are newer than imported ones. The
+progress is stored in a cell of the index, and is deleted with it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import hashlib
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,27 +28,25 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Denied, Invalid
-from limpet.index.codec.lines import DELETED, UPDATED_AT, Schema, stamp_text, stamp_time, writer
+from limpet.index.codec.lines import DELETED, UPDATED_AT, Schema, all_in_utc, stamp_text, stamp_texts, stamp_time
 from limpet.index.decide import rank
-from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Decode, Mark
+from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Decode, DecodeMany, Mark
 from limpet.index.index import Index
 from limpet.index.reader import OnDamage, Reader
-from limpet.index.writer import AHEAD_MAX
+from limpet.index.writer import AHEAD_MAX, TICK, stamp_in
 from limpet.records import YEARS, Count, Name, Text
 from limpet.runtime import Runtime
 
-TICK = timedelta(microseconds=1)
 TICK_RECORDS = 1000
 ENDS_BYTES = 64 << 10
 CLOCK_NOW_S = -1.0
-_stamp = writer("datetime")
 TOMBSTONES_IN = "usv"
-"""The only format that says which records were deleted: Limpet's own lines."""
+"""The only format with tombstones: Limpet's own lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkOrder:
-    """How a chunk is taken: from which format, as of when, and whether bad records are left out."""
+    """How to import a chunk: its format, the stamp of records without one, and whether to skip invalid records."""
 
     format: str
     at: datetime
@@ -56,96 +55,124 @@ class ChunkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A record that cannot be taken: its number in the file, why, what to do about it, and as it is kept."""
+    """A record that cannot be imported: the error with its position in the file, and its bytes."""
 
-    number: int
     why: str
-    hint: str
     kept: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a chunk."""
+    """How many records of a chunk were written, and those that were skipped."""
 
     records: int
     bad: tuple[Bad, ...]
 
 
 ChunkJob = Callable[[Chunk, ChunkOrder], Taken]
-"""`take` for one index, in whatever process; `limpet.app` makes one that can be pickled."""
+"""`take` for one index, in any process; `limpet.app` creates one that can be pickled."""
 
 
 def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int], None] | None = None) -> Taken:
-    """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written, and of
-    those that bring none the last. `tick` is called now and then with the number of records read.
+    """Write the records of a chunk. Of several with one key the one with the greatest `updated_at` is written, or, of
+    those without one, the last. `tick` is called periodically with the number of records read.
 
-    Raises: Invalid for the first bad record, unless they are left out; nothing of the chunk is written then.
-    Cost: at most 1 PUT for each shard touched.   Crash: some of them; taking the chunk again completes it.
+    Raises: Invalid for the first invalid record, unless they are skipped; nothing of the chunk is written then.
+    Cost: at most 1 PUT for each shard touched.   Crash: some are written; importing the chunk again completes it.
     """
     schema, form = index.manifest.schema, FORMATS[order.format]
-    decode = form.decoder(chunk.names, schema)
+    decode, decode_many = form.decoder(chunk.names, schema), form.bulk_decoder(chunk.names, schema)
     common = stamp_text(order.at)
     winners: dict[str, bytes] = {}
     bad: list[Bad] = []
-    records = 0
-    for looked_at, (number, raw) in enumerate(form.rows(chunk)):
-        if tick is not None and looked_at and looked_at % TICK_RECORDS == 0:
+    records = looked_at = 0
+
+    def one_by_one(rows: Sequence[tuple[int, Any]]) -> Iterator[tuple[str, bytes]]:
+        for number, raw in rows:
+            try:
+                yield _line(schema, decode, raw, order, common, where=f"{form.noun} {number}")
+            except Invalid as error:
+                if not order.skip_bad:
+                    raise
+                bad.append(Bad(str(error), form.aside(chunk.names, raw)))
+
+    rows = form.rows(chunk)
+    while some := [*islice(rows, TICK_RECORDS)]:
+        if tick is not None and looked_at:
             tick(looked_at)
-        try:
-            key, line = _line(schema, decode, raw, f"{form.noun} {number}", order)
-        except Invalid as error:
-            if not order.skip_bad:
-                raise
-            bad.append(Bad(number, str(error), error.hint, form.aside(chunk.names, raw)))
+        fast = _lines(schema, decode_many, [raw for _, raw in some], order, common)
+        if fast is not None and winners.keys().isdisjoint(by_key := dict(fast)) and len(by_key) == len(some):
+            winners |= by_key
+            records += len(some)
+            looked_at += len(some)
             continue
-        standing = winners.get(key)
-        if standing is None or _wins(line, standing, schema, common):
-            winners[key] = line
-        records += 1
+        for key, line in fast or one_by_one(some):
+            standing = winners.get(key)
+            if (
+                standing is None
+                # all records without `updated_at` have the same stamp: of those the last in the file wins
+                or schema.stamp_of(line) == schema.stamp_of(standing) == common
+                or rank(line, schema.shape) > rank(standing, schema.shape)
+            ):
+                winners[key] = line
+            records += 1
+        looked_at += len(some)
     index.put_lines(winners)
     return Taken(records, tuple(bad))
 
 
-def _wins(line: bytes, standing: bytes, schema: Schema, common: str) -> bool:
-    """Whether a later line of the file wins. All that bring no time have one in `common`: there the order decides."""
-    if schema.stamp_of(line) == schema.stamp_of(standing) == common:
-        return True
-    return rank(line, schema.shape) > rank(standing, schema.shape)
+def _lines(
+    schema: Schema, decode: DecodeMany, raws: Sequence[Any], order: ChunkOrder, common: str
+) -> Sequence[tuple[str, bytes]] | None:
+    """The same as `_line` for each record, by columns; None if one may be invalid, or a tombstone."""
+    if order.format == TOMBSTONES_IN:
+        return None
+    try:
+        columns = decode(raws)
+        names = [field.name for field in schema.columns]
+        if columns is None or not columns.keys() <= {*names}:
+            return None
+        nothing = [None] * len(raws)
+        given = {name: columns.get(name, nothing) for name in names}
+        if None in given[schema.key]:
+            return None
+        keys = schema.key_texts(given[schema.key])
+        brought = given.pop(UPDATED_AT)
+        if {*map(type, brought)} == {type(None)}:
+            stamps = [common] * len(raws)
+        elif all_in_utc(brought) and max(brought) <= order.at + AHEAD_MAX:
+            stamps = stamp_texts(brought)
+        else:
+            return None
+        return [*zip(keys, schema.bulk_lines([*given.values()], stamps), strict=True)]
+    except Invalid:
+        return None
 
 
-def _line(schema: Schema, decode: Decode, raw: Any, where: str, order: ChunkOrder) -> tuple[str, bytes]:
-    """The key and the line of a record.   Raises: Invalid, naming the place in the file."""
+def _line(schema: Schema, decode: Decode, raw: Any, order: ChunkOrder, common: str, *, where: str) -> tuple[str, bytes]:
+    """The key and the line of a record; `common` is the default stamp.
+
+    Raises: Invalid, with the position in the file.
+    """
     try:
         values = decode(raw)
-        stamp = _stamp_of(values.get(UPDATED_AT), order)
         key = values.get(schema.key)
         if key is None:
             raise Invalid(f"field {schema.key!r}: expected the key, got nothing")
         text = schema.key_text(key)
     except Invalid as error:
         raise Invalid(f"{where}: {error}", hint=error.hint) from None
+    at = values.get(UPDATED_AT)
+    stamp = common if at is None else stamp_in(at, order.at + AHEAD_MAX, where=where)
     if order.format == TOMBSTONES_IN and values.pop(DELETED, False):
         return text, schema.tombstone(text, stamp)
     return text, schema.line(values, stamp, where=where)
 
 
-def _stamp_of(at: Any, order: ChunkOrder) -> str:
-    if at is None:
-        return stamp_text(order.at)
-    stamp = _stamp(at).decode()
-    if at > order.at + AHEAD_MAX:
-        raise Invalid(
-            f"field {UPDATED_AT!r}: {stamp} is more than a day ahead of the store's clock",
-            hint="a record from the future would hide every later put; correct it, or leave the field out",
-        )
-    return stamp
-
-
 class ImportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an import has come: the fields of its cell. Everything before `position` is in the index.
+    """The progress of an import: the fields of its cell. Everything before `position` is in the index.
 
-    `bad` records were left out; the first `bad_bytes` bytes of `bad_file` hold them.
+    `bad` records were skipped; they are the first `bad_bytes` bytes of `bad_file`.
     """
 
     file: Text
@@ -167,7 +194,7 @@ class ImportRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def identity(stream: IO[bytes], format: str) -> str:
-    """A digest that identifies a file: of its size, when it was changed, its first and last 64 KiB, and its format."""
+    """A digest that identifies a file: of its size, modification time, first and last 64 KiB, and format."""
     about = os.fstat(stream.fileno())
     mixed = hashlib.sha256(f"{format} {about.st_size} {about.st_mtime_ns} ".encode())
     for at in (0, max(0, about.st_size - ENDS_BYTES)):
@@ -178,9 +205,9 @@ def identity(stream: IO[bytes], format: str) -> str:
 
 
 class Import:
-    """One file on its way into an index.
+    """The import of one file.
 
-    Raises: Invalid for a file whose fields are not those of the index, before anything is written.
+    Raises: Invalid for a file whose fields do not match the index, before anything is written.
     Cost: 1 GET + 1 PUT to begin, 1 swap (a GET and a PUT) after each chunk.
     """
 
@@ -219,7 +246,8 @@ class Import:
             self._save(bad_file=self._aside.name if self._aside else self.state.bad_file)
         self._here = partial(take, index)
         self.under_way = 0
-        """How many records of the chunk that is being taken here have been looked at."""
+        """How many records of the current chunk have been read."""
+        self._end = self.state.mark
 
     def run(
         self,
@@ -228,10 +256,10 @@ class Import:
         at_once: int = 1,
         tick: Callable[[], None] | None = None,
     ) -> Iterator[Taken]:
-        """Take it all; yields after each chunk, when `state` says that it is in. `tick` is called within chunks.
+        """Import the file; yields after each chunk, once `state` includes it. `tick` is called within chunks.
 
-        With an `executor`, `job` is run there, for at most `at_once` chunks and one more at a time.
-        Raises: Invalid for a bad record; whatever a write met. What `state` says is in stays, and the rest may be.
+        With an `executor`, `job` runs there, for at most `at_once` + 1 chunks concurrently.
+        Raises: Invalid for an invalid record; any write error. Chunks in `state` are imported; later ones may be.
         """
         if self._aside:
             self._aside.begin()
@@ -249,19 +277,26 @@ class Import:
             yield taken
         self._save(done=True)
 
+    @property
+    def position(self) -> int:
+        """The approximate position in the file of the last record read, `under_way` included."""
+        state, end = self.state, self._end
+        share = min(1.0, self.under_way / max(end.number - state.number, 1))
+        return state.position + int(share * max(end.position - state.position, 0))
+
     def _tick(self, tick: Callable[[], None] | None, records: int) -> None:
         self.under_way = records
         if tick is not None:
             tick()
 
     def _found(self, restart: bool) -> ImportRecord | None:
-        """The state to go on from.   Raises: Corrupt."""
+        """The state to resume from.   Raises: Corrupt."""
         if self._cell is None:
             return None
         try:
             seen = self._cell.read()
             if seen is not None:
-                self._demand_sense(seen.value, self._cell.key)
+                self._check_state(seen.value, self._cell.key)
         except Corrupt as error:
             if not restart:
                 raise Corrupt(str(error), hint="--restart begins the import again") from None
@@ -269,17 +304,17 @@ class Import:
             return None
         return None if seen is None or restart or seen.value.done else seen.value
 
-    def _demand_sense(self, found: ImportRecord, key: str) -> None:
-        """Go on only from a state that an import of this format wrote.   Raises: Corrupt."""
+    def _check_state(self, found: ImportRecord, key: str) -> None:
+        """Check that an import of this format wrote the state.   Raises: Corrupt."""
         try:
             year = stamp_time(found.began_at).year
         except ValueError:
             year = 0
         if FORMATS.get(found.format) is not self._form or year not in YEARS:
-            raise Corrupt(f"{key} is no state of this import: {found.format!r}, begun {found.began_at!r}")
+            raise Corrupt(f"{key} is not a valid state of this import: {found.format!r}, begun {found.began_at!r}")
 
     def _orders(self) -> Iterator[tuple[Chunk, ChunkOrder]]:
-        """The chunks that are left, each as of its own microsecond."""
+        """The remaining chunks, each with a later stamp than the one before."""
         began_at = stamp_time(self.state.began_at)
         chunks = self._form.chunks(self._stream, self._head, self.state.mark, self._limits)
         for number, chunk in enumerate(chunks, self.state.chunks + 1):
@@ -288,6 +323,7 @@ class Import:
     def _taken(self, job: ChunkJob, executor: Executor | None, at_once: int) -> Iterator[tuple[Mark, Taken]]:
         if executor is None:
             for chunk, order in self._orders():
+                self._end = chunk.end
                 yield chunk.end, job(chunk, order)
             return
         under_way: deque[tuple[Mark, Future[Taken]]] = deque()
@@ -310,7 +346,7 @@ class Import:
             return
 
         def change(now: ImportRecord | None) -> ImportRecord | None:
-            # the same import may run twice, and the one that is further on has brought the same lines
+            # the same import may run twice; the one that is ahead has written the same lines
             same = now is not None and now.began_at == mine.began_at
             return None if same and now is not None and (now.done or now.number > mine.number) else mine
 
@@ -318,9 +354,9 @@ class Import:
 
 
 class _BadRecordFile:
-    """The file of bad records. It holds those that were left out up to the last chunk that is in.
+    """The file of skipped records. It has those up to the last imported chunk.
 
-    Raises: Invalid for a file with something in it that this import did not write.
+    Raises: Invalid for a file with content that this import did not write.
     """
 
     def __init__(self, path: Path, head: bytes, state: ImportRecord) -> None:
@@ -334,10 +370,10 @@ class _BadRecordFile:
             )
         there = path.stat().st_size if path.exists() else 0
         if there and (state.bad_file != self.name or there < self._size):
-            raise Invalid(f"{path} has something in it already", hint="name a new file for --skip-bad, or remove it")
+            raise Invalid(f"{path} is not empty", hint="name a new file for --skip-bad, or remove it")
 
     def begin(self) -> None:
-        """Start the file, or cut it back to the size that the import's state records."""
+        """Create the file, or truncate it to the size in the import's state."""
         try:
             with open(self._path, "ab") as file:
                 file.truncate(self._size)
@@ -346,7 +382,7 @@ class _BadRecordFile:
             raise self._denied(error) from None
 
     def add(self, bad: tuple[Bad, ...]) -> int:
-        """Keep some more, durably; the size of the file."""
+        """Append records, durably; returns the size of the file."""
         if bad:
             try:
                 with open(self._path, "ab") as file:
@@ -363,7 +399,7 @@ class _BadRecordFile:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """How far an export has come."""
+    """The progress of an export."""
 
     shards: int
     of_shards: int
@@ -371,11 +407,11 @@ class Exported:
 
 
 def export(index: Index[Any], stream: IO[bytes], format: str, on_damage: OnDamage | None = None) -> Iterator[Exported]:
-    """Write every record, `updated_at` included, in the order of the shards; yields after each of them.
+    """Write every record, with `updated_at`, in the order of the shards; yields after each shard.
 
     Each record is as of some moment after the export began. Memory is bounded by the largest shard.
-    Damaged shards are left out if there is an `on_damage`, as in `Reader.scan`.
-    Raises: Corrupt, Unavailable: what was written then is not whole.   Cost: as `Index.scan`.
+    With `on_damage`, damaged shards are skipped, as in `Reader.scan`.
+    Raises: Corrupt, Unavailable: the output is incomplete then.   Cost: as `Index.scan`.
     """
     manifest = index.manifest
     shards = records = 0
@@ -389,10 +425,10 @@ def export(index: Index[Any], stream: IO[bytes], format: str, on_damage: OnDamag
 
 @contextmanager
 def whole_file(path: Path, runtime: Runtime) -> Iterator[IO[bytes]]:
-    """A file to write, which appears under its name when the block ends well, and not at all otherwise.
+    """A file to write, which appears under its name only if the block succeeds.
 
     A pipe or a device is written to directly.
-    Raises: Denied, when the disk does not take it.   Crash: the old file or the new one; a hidden part may be left.
+    Raises: Denied, if it cannot be written.   Crash: the old file or the new one; a hidden temporary file may remain.
     """
     try:
         path = path.resolve()
@@ -411,5 +447,7 @@ def whole_file(path: Path, runtime: Runtime) -> Iterator[IO[bytes]]:
             with suppress(FileNotFoundError):
                 os.unlink(part)
     except OSError as error:
-        # F27: nothing half-written is left under the name
-        raise Denied(f"cannot write {path}: {error.strerror}", hint="check the path and the room on the disk") from None
+        # F27: no incomplete file has the name
+        raise Denied(
+            f"cannot write {path}: {error.strerror}", hint="check the path and the free space on the disk"
+        ) from None

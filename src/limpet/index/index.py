@@ -9,7 +9,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from limpet.cell import Cell, struct_codec
+from limpet.cell import Cell
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.events import EventSink
 from limpet.index.codec.lines import Fields, Schema, Typed
@@ -24,29 +24,28 @@ from limpet.index.compiler import (
 )
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
-from limpet.index.maintain.import_existing import AdoptReport, FileSource, import_existing, import_in_place
-from limpet.index.maintain.offline import WholeIndex
-from limpet.index.maintain.purge import PurgeReport, purge
-from limpet.index.maintain.reshard import ReshardReport, reshard
+from limpet.index.maintain.import_existing import AdoptReport, import_existing, import_in_place
+from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
+from limpet.index.maintain.whole import WholeIndex
 from limpet.index.reader import Reader, warn_of
-from limpet.index.sql.query import Parameters, sql
-from limpet.index.sql.rows import Rows
-from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh
+from limpet.index.sql import Parameters, Rows, sql
+from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, manifest_cell
 from limpet.index.writer import RecordWriter, Stamps
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Store
+from limpet.store.sources import FileSource
 
 R = TypeVar("R")
 REFRESH_S = 600.0
-"""After so long a handle reads the manifest again: its columns may have grown, or it was resharded."""
+"""After this time a handle reads the manifest again: there may be new columns, or a reshard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenedIndex(Generic[R]):
-    """What follows from one look at the manifest."""
+    """The reader and the writer for one version of the manifest, and when it was read."""
 
     manifest: Manifest
     reader: Reader
@@ -55,11 +54,11 @@ class _OpenedIndex(Generic[R]):
 
 
 class Index(Generic[R]):
-    """Records of one type under one name. Cheap to make; the first use reads the manifest, or creates the index, and
+    """Records of one type under one name. Cheap to create; the first use reads the manifest, or creates the index, and
     every ten minutes a use reads it again (1 GET).
 
-    A put is seen by every later get, scan, sql and compile, on any machine, unless an equal or later `updated_at`
-    exists. Of several records with one key the same one wins everywhere. A handle may be shared between threads.
+    A put is visible to every later get, scan, sql and compile, on any machine, unless a record with an equal or later
+    `updated_at` exists. Of several records with one key the same one wins everywhere. Thread-safe.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Index(Generic[R]):
         self._watch = watch
         self._job = job
         self._storage = IndexStorage(store, IndexKeys.of(name), runtime)
-        self._cell = Cell(store, self._storage.keys.manifest, struct_codec(Manifest), runtime)
+        self._cell = manifest_cell(self._storage)
         self._layout = Layout(self._storage, self._cell, name, typed, depth)
         self._opened: _OpenedIndex[R] | None = None
 
@@ -92,45 +91,45 @@ class Index(Generic[R]):
 
     @property
     def manifest(self) -> Manifest:
-        """The index as it was at most ten minutes ago.   Cost: 0; then 1 GET, or at first what `create` costs."""
+        """The manifest, at most ten minutes old.   Cost: 0; after ten minutes 1 GET; at first as creating the index."""
         return self._open().manifest
 
     @property
     def storage(self) -> IndexStorage:
-        """The objects of the index, for the tools beside it."""
+        """The objects of the index, for maintenance tools."""
         return self._storage
 
     def put(self, record: R | Mapping[str, Any]) -> None:
         """Write one record, replacing the one with the same key. `updated_at`, unless given, is the store's time.
 
         Raises: Invalid, naming field and value; OutcomeUnknown (put it again).   Cost: 1 PUT; 1 PUT + 1 HEAD more once
-        in ten minutes, for the clock.   Crash: written or not, whole.
+        in ten minutes, for the clock.   Crash: written entirely or not at all.
         """
         self._open().writer.put(record)
 
     def put_many(self, records: Iterable[R | Mapping[str, Any]]) -> int:
-        """Write many records, none unless all are good; of two with one key the last counts. Returns how many.
+        """Write many records, or none if one is invalid; of two with one key the last wins. Returns how many.
 
         Raises: Invalid, naming record, field and value; OutcomeUnknown, Unavailable (put them again).
-        Cost: at most 1 PUT for each shard touched.   Crash: some shards' records may be there and others not.
+        Cost: at most 1 PUT for each shard touched.   Crash: the records of some shards may be written, others not.
         """
         return self._open().writer.put_many(records)
 
     def put_lines(self, lines: Mapping[str, bytes]) -> None:
-        """Write lines that this index's schema made, by key: what an import does.   Cost and crash: as `put_many`."""
+        """Write lines encoded by this index's schema, by key: for imports.   Cost and crash: as `put_many`."""
         self._open().writer.put_lines(lines)
 
     def delete(self, key: str | int) -> None:
-        """Delete the record of `key`; one that is not there is fine.   Raises: Invalid.   Cost: 1 PUT."""
+        """Delete the record of `key`; it need not exist.   Raises: Invalid.   Cost: 1 PUT."""
         self._open().writer.delete(key)
 
     def get(self, key: str | int) -> R | None:
         """The record of `key`, or None.
 
-        A put of the key by this process after this counts as later than what was seen here.
+        A later put of the key by this process is newer than the record that is returned.
         Raises: Corrupt, Unavailable: a read error is never an empty result.
-        Cost: 2 LISTs + 1 to 3 range GETs, at most 192 KiB together while no record exceeds 4 KiB; 1 GET for what waits
-        under this key, and 1 to 3 for each pack that waits in its shard.
+        Cost: 2 LISTs + 1 to 3 range GETs, at most 192 KiB together while no record exceeds 4 KiB; 1 GET if singles of
+        the key wait, and 1 to 3 for each waiting pack of its shard.
         """
         opened = self._open()
         text = opened.manifest.schema.key_text(key)
@@ -139,8 +138,8 @@ class Index(Generic[R]):
     def get_many(self, keys: Iterable[str | int]) -> dict[str | int, R]:
         """The records of those keys that have one.
 
-        Cost: 2 LISTs; for each shard touched 1 GET, or what `get` costs for each key if that is less to read; where
-        something waits, up to 2 LISTs and its objects more.
+        Cost: 2 LISTs; for each shard touched 1 GET, or what `get` costs for each key if that reads less; where objects
+        wait, up to 2 LISTs and 1 GET an object more.
         """
         opened = self._open()
         texts = {opened.manifest.schema.key_text(key): key for key in keys}
@@ -154,9 +153,9 @@ class Index(Generic[R]):
     def scan(self, *, skip_damaged: bool = False) -> Iterator[R]:
         """Every record, each as of some moment after the scan began. Memory is bounded by the largest shard.
 
-        `skip_damaged`: leave damaged shards out, each with a `DamagedShardWarning`, and what waits for them.
+        `skip_damaged`: skip damaged shards and their waiting objects, each with a `DamagedShardWarning`.
         Raises: Corrupt for a damaged shard otherwise.
-        Cost: 1 GET + 2 LISTs + 1 GET a shard; where something waits, up to 2 LISTs and its objects more.
+        Cost: 1 GET + 2 LISTs + 1 GET a shard; where objects wait, up to 2 LISTs and 1 GET an object more.
         """
         opened = self._open(again=True)
         schema = opened.manifest.schema
@@ -173,9 +172,9 @@ class Index(Generic[R]):
         memory: str | None = None,
         skip_damaged: bool = False,
     ) -> Rows:
-        """Answer a SELECT over this index, and any other of the fleet, each a table of its name.
+        """Run a SELECT over this index and any other of the fleet; each index is a table of the same name.
 
-        `skip_damaged`: leave damaged shards out, each with a `DamagedShardWarning`, and what waits for them.
+        `skip_damaged`: skip damaged shards and their waiting objects, each with a `DamagedShardWarning`.
         Raises, Cost: as `limpet.index.sql.sql`; needs the extra `sql`.
         """
         self._open()
@@ -190,36 +189,36 @@ class Index(Generic[R]):
         )
 
     def verify(self, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
-        """Read everything again; with `repair`, put right what can be derived; with `accept_loss`, go on with what is
-        left of damaged shards.   See `maintain.verify.verify`.
+        """Read and check the whole index; `repair`: repair what can be derived; `accept_loss`: keep what is left of
+        damaged shards.   See `maintain.verify.verify`.
         """
         return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
     def adopt(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
-        """Take in plain `{key}.usv` files.   See `maintain.import_existing.import_existing`."""
+        """Import plain `{key}.usv` files.   See `maintain.import_existing.import_existing`."""
         return import_existing(self._whole(), self._stamps, source, quiesced=quiesced)
 
     def adopt_in_place(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
-        """Make this index of the plain files that lie in its place; see `maintain.import_existing.import_in_place`."""
+        """Create this index from plain files in its folder.   See `maintain.import_existing.import_in_place`."""
         report = import_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
         self._opened = None
         return report
 
     def reshard(self, depth: int, *, quiesced: bool = False) -> ReshardReport:
-        """Give it shards of another depth, while no other process uses it.   See `maintain.reshard.reshard`."""
+        """Change the depth of the shards, while no other process uses the index.   See `maintain.offline.reshard`."""
         report = reshard(self._whole(), depth, quiesced=quiesced)
         self._opened = None
         return report
 
     def purge(self, *, quiesced: bool = False, older_than_s: float | None = None) -> PurgeReport:
-        """Drop tombstones, while no other process uses it.   See `maintain.purge.purge`."""
+        """Drop tombstones, while no other process uses the index.   See `maintain.offline.purge`."""
         report = purge(self._whole(), quiesced=quiesced, older_than_s=older_than_s)
         self._opened = None
         return report
 
     def allow_null(self, field: str) -> None:
-        """Let a column be null that every record had to have. Programs whose type demands a value cannot read a record
-        without one from then on (Unsupported), so change their types first.   Raises: Missing; Invalid.
+        """Make a required column nullable. Programs whose type requires a value cannot read a record without one from
+        then on (Unsupported), so change their types first.   Raises: Missing; Invalid.
         Cost: 1 GET + 1 PUT; 2 GETs + 2 PUTs for the descriptions.
         """
         self._layout.allow_null(field)
@@ -235,20 +234,19 @@ class Index(Generic[R]):
     def compile(
         self, executor: Executor | None = None, *, full: bool = False, stop: Callable[[], bool] | None = None
     ) -> CompileReport:
-        """Fold what waits into the shards where that pays or is overdue; gather the rest into packs.
+        """Fold waiting objects into the shards where that is worth it or overdue; gather other singles into packs.
 
-        `full`: fold all of it, also in shards that another compiler has locked (it may be dead; the swap decides).
+        `full`: fold everything, also in shards that another compiler has locked (it may be dead; the swap decides).
 
-        Any number may run at once, anywhere, and be killed at any moment. With an `executor` (threads, processes, Dask,
-        Ray) the shards are spread over its workers, which open the fleet themselves. Once `stop` says so, no other
-        shard is begun.
-        Raises: Corrupt for a shard that must not be built upon, Unavailable for a worker that died: after all the
-        others were compiled.
+        Any number of compilers may run concurrently, and be killed at any moment. With an `executor` (threads,
+        processes, Dask, Ray) the shards are distributed over its workers, which open the fleet themselves. After `stop`
+        returns True, no further shard is started.
+        Raises: Corrupt for a damaged shard, Unavailable for a worker that died: after all other shards were compiled.
         Cost: 1 GET + 2 LISTs, then as `Compiler.compile` for each shard with work, and as `Compiler.record` for
         every 256 shards (with an executor, every 8).
         """
         began_s = self._runtime.elapsed_s()
-        compiler = self._compiler(self._open(again=True).manifest)
+        compiler = self._compiler()
         work = self._storage.work()
         shards = sorted(work.shards)
         self._runtime.rng.shuffle(shards)
@@ -256,7 +254,8 @@ class Index(Generic[R]):
         if executor is None:
             parts = compiler.run(shards, work, full=full, stop=stop)
         else:
-            parts = compile_there(self._job or self._part, executor, shards, full, self._runtime.new_id(), stop)
+            job = self._job or (lambda some, full, _: self.compile_shards(some, full=full))
+            parts = compile_there(job, executor, shards, full, self._runtime.new_id(), stop)
         if not shards:
             compiler.record(CompileReport())
         report = CompileReport()
@@ -268,7 +267,7 @@ class Index(Generic[R]):
                 report.add(part)
         if report.too_large and failed is None:
             failed = Corrupt(
-                f"{report.too_large[0]} is larger than any object that Limpet writes, and was left where it is",
+                f"{report.too_large[0]} is larger than any object that Limpet writes, and was not touched",
                 hint="move it elsewhere; everything else was compiled",
             )
         if self._events is not None:
@@ -278,27 +277,23 @@ class Index(Generic[R]):
         return report
 
     def compile_shards(self, shards: Sequence[str], *, full: bool = False) -> Outcomes:
-        """Compile those shards: a part of a run that is spread over an executor."""
+        """Compile these shards: one part of a run on an executor."""
         everywhere = frozenset(shards)
-        compiler = self._compiler(self._open(again=True).manifest)
+        compiler = self._compiler()
         return [*compiler.run(shards, WaitingShards(everywhere, everywhere), full=full)]
 
-    def _compiler(self, manifest: Manifest) -> Compiler:
-        return Compiler(self.name, self._storage, self._cell, manifest, self._watch)
-
-    def _part(self, shards: Sequence[str], full: bool, run_id: str) -> Outcomes:
-        """A `ShardJob` for threads of this process."""
-        return self.compile_shards(shards, full=full)
+    def _compiler(self) -> Compiler:
+        return Compiler(self.name, self._storage, self._cell, self._open(again=True).manifest, self._watch)
 
     def __reduce__(self) -> NoReturn:
-        raise Invalid("a handle of an index cannot go to another process", hint="open the fleet there, by its URL")
+        raise Invalid("a handle of an index cannot be sent to another process", hint="open the fleet there, by its URL")
 
     def _record(self, opened: _OpenedIndex[R], key: str, line: bytes | None) -> R | None:
         if line is None:
             return None
         schema = opened.manifest.schema
         record = None if schema.is_gone(line) else self._typed.record(schema.values(line))
-        self._stamps.saw(self._storage.keys.root, {key: schema.stamp_of(line)})
+        self._stamps.remember(self._storage.keys.root, {key: schema.stamp_of(line)})
         return record
 
     def _open(self, *, again: bool = False) -> _OpenedIndex[R]:
@@ -334,7 +329,7 @@ class Layout:
         """The columns and the key of a manifest that the type was last found to fit."""
 
     def load(self) -> Manifest:
-        """The manifest as it is now: created if there is none, extended if the type has new columns.
+        """The current manifest: created if there is none, extended if the type has new columns.
 
         Raises: Missing without a type; Invalid for a type that does not fit.   Cost: 1 GET; see `_create`, `_evolved`.
         """
@@ -349,7 +344,7 @@ class Layout:
         return self._evolved(seen.value)
 
     def _evolved(self, manifest: Manifest) -> Manifest:
-        """The manifest with the type's new columns; without them if this process may not add any.
+        """The manifest with the type's new columns; without them if this process may not add columns.
 
         Cost: 0, or 1 GET + 1 PUT and the descriptions.
         """
@@ -362,10 +357,10 @@ class Layout:
         try:
             return self._changed(lambda schema: extended(schema, fields, key))
         except Denied:
-            return manifest  # a process that may only read needs no new columns; a put of one is refused
+            return manifest  # a read-only process needs no new columns; a put of one is refused
 
     def allow_null(self, name: str) -> Manifest:
-        """Let a column be null from now on.   Raises: Missing; Invalid.   Cost: 1 GET + 1 PUT and the descriptions."""
+        """Make a column nullable.   Raises: Missing; Invalid.   Cost: 1 GET + 1 PUT and the descriptions."""
         return self._changed(lambda schema: nullable(schema, name))
 
     def _changed(self, new: Callable[[Schema], Schema | None]) -> Manifest:
@@ -383,17 +378,17 @@ class Layout:
         return seen.value
 
     def _create(self) -> Manifest:
-        """Lay out a new index: all shards empty, then the manifest, then the descriptions.
+        """Create a new index: empty shards, then the manifest, then the descriptions.
 
-        Raises: Corrupt or Conflict if records of something else lie there: nothing is written then.
+        Raises: Corrupt or Conflict if there are records of something else: nothing is written then.
         Cost: 1 LIST, 1 PUT a shard + 3 PUTs and 2 GETs.
-        Crash: without a manifest there is no index, and creating it again completes it.
+        Crash: without a manifest there is no index; creating it again completes it.
         """
         manifest = self.planned()
         if next(self._storage.store.list(self._storage.keys.root), None) is not None:
-            self._demand_empty()
+            self._check_empty()
         if self.put_shards(manifest):
-            self._demand_empty()
+            self._check_empty()
         return self.complete(manifest)
 
     def planned(self) -> Manifest:
@@ -405,9 +400,9 @@ class Layout:
         return fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
 
     def complete(self, manifest: Manifest) -> Manifest:
-        """Write the manifest of a new index, whose shards are there: from now on it exists. Then describe it.
+        """Write the manifest of a new index, after its shards: from now on it exists. Then describe it.
 
-        The manifest as it is now, if another process was first.   Cost: 3 PUTs and 2 GETs.
+        Returns the current manifest, if another process was first.   Cost: 3 PUTs and 2 GETs.
         """
         try:
             self._cell.create(manifest)
@@ -417,10 +412,10 @@ class Layout:
         return manifest
 
     def put_shards(self, manifest: Manifest) -> bool:
-        """Put empty shards where there are none; whether some were there already.
+        """Create the empty shards that are missing. Returns whether some existed already.
 
-        A conflict does not prove that a shard is there: a store may refuse two puts at once (F15). So it is read.
-        Raises: Unavailable if a shard can neither be put nor found.   Cost: 1 PUT each; 1 HEAD for each conflict.
+        A conflict does not prove that a shard exists: a store may refuse concurrent puts (F15). So it is looked up.
+        Raises: Unavailable if a shard can neither be created nor found.   Cost: 1 PUT each; 1 HEAD for each conflict.
         """
         shards: Sequence[Key] = [self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]
         some_were_there = False
@@ -436,10 +431,10 @@ class Layout:
             if not left:
                 return some_were_there
             shards = left
-        raise Unavailable(f"{shards[0]} could not be put: the store refused it {PUTS_MAX} times", hint="try again")
+        raise Unavailable(f"{shards[0]} could not be created: the store refused it {PUTS_MAX} times", hint="try again")
 
-    def _demand_empty(self) -> None:
-        """Shards that are there already are those of a creation that did not end, or runs beside this one: empty.
+    def _check_empty(self) -> None:
+        """Check that existing shards are empty: another creation was interrupted, or is running now.
 
         Raises: Corrupt for records without a manifest.   Cost: 1 LIST per 1,000 shards, 2 LISTs, 1 GET.
         """

@@ -1,19 +1,19 @@
 """The objects of one index, its manifest, and the order in which they are read.
 
-Data moves only forward: from singles to packs or the shard, from packs to the shard. A reader that takes them in that
-order, each step after the last has ended, misses nothing; an object that is gone when it is asked for was merged into
-something that is read later. No name is ever used twice, so no delete, however late, can hit a newer object.
+Data moves only forward: from singles to packs or the shard, from packs to the shard. A reader that reads them in that
+order, one step after the other, misses nothing: an object that is missing when it is read was merged into one that is
+read later. No name is ever reused, so a late delete cannot remove a newer object.
 
-`manifest.json` has the columns, the number of shards, and what a compiler recorded of each shard, which readers and
-`verify` compare it with (F23): the records and bytes that it has, and a digest of the bytes. It only moves forward
-along the versions that the shard really had, and objects that were folded are deleted only once the fold is recorded.
+`manifest.json` holds the columns, the number of shards, and for each shard the number of records, the size and a digest
+of the bytes, as a compiler recorded them. Readers and `verify` compare shards with it (F23). Recorded values only
+advance along versions that the shard really had, and folded objects are deleted only after the fold is recorded.
 docs/design/0005-index.md proves that a healthy shard is never refused.
 """
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -23,23 +23,20 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
-from limpet.index.codec.lines import (
-    Fields,
-    Schema,
-)
-from limpet.index.decide import DEPTHS, places_of, shard_of
-from limpet.keys import IndexKeys, Key
+from limpet.index.codec.lines import Fields, Schema
+from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
+from limpet.keys import IndexKeys, Key, is_key
 from limpet.records import INTEGER_MAX, Name, Positive
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Put, Stat, Store, Version
 
 COUNTED_DEPTH_MAX = 3
-"""A deeper index has too many shards to record each in one small object."""
+"""A deeper index has too many shards to record them in one small object."""
 
 SUM_BYTES = 16
 SUM_MAX = 64
 _Number = Annotated[int, msgspec.Meta(ge=-INTEGER_MAX, le=INTEGER_MAX)]
-"""Below zero makes no sense, but verify says so and repairs it: one wrong count must not hide the whole index."""
+"""Negative values are allowed here, so that `verify` can report and repair them: one must not hide an index."""
 
 _Sum = Annotated[str, msgspec.Meta(max_length=SUM_MAX)]
 _OF_SHARDS = msgspec.Meta(max_length=16 ** DEPTHS[-1])
@@ -50,8 +47,8 @@ EMPTY_SUM = "-"
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fields of `manifest.json` beside the cell's header.
 
-    `generation` rises with each reshard or purge; `described` is the schema version that datapackage.json shows.
-    `records`, `sizes` (bytes) and `sums` (see `sum_of`) are by shard, as of the last fold that was recorded.
+    `generation` increases with each reshard or purge; `described` is the schema version in datapackage.json. `records`,
+    `sizes` (bytes) and `sums` (see `sum_of`) are by shard, as of the last recorded fold.
     """
 
     fields: Fields
@@ -70,14 +67,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return Schema(self.fields, self.key)
 
     def count(self, shard: str) -> Count | None:
-        """What the manifest records of a shard; None if it records nothing."""
+        """What the manifest records of a shard; None if nothing."""
         at = int(shard, 16)
         if at >= len(self.records) or at >= len(self.sizes):
             return None
         return Count(self.records[at], self.sizes[at], self.sums[at] if at < len(self.sums) else UNKNOWN_SUM)
 
     def size(self, shard: str) -> int:
-        """How many bytes the manifest records of a shard; 0 if it records nothing."""
+        """The recorded size of a shard in bytes; 0 if nothing is recorded."""
         count = self.count(shard)
         return count.size if count else 0
 
@@ -92,7 +89,7 @@ class Count(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A shard that was put: what it has now, its version, and the digest of the bytes that it replaced."""
+    """A shard after a fold: its counts, its version, and the digest of the bytes that were replaced."""
 
     count: Count
     version: Version
@@ -114,7 +111,7 @@ def fresh(schema: Schema, depth: int) -> Manifest:
 
 
 def with_counts(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
-    """The manifest with these counts, whatever it said before; of shards that it never counted it says 0."""
+    """The manifest with these counts; 0 for shards that were never counted."""
     if manifest.depth > COUNTED_DEPTH_MAX:
         return msgspec.structs.replace(manifest, records=(), sizes=(), sums=())
     length = 16**manifest.depth
@@ -130,11 +127,11 @@ def with_counts(manifest: Manifest, counts: Mapping[str, Count]) -> Manifest:
 def noted(
     manifest: Manifest, folds: Mapping[str, Fold], is_current: Callable[[str, Version], bool]
 ) -> tuple[Manifest, frozenset[str]]:
-    """The manifest with the folds that are provably newer than what it records, and the shards recorded so.
+    """The manifest with those folds that are provably newer than what it records, and the shards of those.
 
-    A fold is newer if it replaced exactly the bytes that are recorded. Otherwise (another compiler has not recorded its
-    own fold yet, or never will) it is recorded only if the shard is still of the fold's version: `is_current`, which
-    must look after the manifest was read. What is not recorded is left to the compiler that folded after it.
+    A fold is newer if it replaced exactly the recorded bytes. Otherwise (another compiler has not recorded its own fold
+    yet, or never will) it is recorded only if the shard still has the fold's version: `is_current`, which must be
+    called after the manifest was read. Other folds are left to the compiler that folded later.
     """
     if manifest.depth > COUNTED_DEPTH_MAX:
         return manifest, frozenset(folds)
@@ -150,14 +147,6 @@ def noted(
     return with_counts(manifest, newer) if newer else manifest, frozenset(recorded)
 
 
-def is_current(storage: IndexStorage, shard: str, version: Version) -> bool:
-    """Whether the shard is of that version now.   Cost: 1 HEAD."""
-    try:
-        return storage.store.head(storage.keys.shard(shard)).version == version
-    except Missing:
-        return False
-
-
 def manifest_cell(storage: IndexStorage) -> Cell[Manifest]:
     """The cell of an index's manifest."""
     return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime)
@@ -168,32 +157,18 @@ B = TypeVar("B")
 
 SHARD_BYTES_MAX = 2 << 30
 WAITING_BYTES_MAX = 256 << 20
-"""No Limpet writes a larger single or pack."""
+"""Limpet never writes a larger single or pack."""
 
 DESCRIPTION_BYTES_MAX = 16 << 20
+LOOKUPS_AT_ONCE = 128
+"""Concurrent lookups on a far store, where each of them mostly waits."""
+
 SENDS_MAX = 3
 BACKOFF_S = 0.1
 
 
-def batched(
-    items: Iterable[A], size_of: Callable[[A], int], *, size: int, count: int | None = None
-) -> Iterator[list[A]]:
-    """The items in runs of at most `count` items and `size` bytes together; an item that is larger is a run alone."""
-    batch: list[A] = []
-    total = 0
-    for item in items:
-        more = size_of(item)
-        if batch and (len(batch) == count or total + more > size):
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += more
-    if batch:
-        yield batch
-
-
 def lost_records(what: str, number: int, recorded: int, *, note: str) -> Corrupt:
-    """The error for a shard with fewer records than the manifest records (F23)."""
+    """The error for a shard with fewer records than the manifest says (F23)."""
     return Corrupt(
         f"{what} has {number} records, and had {recorded} before: some are lost",
         hint=f"restore it from a backup, or `limpet index verify --accept-loss`{note}",
@@ -201,18 +176,18 @@ def lost_records(what: str, number: int, recorded: int, *, note: str) -> Corrupt
 
 
 def changed_bytes(what: str, *, note: str) -> Corrupt:
-    """The error for a shard whose bytes no compiler wrote (F23)."""
+    """The error for a shard with bytes that no compiler wrote (F23)."""
     return Corrupt(
-        f"{what} has other bytes than those that were compiled: it was changed since",
+        f"{what} was changed since it was compiled: its digest differs",
         hint=f"restore it from a backup, or `limpet index verify --accept-loss`{note}",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingShards:
-    """The shards in which something waits to be compiled, by where it waits.
+    """The shards with objects that wait to be compiled: singles, packs.
 
-    `singles` was listed before `packs`. A shard in neither has everything in its base that was there before.
+    `singles` was listed before `packs`. A shard in neither set has all earlier records in its base.
     """
 
     singles: frozenset[str]
@@ -220,7 +195,7 @@ class WaitingShards:
 
     @property
     def shards(self) -> frozenset[str]:
-        """All of them. The singles of one may have become a pack since it was listed: look for its packs too."""
+        """All of them. The singles of a shard may have become a pack since they were listed: look for its packs too."""
         return self.singles | self.packs
 
 
@@ -236,30 +211,30 @@ class IndexStorage:
         self.runtime = runtime
 
     def work(self) -> WaitingShards:
-        """Where something waits.   Cost: 2 LISTs, one of `inbox/`, then one of `packs/`, by their folders."""
+        """The shards with waiting objects.   Cost: 2 LISTs of folders: `inbox/`, then `packs/`."""
         singles = frozenset(self.store.list_dirs(self.keys.inbox))
         return WaitingShards(singles, frozenset(self.store.list_dirs(self.keys.packs)))
 
-    def singles(self, shard: str) -> list[Stat]:
-        """The singles of a shard.   Cost: 1 LIST per 1,000."""
-        return [*self.store.list(self.keys.inbox_of(shard))]
-
-    def singles_of(self, shard: str, key: str) -> list[Stat]:
-        """The singles of one record, the newest last.   Cost: 1 LIST per 1,000."""
-        return [*self.store.list(self.keys.inbox_of(shard, key))]
+    def singles(self, shard: str, key: str | None = None) -> list[Stat]:
+        """The singles of a shard, or of one record, the newest last.   Cost: 1 LIST per 1,000."""
+        return self._listed(self.keys.inbox_of(shard, key))
 
     def packs(self, shard: str) -> list[Stat]:
         """The packs of a shard.   Cost: 1 LIST per 1,000."""
-        return [*self.store.list(self.keys.packs_of(shard))]
+        return self._listed(self.keys.packs_of(shard))
+
+    def _listed(self, prefix: str) -> list[Stat]:
+        """The objects below a prefix, without names that are not valid keys: other programs wrote those."""
+        return [stat for stat in self.store.list(prefix) if is_key(stat.key)]
 
     def is_pack(self, key: Key) -> bool:
-        """Whether an object that waits is a pack, and no single."""
+        """Whether a waiting object is a pack, not a single."""
         return key.startswith(f"{self.keys.packs}/")
 
     def read(self, keys: Iterable[Key]) -> dict[Key, bytes]:
-        """The objects that are still there: a missing one was merged, and its data lies further on.
+        """The objects that still exist. The data of a missing one was merged into an object that is read later.
 
-        Raises: whatever else a read met (F23: never an empty result).   Cost: 1 GET each, a bounded number at once.
+        Raises: any other read error (F23: never an empty result).   Cost: 1 GET each, with bounded concurrency.
         """
         found: dict[Key, bytes] = {}
         for key, outcome in self.store.get_many(keys, size_max=WAITING_BYTES_MAX).items():
@@ -271,9 +246,9 @@ class IndexStorage:
         return found
 
     def waiting(self, shard: str, work: WaitingShards | None = None) -> dict[Key, bytes]:
-        """What waits for a shard: its singles, then its packs. `work` may say that there is nothing to look for.
+        """The objects that wait for a shard: its singles, then its packs. `work` may rule out one or both.
 
-        Cost: 2 LISTs (none for what `work` rules out) + 1 GET an object.
+        Cost: 2 LISTs (none where `work` rules it out) + 1 GET an object.
         """
         data: dict[Key, bytes] = {}
         if work is None or shard in work.singles:
@@ -283,14 +258,14 @@ class IndexStorage:
         return data
 
     def shard(self, shard: str) -> Blob:
-        """The shard as it is now.   Raises: Corrupt if it is not there: `create` wrote every one.   Cost: 1 GET."""
+        """The current shard.   Raises: Corrupt if it is missing: `create` wrote all of them.   Cost: 1 GET."""
         try:
             return self.store.get(self.keys.shard(shard), size_max=SHARD_BYTES_MAX)
         except Missing:
             raise self.no_shard(shard) from None
 
     def shards(self, shards: Sequence[str]) -> dict[str, Blob]:
-        """Those shards as they are now.   Raises: as `shard`.   Cost: 1 GET each, a bounded number at once."""
+        """The current shards.   Raises: as `shard`.   Cost: 1 GET each, with bounded concurrency."""
         found: dict[str, Blob] = {}
         outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards], size_max=SHARD_BYTES_MAX)
         for shard in shards:
@@ -302,8 +277,8 @@ class IndexStorage:
             found[shard] = outcome
         return found
 
-    def for_each(self, act: Callable[[A], B], items: Iterable[A]) -> list[B]:
-        """What `act` returns for each item, a bounded number at once.   Raises: the first LimpetError, after all."""
+    def for_each(self, act: Callable[[A], B], items: Iterable[A], *, at_once: int | None = None) -> list[B]:
+        """`act` for each item, with bounded concurrency.   Raises: the first LimpetError, after all have run."""
 
         def one(item: A) -> B | LimpetError:
             try:
@@ -313,7 +288,7 @@ class IndexStorage:
 
         done: list[B] = []
         failed: LimpetError | None = None
-        for outcome in self.runtime.fan_out(one, items, at_once=self.store.at_once):
+        for outcome in self.runtime.fan_out(one, items, at_once=at_once or self.store.at_once):
             if isinstance(outcome, LimpetError):
                 failed = failed or outcome
             else:
@@ -322,32 +297,51 @@ class IndexStorage:
             raise failed
         return done
 
+    def together(self, jobs: Sequence[Callable[[], B]]) -> list[B]:
+        """Run small lookups on a far store, many concurrently.   Raises: the first LimpetError, after all have run."""
+        return self.for_each(lambda job: job(), jobs, at_once=LOOKUPS_AT_ONCE)
+
     def exists(self, key: Key) -> bool:
-        """Whether there is such an object.   Cost: 1 HEAD."""
+        """Whether the object exists.   Cost: 1 HEAD."""
         try:
             self.store.head(key)
         except Missing:
             return False
         return True
 
-    def shard_size(self, shard: str) -> int:
-        """How many bytes the shard has now.   Raises: Corrupt if it is not there.   Cost: 1 HEAD."""
+    def shard_stat(self, shard: str) -> Stat:
+        """Current size and version of a shard.   Raises: Corrupt if it is missing.   Cost: 1 HEAD."""
         try:
-            return self.store.head(self.keys.shard(shard)).size
+            return self.store.head(self.keys.shard(shard))
         except Missing:
             raise self.no_shard(shard) from None
 
+    def shard_stats(self, depth: int) -> dict[str, Stat]:
+        """`shard_stat` of every shard. A listing is only a hint (F22): a shard that it does not show is looked up.
+
+        Cost: 1 LIST per 1,000 shards and locks.
+        """
+        listed = {stat.key: stat for stat in self.store.list(self.keys.shards)}
+        return {shard: listed.get(self.keys.shard(shard)) or self.shard_stat(shard) for shard in shard_ids(depth)}
+
+    def is_current(self, shard: str, version: Version) -> bool:
+        """Whether the shard still has this version.   Cost: 1 HEAD."""
+        try:
+            return self.store.head(self.keys.shard(shard)).version == version
+        except Missing:
+            return False
+
     def no_shard(self, shard: str) -> Corrupt:
-        """The error for a shard that is not there (F23)."""
+        """The error for a missing shard (F23)."""
         return Corrupt(
             f"{self.keys.shard(shard)} is missing, and an index always has all its shards",
             hint="if the index was resharded, start this program again; else restore it, see `limpet index verify`",
         )
 
     def add(self, key: Key, data: bytes) -> None:
-        """Write an object with a unique name; send the same bytes again if the outcome is unknown.
+        """Write an object with a unique name, repeating the write if its outcome is unknown.
 
-        Raises: OutcomeUnknown after three sends.   Cost: 1 PUT.   Crash: there or not, whole.
+        Raises: OutcomeUnknown after three attempts.   Cost: 1 PUT.   Crash: written entirely or not at all.
         """
         for sent in range(1, SENDS_MAX + 1):
             try:
@@ -360,7 +354,7 @@ class IndexStorage:
                 return
 
     def add_many(self, puts: Sequence[Put]) -> None:
-        """`add` for each, a bounded number at once.   Raises: the first error, when all have been tried."""
+        """`add` for each, with bounded concurrency.   Raises: the first error, after all were tried."""
         for put, outcome in zip(puts, self.store.put_many(puts).values(), strict=True):
             if isinstance(outcome, OutcomeUnknown):
                 self.add(put.key, put.data)
@@ -368,17 +362,17 @@ class IndexStorage:
                 raise outcome
 
     def remove(self, keys: Collection[Key]) -> None:
-        """Delete what was merged. What cannot be deleted now is merged again by a later run (F20).
+        """Delete merged objects. One that cannot be deleted now is merged again by a later run (F20).
 
-        Cost: 1 DELETE each, a bounded number at once.
+        Cost: 1 DELETE each, with bounded concurrency.
         """
         self.store.delete_many(keys)
 
 
 def placed(schema: Schema, depth: int, shard: str, data: bytes, *, what: str) -> tuple[list[bytes], list[bytes]]:
-    """The digests of the keys and the lines of an object that waits for a shard.
+    """The key digests and the lines of an object that waits for a shard.
 
-    Raises: Corrupt for a bad line, or one of another shard.
+    Raises: Corrupt for an invalid line, or one that belongs to another shard.
     """
     lines = schema.lines(data, what=what)
     places = places_of(lines, schema.shape)

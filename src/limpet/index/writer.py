@@ -1,4 +1,4 @@
-"""Writing records: each `put` is one object, each `put_many` at most one object a shard; and the stamps of both."""
+"""Writing records: a `put` writes one object, a `put_many` at most one object per shard; and their stamps."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ AHEAD_KEPT = 100_000
 
 
 class Floor:
-    """What the stamps of one process in one fleet must exceed, whichever handle gives them."""
+    """The latest stamps of one process in one fleet, shared by all its handles: new stamps must exceed them."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.mutex = runtime.mutex()
         self.at: datetime | None = None
         self.ahead: OrderedDict[tuple[str, str], datetime] = OrderedDict()
-        """What was seen under a key, if it is later than every stamp given before."""
+        """By index and key, a stamp that was read there and is later than all stamps issued so far."""
 
 
 class Stamps:
     """The stamps of puts through one store.
 
-    The store's clock is read once in ten minutes and goes on by the process's own. It is a lower bound: of two puts by
-    two machines within about a second, either may count as the later. A put after a get of its key is always later.
+    The store's clock is read every ten minutes, and advanced by the process's own clock. It is a lower bound: of two
+    puts by two machines within about a second, either may be the later one. A put after a get of its key is always
+    later.
     """
 
     def __init__(self, store: Store, runtime: Runtime, floor: Floor) -> None:
@@ -59,7 +60,7 @@ class Stamps:
         self._reading: tuple[datetime, float] | None = None
 
     def next(self, index: str, key: str) -> str:
-        """A stamp later than every one before it, and than what was seen under `key`.
+        """A stamp later than every one before it, and than the last one that was read for `key`.
 
         Cost: 0; 1 PUT + 1 HEAD once in ten minutes.
         """
@@ -75,7 +76,7 @@ class Stamps:
         return stamp_text(now)
 
     def after(self, index: str, key: str, stamp: str) -> str:
-        """`stamp`, or a later one if something later was seen under `key`."""
+        """`stamp`, or a later one if a later stamp was read for `key`."""
         with self._floor.mutex:
             seen = self._floor.ahead.get((index, key))
             if seen is None or stamp_text(seen) < stamp:
@@ -84,8 +85,8 @@ class Stamps:
                 later = seen + TICK
             except OverflowError:
                 raise Corrupt(
-                    f"the record {key!r} is stamped at the end of time, and nothing can be later",
-                    hint="remove it from its shard by hand; no Limpet wrote it",
+                    f"the record {key!r} has the greatest possible updated_at, so no put can be newer",
+                    hint="remove it from its shard by hand; Limpet did not write it",
                 ) from None
             self._floor.ahead[index, key] = later
             return stamp_text(later)
@@ -98,15 +99,15 @@ class Stamps:
         return [self.after(index, key, stamp) for key in keys]
 
     def latest(self) -> datetime:
-        """The latest time that a record may bring along: a day ahead of the store's clock.   Cost: as `next`."""
+        """The latest `updated_at` that a record may have: a day ahead of the store's clock.   Cost: as `next`."""
         now = self._now()
         with self._floor.mutex:
             if self._floor.at is None or now > self._floor.at:
                 self._floor.at = now
         return now + AHEAD_MAX
 
-    def saw(self, index: str, stamps: Mapping[str, str]) -> None:
-        """By key, stamps that were shown to this process or given by it: a later put of the key must count as later."""
+    def remember(self, index: str, stamps: Mapping[str, str]) -> None:
+        """Remember stamps that this process has read or written, by key: a later put of the key must be newer."""
         floor = self._floor
         with floor.mutex:
             for key, stamp in stamps.items():
@@ -118,7 +119,7 @@ class Stamps:
                         floor.ahead.popitem(last=False)
 
     def _now(self) -> datetime:
-        """The store's time by a separate reading: other requests may see stamps from the future."""
+        """The store's time, read separately: other requests may have seen timestamps from the future."""
         reading = self._reading
         if reading is None or self._runtime.elapsed_s() - reading[1] >= READ_EVERY_S:
             now = self._store.now(max_age_s=READ_NOW_S)
@@ -127,53 +128,44 @@ class Stamps:
 
 
 class Times:
-    """The times of one call: a stamp for all records that bring none, and the latest that the others may bring."""
+    """The times of one call: the stamp of records without `updated_at`, and the latest allowed `updated_at`."""
 
     def __init__(self, stamps: Stamps) -> None:
         self._stamps = stamps
 
     @cached_property
     def common(self) -> str:
-        """`Stamps.common`, asked once."""
+        """`Stamps.common`, called once."""
         return self._stamps.common()
 
     @cached_property
     def latest(self) -> datetime:
-        """`Stamps.latest`, asked once."""
+        """`Stamps.latest`, called once."""
         return self._stamps.latest()
 
-    def is_ahead(self, at: datetime) -> bool:
-        """Whether a time that a record brings is later than the store's own, so that `Stamps.saw` would keep it."""
-        return at > self.latest - AHEAD_MAX
 
+def stamp_in(at: Any, latest: datetime, *, where: str) -> str:
+    """The stamp of a record whose `updated_at` is `at`.
 
-def given(at: datetime, latest: datetime, *, where: str) -> str:
-    """The stamp of a record that brings its own time.   Raises: Invalid for one after `latest`."""
+    Raises: Invalid unless it is a datetime with a time zone, and not after `latest`.
+    """
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise Invalid(f"{where}: field {UPDATED_AT!r}: expected datetime with a time zone, got {shown(at)}")
     if at > latest:
         raise Invalid(
-            f"{where}: updated_at is {at}, more than a day ahead of the store's clock",
-            hint="a record from the future would hide every later put; leave updated_at out",
+            f"{where}: field {UPDATED_AT!r}: {at} is more than a day ahead of the store's clock",
+            hint="a record from the future would hide every later put; correct it, or leave updated_at out",
         )
     try:
         return stamp_text(at)
     except OverflowError:
-        raise Invalid(f"{where}: updated_at is {at}, which UTC cannot express") from None
+        raise Invalid(f"{where}: field {UPDATED_AT!r}: UTC cannot express {at}") from None
 
 
 def stamps_of(store: Store, runtime: Runtime, fleet: str) -> Stamps:
-    """The stamps of puts through `store`. All handles of a process on one fleet share a floor, so none overtakes."""
+    """The stamps of puts through `store`. All handles of a process on one fleet share a `Floor`."""
     floor = runtime.shared.setdefault((Floor, fleet), Floor(runtime))
     return Stamps(store, runtime, floor)
-
-
-def stamp_in(values: Mapping[str, Any], *, where: str) -> datetime | None:
-    """The `updated_at` that a record brings along, if it does.   Raises: Invalid."""
-    at = values.get(UPDATED_AT)
-    if at is None:
-        return None
-    if not isinstance(at, datetime) or at.utcoffset() is None:
-        raise Invalid(f"{where}: field {UPDATED_AT!r}: expected datetime with a time zone, got {shown(at)}")
-    return at
 
 
 R = TypeVar("R")
@@ -183,10 +175,10 @@ CHUNK = 10_000
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """Records ready to be written, in their order.
+    """Encoded records, in order.
 
-    `own` are the stamps that they brought along, None for those that brought none; None alone if none of them lies
-    ahead of the store's clock, and so none need be remembered.
+    `own`: the `updated_at` that each record had, or None; None instead of a sequence if no stamp is ahead of the
+    store's clock, so that none must be remembered.
     """
 
     keys: Sequence[str]
@@ -195,18 +187,18 @@ class EncodedRecords:
 
 
 def chunks(items: Iterable[A]) -> Iterator[list[A]]:
-    """The items in runs that are worth a batch, and small enough to stay in a processor's cache."""
+    """The items in chunks: large enough for a batch, small enough for a processor's cache."""
     left = iter(items)
     while some := [*islice(left, CHUNK)]:
         yield some
 
 
 ALONE = "the record"
-"""What errors call a record that was put by itself; others have a number."""
+"""What error messages call a single record; those of a batch are numbered."""
 
 
 class Bulk(Generic[R]):
-    """Makes the lines of records, of one or of many, for the index whose keys lie below `scope`."""
+    """Encodes records as lines, one or many, for the index whose keys begin with `scope`."""
 
     def __init__(self, schema: Schema, typed: Typed[R], stamps: Stamps, scope: str) -> None:
         self._schema = schema
@@ -215,7 +207,7 @@ class Bulk(Generic[R]):
         self._scope = scope
 
     def one(self, record: R | Mapping[str, Any], times: Times, where: str) -> tuple[str, str, bytes, bool]:
-        """The record's key, its stamp, its line, and whether the stamp is the record's own.   Raises: Invalid."""
+        """The key, stamp and line of a record, and whether the stamp is its own `updated_at`.   Raises: Invalid."""
         values = self._typed.values(record, where=where)
         value = values.get(self._schema.key)
         if value is None:
@@ -227,19 +219,19 @@ class Bulk(Generic[R]):
         return key, stamp, self._schema.line(values, stamp, where=where), is_own
 
     def _stamp(self, key: str, brought: Any, times: Times, where: str) -> tuple[str, bool]:
-        """The stamp of a record that brings such an `updated_at`, and whether that is its own.   Raises: Invalid."""
-        at = stamp_in({UPDATED_AT: brought}, where=where)
-        stamp = given(at, times.latest, where=where) if at else self._stamps.after(self._scope, key, times.common)
-        return stamp, at is not None
+        """The stamp of a record with this `updated_at`, and whether it is its own.   Raises: Invalid."""
+        if brought is not None:
+            return stamp_in(brought, times.latest, where=where), True
+        return self._stamps.after(self._scope, key, times.common), False
 
     def one_by_one(self, records: Iterable[R | Mapping[str, Any]], first: int, times: Times) -> EncodedRecords:
-        """Those records, of which the first has that number in its call.   Raises: Invalid, saying which one is bad."""
+        """Encode records one by one; `first` is the number of the first.   Raises: Invalid, with the number."""
         keys, lines, own = list[str](), list[bytes](), list[str | None]()
         for number, record in enumerate(records, first):
             try:
                 key, stamp, line, is_own = self.one(record, times, "")
             except Invalid:
-                self.one(record, times, f"record {number}")  # it says the same, and of which record
+                self.one(record, times, f"record {number}")  # raises the same error, with the record's number
                 raise
             keys.append(key)
             lines.append(line)
@@ -247,7 +239,7 @@ class Bulk(Generic[R]):
         return EncodedRecords(keys, lines, own)
 
     def in_columns(self, records: Sequence[R | Mapping[str, Any]], times: Times) -> EncodedRecords | None:
-        """What `one_by_one` would make of them, for a fraction of the price; None if it may find one that is bad."""
+        """The same as `one_by_one`, much faster; None if a record may be invalid."""
         try:
             columns = self._typed.columns(records, self._names)
             keys = self._schema.key_texts(columns[self._schema.key])
@@ -269,7 +261,8 @@ class Bulk(Generic[R]):
             return self._stamps.after_each(self._scope, keys, times.common), None
         if all_in_utc(brought) and (newest := max(brought)) <= times.latest:
             stamps = stamp_texts(brought)
-            return stamps, stamps if times.is_ahead(newest) else None
+            # a stamp that is not ahead of the store's clock need not be remembered: `Stamps.remember` would not keep it
+            return stamps, stamps if newest > times.latest - AHEAD_MAX else None
         each = [self._stamp(key, at, times, "") for key, at in zip(keys, brought, strict=True)]
         return [stamp for stamp, _ in each], [stamp if is_own else None for stamp, is_own in each]
 
@@ -279,7 +272,7 @@ _Shards = defaultdict[int, dict[bytes, bytes]]
 
 
 class RecordWriter(Generic[R]):
-    """Turns records into objects that wait for a compiler. Every check is made before anything is written."""
+    """Writes records as objects that wait for a compiler. All checks are made before the first write."""
 
     def __init__(self, storage: IndexStorage, manifest: Manifest, typed: Typed[R], stamps: Stamps) -> None:
         self._storage = storage
@@ -290,24 +283,24 @@ class RecordWriter(Generic[R]):
         self._bulk = Bulk(self._schema, typed, stamps, self._scope)
 
     def put(self, record: R | Mapping[str, Any]) -> None:
-        """Write one record.   Raises: Invalid; OutcomeUnknown.   Cost: 1 PUT.   Crash: written or not, whole."""
+        """Write one record.   Raises: Invalid; OutcomeUnknown.   Cost: 1 PUT.   Crash: written or not."""
         key, stamp, line, is_own = self._bulk.one(record, Times(self._stamps), ALONE)
         self._single(key, stamp, line)
         if is_own:
-            self._stamps.saw(self._scope, {key: stamp})
+            self._stamps.remember(self._scope, {key: stamp})
 
     def delete(self, key: Any) -> None:
-        """Write a tombstone, which hides every record of the key that is not later.   Cost: 1 PUT."""
+        """Write a tombstone, which hides every record of the key with an earlier or equal stamp.   Cost: 1 PUT."""
         text = self._schema.key_text(key)
         stamp = self._stamps.next(self._scope, text)
         self._single(text, stamp, self._schema.tombstone(text, stamp))
 
     def put_many(self, records: Iterable[R | Mapping[str, Any]]) -> int:
-        """Write many; of two records with one key the last one counts. Returns how many keys there were.
+        """Write many records; of two with one key the last one wins. Returns the number of keys.
 
-        Nothing is written unless every record is good. Raises: Invalid; OutcomeUnknown or Unavailable, when some may
-        have been written: put them again, the same or all.
-        Cost: at most 1 PUT for each shard touched.   Crash: whole objects are there or not; a prefix is not promised.
+        Nothing is written unless every record is valid. Raises: Invalid; OutcomeUnknown or Unavailable, when some may
+        have been written: put them again.
+        Cost: at most 1 PUT for each shard touched.   Crash: any subset of the objects may be written.
         """
         times = Times(self._stamps)
         shards: _Shards = defaultdict(dict)
@@ -320,11 +313,11 @@ class RecordWriter(Generic[R]):
                 own.update(zip(batch.keys, batch.own or repeat(None), strict=False))
             first += len(some)
         self._write(shards)
-        self._stamps.saw(self._scope, {key: stamp for key, stamp in own.items() if stamp})
+        self._stamps.remember(self._scope, {key: stamp for key, stamp in own.items() if stamp})
         return sum(map(len, shards.values()))
 
     def put_lines(self, lines: Mapping[str, bytes]) -> None:
-        """Write lines that are good already, by key.   Cost and crash: as `put_many`."""
+        """Write valid lines, by key.   Cost and crash: as `put_many`."""
         shards: _Shards = defaultdict(dict)
         self._gather(shards, lines, lines.values())
         self._write(shards)
@@ -335,7 +328,7 @@ class RecordWriter(Generic[R]):
         self._storage.add(at, line + END)
 
     def _gather(self, shards: _Shards, keys: Iterable[str], lines: Iterable[bytes]) -> None:
-        """Put lines to those of their shards; of two with one key the last one stays."""
+        """Add lines to their shards; of two with one key the last one wins."""
         above = 16 - 4 * self._depth
         for key, line in zip(keys, lines, strict=True):
             place = sha256(key.encode()).digest()
@@ -348,7 +341,7 @@ class RecordWriter(Generic[R]):
         )
 
     def _object(self, shard: str, lines: Mapping[bytes, bytes]) -> Put:
-        """A pack; or for one line a single, which readers of other records need not open."""
+        """A pack; for one line a single, which readers of other records need not read."""
         id_ = self._storage.runtime.new_id()
         if len(lines) > 1:
             return Put(self._storage.keys.pack(shard, id_), packed(lines, self._schema.shape))

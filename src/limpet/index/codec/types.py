@@ -1,4 +1,4 @@
-"""The columns that a program declares by a type or a data package, their constraints, and how a schema may grow."""
+"""The columns that a program declares by a type or a data package, their constraints, and schema evolution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from limpet.index.codec.lines import (
     FIELDS_MAX,
     KINDS,
     OUR_CONSTRAINTS,
+    READERS,
     UPDATED_AT,
+    WRITERS,
     Constraints,
     Field,
     Kind,
@@ -29,17 +31,15 @@ from limpet.index.codec.lines import (
     Schema,
     Typed,
     checker,
-    reader,
     shown,
     stamp_time,
-    writer,
 )
 
 PACKAGE_BYTES_MAX = 1 << 20
 
 
 def typed(kind: Any, key: str | None) -> Typed[Any]:
-    """What `fleet.index(name, kind, key=)` was given: a dataclass, a Struct, a data package, or nothing.
+    """The argument of `fleet.index(name, kind, key=)`: a dataclass, a Struct, a data package, or nothing.
 
     Raises: Invalid.
     """
@@ -54,7 +54,7 @@ def typed(kind: Any, key: str | None) -> Typed[Any]:
         raise Invalid(f"{kind!r} cannot be read as a record type: {error}") from None
     is_record = isinstance(kind, type) and not getattr(info, "array_like", False)
     if not isinstance(info, (inspect.DataclassType, inspect.StructType)) or not is_record:
-        raise Invalid(f"{kind!r} is no record type", hint="use a dataclass, a msgspec Struct or a data package")
+        raise Invalid(f"{kind!r} is not a record type", hint="use a dataclass, a msgspec Struct or a data package")
     if not info.fields:
         raise Invalid(f"{kind!r} has no fields")
     read = [_field(each) for each in info.fields]
@@ -72,7 +72,7 @@ def typed(kind: Any, key: str | None) -> Typed[Any]:
 
 
 def _takes_columns(kind: Any, names: Sequence[str]) -> bool:
-    """Whether `kind(*columns)` makes a record and does nothing else."""
+    """Whether `kind(*columns)` creates a record, without side effects."""
     made = vars(kind).get("__dataclass_params__") if dataclasses.is_dataclass(kind) else None
     if hasattr(kind, "__post_init__") or not (issubclass(kind, msgspec.Struct) or (made is not None and made.init)):
         return False
@@ -87,7 +87,7 @@ def _default(field: inspect.Field) -> Callable[[], Any]:
 
 
 def _field(field: inspect.Field) -> tuple[Field, bool]:
-    """The column of an attribute, and whether it says all that the type does."""
+    """The column of an attribute, and whether it expresses the whole type."""
     name, found = field.encode_name, _columns(field.type)
     kinds = {column.kind for column in found if column.kind is not None}
     if len(kinds) != 1:
@@ -104,7 +104,7 @@ def _field(field: inspect.Field) -> tuple[Field, bool]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Column:
-    """What one member of a type becomes: a kind (None: null), its constraints, and whether they say all of it."""
+    """One member of a type: its kind (None: null), its constraints, and whether they express the whole type."""
 
     kind: Kind | None
     limits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -147,7 +147,7 @@ _LIMITS = {
 
 
 def _columns(type_: inspect.Type) -> list[_Column]:
-    """What each member of a type needs as a column."""
+    """The column of each member of a type."""
     match type_:
         case inspect.Metadata(type=inner):
             return _columns(inner)
@@ -169,7 +169,7 @@ def _columns(type_: inspect.Type) -> list[_Column]:
 
 
 def _choices(values: Sequence[Any]) -> list[_Column]:
-    """An enum or a Literal. The type turns the value back into a member, so the column does not say it all."""
+    """An enum or a Literal. The type converts the value back into a member, so the column is not the whole type."""
     found = [_Column(None)] if None in values else []
     texts = [value for value in values if isinstance(value, str)]
     numbers = [value for value in values if isinstance(value, int)]
@@ -179,7 +179,7 @@ def _choices(values: Sequence[Any]) -> list[_Column]:
 
 
 def _is_whole(type_: inspect.Type) -> bool:
-    """Whether the kind of a column and its constraints say all that the type does."""
+    """Whether the kind of a column and its constraints express the whole type."""
     match type_:
         case inspect.StrType(pattern=pattern):
             return pattern is None
@@ -195,7 +195,7 @@ def _is_whole(type_: inspect.Type) -> bool:
 
 
 def fields_of_package(package: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[tuple[Field, ...], str | None]:
-    """The columns and the key that a Frictionless data package or table schema names.   Raises: Invalid."""
+    """The columns and the key of a Frictionless data package or table schema.   Raises: Invalid."""
     if not isinstance(package, Mapping):
         path = Path(package)
         try:
@@ -278,9 +278,9 @@ _KINDS: Mapping[str, tuple[Kind, ...]] = {
 
 
 def constraints_of(given: Mapping[str, Any], kind: Kind, *, field: str) -> Constraints | None:
-    """The constraints that a data package or a type gives a column, checked and made canonical; None for none.
+    """The constraints of a column from a data package or a type, checked and in canonical form; None for none.
 
-    Raises: Invalid for one that there is not, that the kind of column does not have, or whose value makes no sense.
+    Raises: Invalid for a constraint that is unknown, does not apply to the kind of column, or has an invalid value.
     """
     for name in given:
         if name not in _KINDS:
@@ -294,7 +294,7 @@ def constraints_of(given: Mapping[str, Any], kind: Kind, *, field: str) -> Const
         found = records.converted({name: _canonical(name, value, kind) for name, value in given.items()}, Constraints)
         checker(found, kind)
     except (Invalid, re.error, msgspec.ValidationError) as error:
-        raise Invalid(f"the constraints of the field {field!r} make no sense: {error}") from None
+        raise Invalid(f"the constraints of the field {field!r} are not valid: {error}") from None
     return _one_each(found) if given else None
 
 
@@ -307,19 +307,19 @@ def _canonical(name: str, value: Any, kind: Kind) -> Any:
 
 
 def _literal(value: Any, kind: Kind) -> Scalar:
-    """A value of the kind as JSON can hold it. A data package may give it as text."""
+    """A value of the kind as a JSON type. A data package may give it as text."""
     if isinstance(value, str) and kind != "string":
         try:
-            value = stamp_time(value) if kind == "datetime" else reader(kind)(value)
+            value = stamp_time(value) if kind == "datetime" else READERS[kind](value)
         except ValueError:
             raise Invalid(f"expected {kind}, got {shown(value)}") from None
-    text = writer(kind)(value).decode()
-    literal: Scalar = text if kind in _TIME_KINDS else reader(kind)(text)
+    text = WRITERS[kind](value).decode()
+    literal: Scalar = text if kind in _TIME_KINDS else READERS[kind](text)
     return literal
 
 
 def _one_each(found: Constraints) -> Constraints:
-    """Only the tighter of an inclusive and an exclusive limit."""
+    """Keep only the tighter of an inclusive and an exclusive limit."""
     changes: dict[str, None] = {}
     if found.minimum is not None and found.exclusive_minimum is not None:
         changes["minimum" if _le(found.minimum, found.exclusive_minimum) else "exclusive_minimum"] = None
@@ -333,10 +333,10 @@ def _le(one: Any, other: Any) -> bool:
 
 
 def loosened(stored: Constraints | None, declared: Constraints | None, *, field: str) -> Constraints | None:
-    """The constraints of a column that a program declares again: it may allow more than before.
+    """The constraints of a column after another declaration, which may relax them.
 
-    What is not declared stays. A program that allows less is an older one: it goes on, and nothing changes.
-    Raises: Invalid for a constraint that the column does not have: records without it may be there.
+    Constraints that are not declared stay. A stricter declaration is that of an older program: it changes nothing.
+    Raises: Invalid for a new constraint: existing records may violate it.
     """
     if declared is None:
         return stored
@@ -351,7 +351,7 @@ def loosened(stored: Constraints | None, declared: Constraints | None, *, field:
     if new or (declared.pattern or stored.pattern) != stored.pattern:
         raise Invalid(
             f"the field {field!r} has another constraint {(new or ['pattern'])[0]!r} in the index",
-            hint="a field may allow more than before, never less: add a new one beside it",
+            hint="constraints can be relaxed, never tightened: add a new field instead",
         )
     lower = min(filter(None, (_lower(stored), _lower(declared))), default=(None, False))
     upper = max(filter(None, (_upper(stored), _upper(declared))), default=(None, True))
@@ -373,14 +373,14 @@ def _of_both(better: Callable[[Any], Any], stored: int | None, declared: int | N
 
 
 def _lower(limits: Constraints) -> tuple[Any, bool] | None:
-    """The least value, and whether it is out itself; the smaller pair allows more."""
+    """The lower bound, and whether it is exclusive; the smaller pair allows more."""
     if limits.exclusive_minimum is not None:
         return limits.exclusive_minimum, True
     return None if limits.minimum is None else (limits.minimum, False)
 
 
 def _upper(limits: Constraints) -> tuple[Any, bool] | None:
-    """The greatest value, and whether it is in itself; the greater pair allows more."""
+    """The upper bound, and whether it is inclusive; the greater pair allows more."""
     if limits.exclusive_maximum is not None:
         return limits.exclusive_maximum, False
     return None if limits.maximum is None else (limits.maximum, True)
@@ -390,7 +390,7 @@ KEY_KINDS = ("string", "integer")
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises: Invalid for too many, a name that cannot be a column's, or two that SQL takes for one."""
+    """Raises: Invalid for too many names, an invalid one, or two that differ only in case."""
     if len(names) >= FIELDS_MAX:
         raise Invalid(f"an index has at most {FIELDS_MAX - 1} fields, not {len(names)}", hint="put some into an object")
     seen: dict[str, str] = {}
@@ -407,7 +407,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def with_own(fields: Sequence[Field], key: str) -> Schema:
-    """A new schema of the user's columns, Limpet's own added.   Raises: Invalid."""
+    """A new schema: the user's columns and Limpet's own.   Raises: Invalid."""
     by_name = {field.name: field for field in fields}
     own = [] if UPDATED_AT in by_name else [Field(UPDATED_AT, "datetime")]
     _check_names([field.name for field in (*fields, *own)])
@@ -431,13 +431,13 @@ def _check_updated_at(field: Field | None) -> None:
 
 
 def extended(schema: Schema, fields: Sequence[Field], key: str) -> Schema | None:
-    """The schema that also allows what the user's columns allow, new ones at the end; None if it does already.
+    """The schema extended to the user's columns, new ones at the end; None if nothing changes.
 
-    A program that does not know the newest columns yet is fine, and so is one that allows less. One that would allow
-    null where a value is required changes nothing: it reads as before, and a put of null is refused. That step is
-    `nullable`, since programs whose type demands a value cannot read such records.
-    Raises: Invalid for another key, another type, a new constraint, what looks like a renamed column, or a new column
-    that must have a value.
+    A program may lack the newest columns, and may have stricter constraints. One that allows null in a required column
+    changes nothing: a put of null is refused. `nullable` is a separate step, since programs whose type requires a value
+    cannot read records without one.
+    Raises: Invalid for another key, another type, a new constraint, an apparent rename of a column, or a new required
+    column.
     """
     if key != schema.key:
         raise Invalid(f"the index has the key {schema.key!r}, not {key!r}", hint="make another index")
@@ -463,13 +463,13 @@ def _check_missing(schema: Schema, declared: Mapping[str, Field]) -> None:
     for field in missing:
         if field.required:
             raise Invalid(
-                f"the index has a field {field.name!r} that every record needs, and it is not there any more",
+                f"the index has a required field {field.name!r}, which is missing from the declaration",
                 hint="fields are never renamed or removed: keep it, or make another index",
             )
     new = declared.keys() - {field.name for field in schema.fields}
     if missing and new:
         raise Invalid(
-            f"the index has a field {missing[0].name!r} that is not there any more, and {min(new)!r} is new",
+            f"the field {missing[0].name!r} of the index is missing from the declaration, and {min(new)!r} is new",
             hint="fields are never renamed or removed: keep it, or make another index",
         )
 
@@ -482,14 +482,14 @@ def _loosened(known: Field, declared: Field | None) -> Field:
     if known.type != declared.type:
         raise Invalid(
             f"the field {known.name!r} is {known.type}, not {declared.type}",
-            hint="a field keeps its type: add a new one beside it",
+            hint="the type of a field cannot change: add a new field instead",
         )
     constraints = loosened(known.constraints, declared.constraints, field=known.name)
     return msgspec.structs.replace(known, constraints=constraints)
 
 
 def nullable(schema: Schema, name: str) -> Schema | None:
-    """The schema with a column that may be null; None if it may be already.   Raises: Invalid."""
+    """The schema with this column nullable; None if it is already.   Raises: Invalid."""
     by_name = {field.name: field for field in schema.columns}
     if name not in by_name:
         raise Invalid(f"there is no field {name!r}", hint=f"the fields are {', '.join(by_name)}")

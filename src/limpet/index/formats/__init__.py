@@ -1,4 +1,4 @@
-"""The files that an index is filled from and written to. One module for each format; `api` says what all of them do."""
+"""Formats for import and export, a module for each; `api` has their interface."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from limpet.errors import Invalid
-from limpet.index.formats.api import Chunk, ChunkLimits, Decode, FileHead, Format, Mark, Records, Sample
+from limpet.index.formats.api import Chunk, ChunkLimits, Decode, DecodeMany, FileHead, Format, LineReader, Mark, Sample
 from limpet.index.formats.csv import Csv
 from limpet.index.formats.jsonl import Jsonl
 from limpet.index.formats.parquet import Parquet
-from limpet.index.formats.strict import StrictUsv
-from limpet.index.formats.usv import Usv
+from limpet.index.formats.usv import StrictUsv, Usv
 
 __all__ = [
     "FORMATS",
@@ -20,10 +19,11 @@ __all__ = [
     "Chunk",
     "ChunkLimits",
     "Decode",
+    "DecodeMany",
     "FileHead",
     "Format",
+    "LineReader",
     "Mark",
-    "Records",
     "Sample",
     "name_of",
 ]
@@ -52,5 +52,5 @@ def name_of(file: str, named: str | None) -> str:
     found = _ENDINGS.get(PurePath(file).suffix.lower())
     if found is None:
         what = "standard input and output have no format" if file == STDIO else f"the name {file} implies no format"
-        raise Invalid(what, hint=f"say --format {'|'.join(FORMATS)}")
+        raise Invalid(what, hint=f"give --format {'|'.join(FORMATS)}")
     return found

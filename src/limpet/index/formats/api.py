@@ -1,13 +1,14 @@
-"""What every file format does: give records chunk by chunk, so that memory is bounded, and take them shard by shard."""
+"""The interface of file formats: read records chunk by chunk, with bounded memory, and write them shard by shard."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import chain, islice
 from typing import IO, Any, Protocol
 
 from limpet import records
@@ -16,12 +17,15 @@ from limpet.index.codec.lines import (
     INTEGER_END,
     JSON_KINDS,
     LINE_BYTES_MAX,
+    NULL,
+    READERS,
+    SEPARATOR,
     UPDATED_AT,
     Field,
     Kind,
     Schema,
+    all_in_utc,
     shown,
-    stamp_text,
     stamp_time,
 )
 
@@ -30,15 +34,19 @@ BOM = b"\xef\xbb\xbf"
 Record = tuple[int, bytes]
 """The number of a record in its file, and its bytes."""
 Decode = Callable[[Any], dict[str, Any]]
-"""From a record as it is in the file to its values by column.   Raises: Invalid."""
+"""Decodes a record of a file into values by column.   Raises: Invalid."""
 
-Write = Callable[[Sequence[bytes]], None]
-"""Writes the records behind some lines of an index."""
+Columns = Mapping[str, Sequence[Any]]
+DecodeMany = Callable[[Sequence[Any]], Columns | None]
+"""Decodes records of a file into values by column; None, or Invalid, if one may be invalid."""
+
+Write = Callable[[Sequence[bytes]], object]
+"""Writes the records of some lines of an index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place between two records of a file: bytes (Parquet: rows) before it, and the number of the last record."""
+    """A position between two records of a file: bytes (Parquet: rows) before it, and the number of the last record."""
 
     position: int = 0
     number: int = 0
@@ -46,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """What a file says before its first record: the names of its fields, if it has them, and where records begin."""
+    """The header of a file: the names of its fields, if it has them, and the start of the records."""
 
     names: tuple[str, ...] | None
     start: Mark = Mark()
@@ -62,7 +70,7 @@ class ChunkLimits:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some records as they are in the file, which any process can decode. `end` is where the next chunk begins."""
+    """Some records, not decoded yet, so that another process can do that. `end`: the start of the next chunk."""
 
     names: tuple[str, ...] | None
     rows: Any
@@ -71,34 +79,23 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The columns that a file seems to have, and its key if the file names it."""
+    """The inferred columns of a file, and its key if the file has it."""
 
     fields: tuple[Field, ...]
     key: str | None = None
 
 
-class Records(Protocol):
-    """What is left of a file. `mark` is where the record that was returned last ends."""
-
-    @property
-    def mark(self) -> Mark:
-        """Behind the last record returned."""
-
-    def records(self) -> Iterator[Record]:
-        """The records from here on.   Raises: Invalid."""
-
-
 class Format(Protocol):
-    """One way to write records into a file. The methods with a body suit a file of lines without a header."""
+    """A file format. The default implementations are for a file of lines without a header."""
 
     noun: str = "line"
-    """What a record is called in messages: a line, a record, a row."""
+    """The name of a record in messages: line, record or row."""
 
     seeks: bool = False
-    """Whether a file is needed: a stream that cannot go back will not do."""
+    """Whether the stream must be seekable."""
 
     def head(self, stream: IO[bytes]) -> FileHead:
-        """Read what comes before the records, from the start of the file.   Raises: Invalid."""
+        """Read the header, from the start of the file.   Raises: Invalid."""
         return FileHead(None)
 
     def total(self, stream: IO[bytes], size: int) -> int:
@@ -106,8 +103,8 @@ class Format(Protocol):
         return size
 
     def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
-        """The records after a mark. The stream stands behind the head.   Raises: Invalid."""
-        if after != head.start:  # else it stands there already, so a stream that cannot go back will do
+        """The records after a mark. The stream is positioned after the header.   Raises: Invalid."""
+        if after != head.start:  # else it is positioned there already, and need not be seekable
             stream.seek(after.position)
         source = self.source(stream, after)
         rows: list[Record] = []
@@ -121,8 +118,8 @@ class Format(Protocol):
         if rows:
             yield Chunk(head.names, rows, source.mark)
 
-    def source(self, stream: IO[bytes], after: Mark) -> Records:
-        """The records of a stream that stands at a mark."""
+    def source(self, stream: IO[bytes], after: Mark) -> LineReader:
+        """The records of a stream that is positioned at a mark."""
         return LineReader(stream, after)
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, Any]]:
@@ -130,13 +127,18 @@ class Format(Protocol):
         return iter(chunk.rows)
 
     def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """How records become values.   Raises: Invalid for fields that the index does not have."""
+        """The decoder of records.   Raises: Invalid for fields that the index does not have."""
+
+    def bulk_decoder(self, names: tuple[str, ...] | None, schema: Schema) -> DecodeMany:
+        """The same for many records at once.   Raises: as `decoder`."""
+        decode = self.decoder(names, schema)
+        return lambda raws: by_column([decode(raw) for raw in raws])
 
     def sample(self, stream: IO[bytes]) -> Sample:
         """The columns of a file, by its own types or by its first 1,000 records.   Raises: Invalid."""
 
     def aside(self, names: tuple[str, ...] | None, row: Any) -> bytes:
-        """A record as it is kept when it cannot be imported. Without a `row`: what such a file begins with."""
+        """The bytes to keep of a record that cannot be imported. Without a `row`: the header of the file of those."""
         if row is None:
             return b""
         return bytes(row) if row.endswith(b"\n") else row + b"\n"
@@ -145,10 +147,122 @@ class Format(Protocol):
         """Write a file; it is complete when the block ends."""
 
 
-def matched(names: Sequence[str], schema: Schema, *, what: str) -> dict[str, Field]:
-    """The columns behind a file's field names.
+class TextFormat(Format, Protocol):
+    """Text whose first record names the fields."""
 
-    Raises: Invalid for a name that comes twice, that the index does not have, or that is missing and must be there.
+    required_may_be_empty: bool = False
+    """Whether null means an empty string in a required string column."""
+
+    def split(self, raw: bytes) -> list[str | None]:
+        """The fields of a record; None for null.   Raises: Invalid."""
+
+    def joined(self, fields: Sequence[str | None]) -> str:
+        """A record of those fields, with its end."""
+
+    def stored(self, text: str) -> str:
+        """The string of a field of a file."""
+        return text
+
+    def shown(self, text: str) -> str:
+        """The field of a file for a string: the inverse of `stored`."""
+        return text
+
+    def head(self, stream: IO[bytes]) -> FileHead:
+        source = self.source(stream, Mark())
+        found = next(source.records(), None)
+        if found is None:
+            raise Invalid("the file is empty", hint=f"the first {self.noun} of the file names its fields")
+        names = [name or "" for name in self.split(found[1].removeprefix(BOM))]
+        if "" in names:
+            raise Invalid(f"the header has no name for field {names.index('') + 1}")
+        return FileHead(tuple(map(self.stored, names)), source.mark)
+
+    def stored_all(self, texts: Sequence[str | None]) -> Sequence[str | None]:
+        """`stored` of each; null stays null."""
+        return [None if text is None else self.stored(text) for text in texts]
+
+    def split_all(self, raws: Sequence[bytes]) -> Sequence[Sequence[str | None]]:
+        """`split` of each.   Raises: Invalid."""
+        return [*map(self.split, raws)]
+
+    def _null_of(self, field: Field) -> str | None:
+        return "" if self.required_may_be_empty and field.required and field.type == "string" else None
+
+    def bulk_decoder(self, names: tuple[str, ...] | None, schema: Schema) -> DecodeMany:
+        plan = [
+            (field.name, self.stored_all if field.type == "string" else from_texts(field.type), self._null_of(field))
+            for field in matched(names or (), schema, what="the header").values()
+        ]
+
+        def decode(raws: Sequence[bytes]) -> Columns | None:
+            rows = self.split_all(raws)
+            if {*map(len, rows)} != {len(plan)}:
+                return None
+            columns: dict[str, Sequence[Any]] = {}
+            for (name, read, null), texts in zip(plan, zip(*rows, strict=True), strict=True):
+                values = read(texts)
+                columns[name] = values if null is None else [null if value is None else value for value in values]
+            return columns
+
+        return decode
+
+    def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
+        plan = [
+            (field.name, self.stored if field.type == "string" else from_text(field.type), self._null_of(field))
+            for field in matched(names or (), schema, what="the header").values()
+        ]
+
+        def decode(raw: bytes) -> dict[str, Any]:
+            found = self.split(raw)
+            if len(found) != len(plan):
+                raise wrong_width(len(plan), len(found), hint="the header says which fields there are")
+            values: dict[str, Any] = {}
+            for (name, read, null), text in zip(plan, found, strict=True):
+                try:
+                    values[name] = null if text is None else read(text)
+                except Invalid as error:
+                    raise in_field(name, error) from None
+            return values
+
+        return decode
+
+    def sample(self, stream: IO[bytes]) -> Sample:
+        head = self.head(stream)
+        rows: list[list[str | None]] = []
+        for number, raw in islice(self.source(stream, head.start).records(), SAMPLE_ROWS):
+            try:
+                rows.append(self.split(raw))
+            except Invalid as error:
+                raise Invalid(f"{self.noun} {number}: {error}", hint=error.hint) from None
+        return Sample(fields_of_text(head.names or (), rows))
+
+    def aside(self, names: tuple[str, ...] | None, row: Any) -> bytes:
+        return super().aside(names, row) if row is not None else self.joined([*map(self.shown, names or ())]).encode()
+
+    @contextmanager
+    def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
+        """A field is the same text as in a line, with the escapes of strings undone."""
+        are_strings = [field.type == "string" for field in schema.columns]
+        stream.write(self.aside(tuple(field.name for field in schema.columns), None))
+
+        def record(line: bytes) -> str:
+            texts = line.decode().split(SEPARATOR.decode())
+            del texts[schema.shape.gone_at]
+            texts += [NULL.decode()] * (len(are_strings) - len(texts))
+            return self.joined(
+                [
+                    None if text == NULL.decode() else self.shown(READERS["string"](text)) if is_string else text
+                    for is_string, text in zip(are_strings, texts, strict=False)  # a line of a newer schema has more
+                ]
+            )
+
+        yield lambda lines: stream.write("".join(map(record, lines)).encode())
+
+
+def matched(names: Sequence[str], schema: Schema, *, what: str) -> dict[str, Field]:
+    """The columns of a file's field names.
+
+    Raises: Invalid for a duplicate or unknown name, or a missing required one.
     """
     columns: Mapping[str, Field] = {field.name: field for field in schema.columns}
     for at, name in enumerate(names):
@@ -165,6 +279,14 @@ def matched(names: Sequence[str], schema: Schema, *, what: str) -> dict[str, Fie
     return {name: columns[name] for name in names}
 
 
+def by_column(records: Sequence[Mapping[str, Any]]) -> Columns:
+    """The values of records by column; None where a record has none."""
+    [*orders] = {*map(tuple, records)}
+    if len(orders) == 1:
+        return dict(zip(orders[0], zip(*(record.values() for record in records), strict=True), strict=True))
+    return {name: [record.get(name) for record in records] for name in dict.fromkeys(chain.from_iterable(orders))}
+
+
 def wrong_width(expected: int, got: int, *, hint: str | None = None) -> Invalid:
     """The error for a record with too many or too few fields."""
     return Invalid(f"expected {expected} field{'' if expected == 1 else 's'}, got {got}", hint=hint)
@@ -179,7 +301,7 @@ def in_field(name: str, error: Invalid) -> Invalid:
 
 
 class LineReader:
-    """The lines of a stream, with their numbers. Some can be given back."""
+    """The lines of a stream, with their numbers. Lines can be pushed back."""
 
     def __init__(self, stream: IO[bytes], after: Mark) -> None:
         self.number = after.number
@@ -189,11 +311,11 @@ class LineReader:
 
     @property
     def mark(self) -> Mark:
-        """Behind the last line given."""
+        """After the last line that was returned."""
         return Mark(self._position, self.number)
 
     def next(self) -> bytes:
-        """The next line with its end; empty behind the last one.   Raises: Invalid for one that is too long."""
+        """The next line with its end; empty at the end.   Raises: Invalid for one that is too long."""
         line = self._again.popleft() if self._again else self._stream.readline(LINE_BYTES_MAX + 1)
         if len(line) > LINE_BYTES_MAX:
             raise too_long(f"line {self.number + 1}")
@@ -203,7 +325,7 @@ class LineReader:
         return line
 
     def give_back(self, lines: list[bytes]) -> None:
-        """Let these come again, the first one first."""
+        """Push lines back, to be returned again in this order."""
         self._again.extendleft(reversed(lines))
         self._position -= sum(map(len, lines))
         self.number -= len(lines)
@@ -216,10 +338,10 @@ class LineReader:
 
 
 def too_long(where: str) -> Invalid:
-    """The error for a record that no index takes."""
+    """The error for a record that is too long."""
     return Invalid(
         f"{where} has more than {LINE_BYTES_MAX >> 20} MiB",
-        hint="is it a file of that format? --format says which one it is",
+        hint="check that the file has this format, or give another --format",
     )
 
 
@@ -240,7 +362,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-_ZONE_HINT = "say the time zone: 2026-11-05T12:00:00Z, or +01:00 at the end"
+_ZONE_HINT = "add the time zone: 2026-11-05T12:00:00Z, or +01:00 at the end"
 
 
 def _wrong(kind: Kind, text: str) -> Invalid:
@@ -256,7 +378,7 @@ def _integer(text: str) -> Any:
 def _number(text: str) -> Any:
     if _NUMBER.fullmatch(text) is None:
         raise _wrong("number", text)
-    # a whole number stays one, so that one which no float can hold is refused and not rounded
+    # an integer stays one, so that one which no float can represent is refused, not rounded
     return int(text) if _INTEGER.fullmatch(text) else float(text)
 
 
@@ -303,9 +425,9 @@ _READERS: Mapping[Kind, Callable[[str], Any]] = {
 
 
 def from_text(kind: Kind) -> Callable[[str], Any]:
-    """How text becomes a value. A string is what it is; elsewhere blanks around do not count, and nothing is null.
+    """The decoder of text. Strings stay unchanged; for other kinds surrounding blanks are ignored, and empty is null.
 
-    Objects, arrays and `any` are JSON. The function raises: Invalid.
+    Objects, arrays and `any` are JSON. The function raises Invalid.
     """
     read = _READERS.get(kind)
     if read is None:
@@ -318,8 +440,31 @@ def from_text(kind: Kind) -> Callable[[str], Any]:
     return stripped
 
 
+_INTEGERS = re.compile(r"(?:[+-]?[0-9]{1,30}\n)++")
+
+
+def from_texts(kind: Kind) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """`from_text` of each value that is a text; others stay unchanged. With a fast path for common texts.
+
+    The function raises Invalid.
+    """
+    read = from_text(kind)
+
+    def fast(values: Sequence[Any]) -> Sequence[Any] | None:
+        try:
+            if kind == "integer" and _INTEGERS.fullmatch("\n".join([*values, ""])):
+                return [*map(int, values)]
+            if kind == "datetime" and all_in_utc(times := [*map(datetime.fromisoformat, values)]):
+                return times
+        except (TypeError, ValueError):  # null, or not a text; blanks around, or a wrong text
+            pass
+        return None
+
+    return lambda values: fast(values) or [read(value) if isinstance(value, str) else value for value in values]
+
+
 def from_json(kind: Kind) -> Callable[[Any], Any]:
-    """How a JSON value becomes a value: dates and times are strings there, all else is what it is."""
+    """The decoder of a JSON value: dates and times are strings there, other values stay unchanged."""
     if kind not in ("date", "datetime"):
         return lambda value: value
     read = _READERS[kind]
@@ -327,50 +472,20 @@ def from_json(kind: Kind) -> Callable[[Any], Any]:
 
 
 def from_arrow(kind: Kind) -> Callable[[Any], Any]:
-    """How a value of a Parquet file becomes one of a column: JSON may be text there."""
+    """The decoder of a value of a Parquet file: JSON may be text there."""
     if kind not in JSON_KINDS:
         return from_json(kind)
     return lambda value: _json(value) if isinstance(value, str) else value
 
 
-def _plain_json(value: Any) -> str:
-    return records.encode(value).decode()
-
-
-_WRITERS: Mapping[Kind, Callable[[Any], str]] = {
-    "string": str,
-    "integer": str,
-    "number": repr,
-    "boolean": lambda value: "true" if value else "false",
-    "date": lambda value: str(value.isoformat()),
-    "datetime": stamp_text,
-    "object": _plain_json,
-    "array": _plain_json,
-    "any": _plain_json,
-}
-
-
-def to_text(kind: Kind) -> Callable[[Any], str]:
-    """How a value that is not None becomes text that `from_text` reads back."""
-    return _WRITERS[kind]
-
-
-# a zero in front is part of a code or a telephone number, which an integer would lose
+# a leading zero indicates a code or a telephone number, where an integer would lose it
 _INTEGER_LIKE = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _NUMBER_LIKE = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?")
 
 
-def _is_integer(text: str) -> bool:
-    return _INTEGER_LIKE.fullmatch(text) is not None and -INTEGER_END <= int(text) < INTEGER_END
-
-
 def _is_number(text: str) -> bool:
-    # a whole number that no float holds exactly would be refused later
+    # an integer that no float can represent exactly would be refused later
     return _NUMBER_LIKE.fullmatch(text) is not None and (not text.lstrip("-").isdigit() or abs(int(text)) <= 1 << 53)
-
-
-def _is_boolean(text: str) -> bool:
-    return text.lower() in ("true", "false")
 
 
 def _reads_as(kind: Kind) -> Callable[[str], bool]:
@@ -386,9 +501,9 @@ def _reads_as(kind: Kind) -> Callable[[str], bool]:
 
 
 _TESTS: Sequence[tuple[Kind, Callable[[str], bool]]] = (
-    ("integer", _is_integer),
+    ("integer", lambda text: _INTEGER_LIKE.fullmatch(text) is not None and -INTEGER_END <= int(text) < INTEGER_END),
     ("number", _is_number),
-    ("boolean", _is_boolean),
+    ("boolean", lambda text: text.lower() in ("true", "false")),
     ("date", _reads_as("date")),
     ("datetime", _reads_as("datetime")),
 )
@@ -404,7 +519,7 @@ def _kind_of_text(texts: Iterable[str], tests: Sequence[tuple[Kind, Callable[[st
 
 
 def fields_of_text(names: Sequence[str], rows: Sequence[Sequence[str | None]]) -> tuple[Field, ...]:
-    """The columns behind rows of text. A row of the wrong width is left to the import to complain about."""
+    """The inferred columns of rows of text. Rows of the wrong width are ignored: the import reports them."""
     whole = [row for row in rows if len(row) == len(names)]
     return tuple(
         _field(name, _kind_of_text(cell for row in whole if (cell := row[at]) is not None))
@@ -413,7 +528,7 @@ def fields_of_text(names: Sequence[str], rows: Sequence[Sequence[str | None]]) -
 
 
 def fields_of_json(rows: Sequence[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """The columns behind JSON objects, in the order in which they are first seen."""
+    """The inferred columns of JSON objects, in order of first appearance."""
     columns: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():

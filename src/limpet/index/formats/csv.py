@@ -1,40 +1,20 @@
 """CSV: a header, commas, quotes where they are needed, LF or CRLF (RFC 4180), UTF-8.
 
-Null is an empty field without quotes; an empty string is `""`. A string that a spreadsheet would take for a formula
-gets an apostrophe in front (F34), by a rule that can be undone exactly: a string of any number of apostrophes and then
-one of `= + - @`, their full-width forms, TAB, CR or LF gets one apostrophe more; on the way in it loses one, if it has
-one. Every other string stays as it is, `'tis` too.
+Null is an empty field without quotes; an empty string is `""`. A string that a spreadsheet would interpret as a formula
+gets an apostrophe in front (F34), by a reversible rule: a string of any number of apostrophes followed by one of
+`= + - @`, their full-width forms, TAB, CR or LF gets one more apostrophe on export, and loses one on import. Other
+strings stay unchanged, including `'tis`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 from limpet.errors import Invalid
-from limpet.index.codec.lines import LINE_BYTES_MAX, Schema
-from limpet.index.formats.api import (
-    BOM,
-    SAMPLE_ROWS,
-    Decode,
-    FileHead,
-    Format,
-    LineReader,
-    Mark,
-    Record,
-    Sample,
-    Write,
-    fields_of_text,
-    from_text,
-    in_field,
-    matched,
-    text_of,
-    to_text,
-    wrong_width,
-)
+from limpet.index.codec.lines import LINE_BYTES_MAX
+from limpet.index.formats.api import FileHead, LineReader, Mark, Record, TextFormat, text_of
 
 _RISKY = re.compile("'*[=+\\-@\uff1d\uff0b\uff0d\uff20\t\r\n]")
 _QUOTED = re.compile('[",\r\n]')
@@ -44,17 +24,17 @@ _WHOLE = re.compile(rb'(?:"[^"]*(?:""[^"]*)*"|[^",]*)(?:,(?:"[^"]*(?:""[^"]*)*"|
 
 
 def guarded(text: str) -> str:
-    """A string that no spreadsheet runs."""
+    """The string, protected from being run as a formula by a spreadsheet."""
     return f"'{text}" if _RISKY.match(text) else text
 
 
 def unguarded(text: str) -> str:
-    """The string behind `guarded`."""
+    """The inverse of `guarded`."""
     return text[1:] if text.startswith("'") and _RISKY.match(text) else text
 
 
 def cells(text: str) -> list[str | None]:
-    """The fields of a record without its line end.   Raises: Invalid for quotes that make no sense."""
+    """The fields of a record without its line end.   Raises: Invalid for misplaced quotes."""
     if '"' not in text:
         return [cell or None for cell in text.split(",")]
     found: list[str | None] = []
@@ -64,7 +44,7 @@ def cells(text: str) -> list[str | None]:
         if cell is None:
             raise Invalid(
                 f"a quote is out of place after {text[max(0, at - 20) : at + 20]!r}",
-                hint='a field with a quote is written in quotes, and the quote twice: "5"" pipe"',
+                hint='a field with a quote must be quoted, and the quote doubled: "5"" pipe"',
             )
         found.append(cell[1].replace('""', '"') if cell[1] is not None else cell[2] or None)
         if not cell[3]:
@@ -73,7 +53,7 @@ def cells(text: str) -> list[str | None]:
 
 
 def joined(fields: Sequence[str | None]) -> str:
-    """A record of those fields."""
+    """A record of those fields, without its line end."""
     return ",".join(["" if field is None else _quoted(field) for field in fields])
 
 
@@ -86,10 +66,10 @@ def _bare(raw: bytes) -> bytes:
 
 
 class _Rows(LineReader):
-    """Lines, with those put together whose line end is inside of quotes."""
+    """Records: lines, joined where a line end is inside quotes."""
 
     def records(self) -> Iterator[Record]:
-        """A quote that is never closed spoils only its own line."""
+        """A quote that is never closed affects only its own line."""
         while line := self.next():
             number = self.number
             if line.count(b'"') % 2:
@@ -98,7 +78,7 @@ class _Rows(LineReader):
                 yield number, line
 
     def _closed(self, line: bytes) -> bytes:
-        """The record that begins with a line whose last quote is open; the line itself if there is none."""
+        """The record that begins with a line with an open quote; the line itself if the quote is never closed."""
         if _OPEN.fullmatch(_bare(line)) is None:
             return line
         more: list[bytes] = []
@@ -115,80 +95,40 @@ class _Rows(LineReader):
         return line
 
 
-class Csv(Format):
+class Csv(TextFormat):
     """Comma-separated values."""
+
+    required_may_be_empty = True
 
     def head(self, stream: IO[bytes]) -> FileHead:
         """The first line that is not blank."""
-        lines = _Rows(stream, Mark())
-        found = next(lines.records(), None)
-        if found is None:
-            raise Invalid("the file is empty", hint="the first line of a CSV file names its fields")
-        names = [name or "" for name in cells(text_of(_bare(found[1].removeprefix(BOM))))]
-        if len(names) == 1 and re.search("[;\t|]", names[0]):
-            raise Invalid(f"the header has one field, {names[0]!r}", hint="put commas between the fields of a CSV file")
-        if "" in names:
-            raise Invalid(f"the header has no name for field {names.index('') + 1}")
-        return FileHead(tuple(unguarded(name) for name in names), lines.mark)
+        head = super().head(stream)
+        if head.names is not None and len(head.names) == 1 and re.search("[;\t|]", head.names[0]):
+            raise Invalid(
+                f"the header has one field, {head.names[0]!r}", hint="put commas between the fields of a CSV file"
+            )
+        return head
 
-    def source(self, stream: IO[bytes], after: Mark) -> _Rows:
+    def source(self, stream: IO[bytes], after: Mark) -> LineReader:
         return _Rows(stream, after)
 
-    def decoder(self, names: tuple[str, ...] | None, schema: Schema) -> Decode:
-        """An empty field of a string that must be there is an empty string."""
-        assert names is not None
-        columns = matched(names, schema, what="the header")
-        plan: list[tuple[str, Callable[[str], Any]]] = [
-            (name, unguarded if field.type == "string" else from_text(field.type)) for name, field in columns.items()
-        ]
-        never_null = {name for name, field in columns.items() if field.required and field.type == "string"}
+    def split(self, raw: bytes) -> list[str | None]:
+        return cells(text_of(_bare(raw)))
 
-        def decode(raw: bytes) -> dict[str, Any]:
-            found = cells(text_of(_bare(raw)))
-            if len(found) != len(plan):
-                raise wrong_width(len(plan), len(found), hint="the header says which fields there are")
-            values: dict[str, Any] = {}
-            for (name, read), cell in zip(plan, found, strict=True):
-                if cell is None:
-                    values[name] = "" if name in never_null else None
-                    continue
-                try:
-                    values[name] = read(cell)
-                except Invalid as error:
-                    raise in_field(name, error) from None
-            return values
+    def split_all(self, raws: Sequence[bytes]) -> Sequence[Sequence[str | None]]:
+        text = text_of(b"".join(raws))
+        if '"' in text or "\r" in text:
+            return super().split_all(raws)
+        return [[cell or None for cell in line.split(",")] for line in text.removesuffix("\n").split("\n")]
 
-        return decode
+    def joined(self, fields: Sequence[str | None]) -> str:
+        return joined(fields) + "\n"
 
-    def sample(self, stream: IO[bytes]) -> Sample:
-        head = self.head(stream)
-        assert head.names is not None
-        rows: list[list[str | None]] = []
-        for number, raw in islice(_Rows(stream, head.start).records(), SAMPLE_ROWS):
-            try:
-                rows.append(cells(text_of(_bare(raw))))
-            except Invalid as error:
-                raise Invalid(f"line {number}: {error}", hint=error.hint) from None
-        return Sample(fields_of_text(head.names, rows))
+    def stored(self, text: str) -> str:
+        return unguarded(text)
 
-    def aside(self, names: tuple[str, ...] | None, row: bytes | None) -> bytes:
-        if row is None:
-            return (joined([guarded(name) for name in names or ()]) + "\n").encode()
-        return super().aside(names, row)
+    def stored_all(self, texts: Sequence[str | None]) -> Sequence[str | None]:
+        return super().stored_all(texts) if "'" in "".join(filter(None, texts)) else texts
 
-    @contextmanager
-    def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        names = [field.name for field in schema.columns]
-        plan = [(field.name, guarded if field.type == "string" else to_text(field.type)) for field in schema.columns]
-        stream.write(self.aside(tuple(names), None))
-
-        def some(lines: Sequence[bytes]) -> None:
-            text: list[str] = []
-            for line in lines:
-                values = schema.values(line)
-                text.append(
-                    joined([None if values[name] is None else write(values[name]) for name, write in plan]) + "\n"
-                )
-            stream.write("".join(text).encode())
-
-        yield some
+    def shown(self, text: str) -> str:
+        return guarded(text)

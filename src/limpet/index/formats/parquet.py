@@ -1,6 +1,6 @@
 """Parquet through pyarrow: columns typed by the index. Objects, arrays and `any` are JSON text.
 
-What we write says in its metadata which column is the key and what the columns were, so that it comes back the same.
+The metadata of files that we write holds the key and the kinds of the columns, for a lossless round trip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH_ROWS = 1024
 CHUNKS_MAX = 1_000_000
 NESTED_VALUES_MAX = 32 << 20
 COLUMN_BYTES_MAX = 2 << 30
-"""A file says how much is packed into it before anything is unpacked (FINDINGS A6); what says more is refused."""
+"""A small file may decompress to any size. Its metadata says how much, and a larger file is refused unread."""
 
 TYPE_NOTE = b"limpet:type"
 KEY_NOTE = b"limpet:key"
@@ -51,19 +51,19 @@ def _arrow() -> Any:
 
 
 def _file(stream: IO[bytes], *, packed: Sequence[str] = ()) -> Any:
-    """The file; the columns `packed` stay as they are stored: each value once, and numbers of them."""
+    """The opened file. The columns `packed` stay dictionary-encoded.   Raises: Invalid."""
     pa = _arrow()
     stream.seek(0)
     try:
         file = pa.parquet.ParquetFile(stream, read_dictionary=[*packed])
     except (pa.ArrowException, OSError) as error:
-        raise Invalid(f"it is no Parquet file: {' '.join(str(error).split())[:120]}") from None
-    _demand_bounds(file.metadata)
+        raise Invalid(f"it is not a Parquet file: {' '.join(str(error).split())[:120]}") from None
+    _check_bounds(file.metadata)
     return file
 
 
-def _demand_bounds(metadata: Any) -> None:
-    """Go on only with a file that can be unpacked piece by piece.   Raises: Invalid."""
+def _check_bounds(metadata: Any) -> None:
+    """Check that the file can be decompressed in pieces.   Raises: Invalid."""
     if metadata.num_columns > FIELDS_MAX or metadata.num_columns * metadata.num_row_groups > CHUNKS_MAX:
         raise Invalid(
             f"it has {metadata.num_columns} columns in {metadata.num_row_groups} row groups: that is too many"
@@ -84,7 +84,7 @@ def _demand_bounds(metadata: Any) -> None:
 
 
 def _strings(file: Any) -> list[str]:
-    """The columns of strings and bytes that are not inside others."""
+    """The top-level columns of strings and bytes."""
     pa = _arrow()
     return [each.name for each in file.schema_arrow if pa.types.is_string(each.type) or pa.types.is_binary(each.type)]
 
@@ -102,7 +102,7 @@ class Parquet(Format):
         return int(_file(stream).metadata.num_rows)
 
     def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
-        """Row groups that lie behind are not read again."""
+        """Row groups before `after` are not read."""
         pa = _arrow()
         file = _file(stream, packed=_strings(_file(stream)))
         first, skipped = 0, 0
@@ -128,7 +128,7 @@ class Parquet(Format):
             raise Invalid(f"after row {at}: {' '.join(str(error).split())[:160]}") from None
 
     def rows(self, chunk: Chunk) -> Iterator[tuple[int, dict[str, Any]]]:
-        """A value that Python cannot hold spoils only its own row."""
+        """A value that Python cannot represent affects only its own row."""
         columns = [_python(column) for column in chunk.rows.columns]
         first = chunk.end.number - chunk.rows.num_rows + 1
         for number, values in enumerate(zip(*columns, strict=True), first):
@@ -143,7 +143,7 @@ class Parquet(Format):
             for name, read in plan:
                 try:
                     if isinstance(row[name], _Unreadable):
-                        raise Invalid(f"Python cannot hold the value: {row[name]}")
+                        raise Invalid(f"Python cannot represent the value: {row[name]}")
                     values[name] = read(row[name])
                 except Invalid as error:
                     raise in_field(name, error) from None
@@ -152,7 +152,7 @@ class Parquet(Format):
         return decode
 
     def sample(self, stream: IO[bytes]) -> Sample:
-        """The file says what its columns are."""
+        """By the types of the file."""
         schema = _file(stream).schema_arrow
         key = (schema.metadata or {}).get(KEY_NOTE)
         return Sample(tuple(_field(each) for each in schema), key.decode() if key else None)
@@ -163,9 +163,9 @@ class Parquet(Format):
 
     @contextmanager
     def write(self, stream: IO[bytes], schema: Schema) -> Iterator[Write]:
-        """Shards are gathered into row groups of some 100,000 rows."""
+        """Shards are collected into row groups of about 100,000 rows."""
         pa = _arrow()
-        kinds = arrow_types(pa)
+        kinds = _types(pa)
         wanted = pa.schema(
             [
                 pa.field(each.name, kinds[each.type], not each.required, {TYPE_NOTE: each.type.encode()})
@@ -177,7 +177,7 @@ class Parquet(Format):
         with pa.parquet.ParquetWriter(stream, wanted, compression="zstd") as file:
 
             def flush() -> None:
-                columns = [arrow_column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
+                columns = [_column(pa, waiting, each, kinds[each.type]) for each in schema.columns]
                 file.write_batch(pa.record_batch(columns, schema=wanted), row_group_size=max(1, len(waiting)))
                 waiting.clear()
 
@@ -192,7 +192,7 @@ class Parquet(Format):
 
 
 def _pieces(batch: Any, rows_max: int, size_max: int) -> Iterator[tuple[Any, int]]:
-    """The batch in pieces that have at most so many rows, and bytes once they are unpacked; and how many bytes."""
+    """The batch in pieces of at most `rows_max` rows and `size_max` decoded bytes, each with its size."""
     while batch.num_rows:
         size = _unpacked_size(batch)
         rows = batch.num_rows if size <= size_max else max(1, batch.num_rows * size_max // size)
@@ -214,15 +214,15 @@ def _unpacked_size(batch: Any) -> int:
 
 
 class _Unreadable(str):
-    """Stands for a value that no Python object can hold, and says why."""
+    """Represents a value that Python cannot represent: the reason."""
 
 
 _UNREADABLE = (ValueError, OverflowError, NotImplementedError, LookupError)
-"""What pyarrow raises for values that Python's types cannot hold, such as a date in the year 10,000."""
+"""What pyarrow raises for values out of Python's range, such as a date in the year 10,000."""
 
 
 def _python(column: Any) -> list[Any]:
-    """The values of a column; those that cannot be had are `_Unreadable`."""
+    """The values of a column; those out of range are `_Unreadable`."""
     if _arrow().types.is_dictionary(column.type):
         return [value for chunk in column.chunks for value in _of_dictionary(chunk)]
     try:
@@ -232,7 +232,7 @@ def _python(column: Any) -> list[Any]:
 
 
 def _of_dictionary(column: Any) -> list[Any]:
-    """The values of a packed column, each Python object once."""
+    """The values of a dictionary-encoded column; equal values share a Python object."""
     values = [
         _Unreadable(f"it has more than {LINE_BYTES_MAX} bytes") if size is not None and size > LINE_BYTES_MAX else value
         for size, value in zip(
@@ -250,7 +250,7 @@ def _one(value: Any) -> Any:
 
 
 def _micros(column: Any) -> Any:
-    """Times with at most microseconds, since Python has no finer ones, and in UTC, which needs no list of zones."""
+    """Times in microseconds, Python's resolution, and in UTC, which needs no time zone database."""
     pa = _arrow()
     kind = column.type
     if pa.types.is_timestamp(kind):
@@ -273,7 +273,7 @@ def _field(each: Any) -> Field:
 
 
 def _kind(name: str, kind: Any) -> Kind:
-    """The column for an Arrow type; what has no kind becomes a string, as msgspec writes it."""
+    """The kind for an Arrow type; other types become strings, as msgspec encodes them."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _kind(name, kind.value_type)
@@ -295,22 +295,19 @@ def _kind(name: str, kind: Any) -> Kind:
 
 
 def arrow_table(schema: Schema, lines: Sequence[bytes]) -> Any:
-    """The records of those lines as a `pyarrow.Table`; none of them may be a tombstone.
+    """The records of lines, none of them a tombstone, as a `pyarrow.Table`.
 
-    Raises: Corrupt for a line that is no record; Unsupported without pyarrow.
+    Raises: Corrupt for an invalid line; Unsupported without pyarrow.
     """
-    try:
-        pa = import_module("pyarrow")
-    except ImportError:
-        raise Unsupported("Arrow needs pyarrow", hint="pip install 'limpet[sql]'") from None
-    kinds = arrow_types(pa)
+    pa = _arrow()
+    kinds = _types(pa)
     rows = [schema.values(line) for line in lines]
-    columns = [arrow_column(pa, rows, field, kinds[field.type]) for field in schema.columns]
+    columns = [_column(pa, rows, field, kinds[field.type]) for field in schema.columns]
     fields = [pa.field(field.name, kinds[field.type], field.name != schema.key) for field in schema.columns]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def arrow_column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
+def _column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
     """One column of those records, as an Arrow array of that type."""
     values = [row[field.name] for row in rows]
     if field.type in JSON_KINDS:
@@ -318,7 +315,7 @@ def arrow_column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: An
     return pa.array(values, kind)
 
 
-def arrow_types(pa: Any) -> dict[Kind, Any]:
+def _types(pa: Any) -> dict[Kind, Any]:
     """The Arrow type of each kind of column."""
     text = pa.string()
     return {
