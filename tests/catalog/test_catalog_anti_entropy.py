@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.catalog.decide import Go, classify
 from limpet.catalog.gc import BatchOutcome, ClassifiedBatch, classify_ledger, was_met, will_never_be
+from limpet.catalog.leader import add_batch
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch
+from limpet.catalog.state import Go, classify
 from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Unavailable
 from limpet.events import Event
@@ -229,9 +230,9 @@ def test_a_batch_from_a_slow_clock_is_found_all_the_same(runtime: QueueRuntime) 
     slow = QueueRuntime(runtime.time, "p0")
     slow.wall_offset_s = -86400.0
     batch = LedgerBatch(domain="catalog", token=1, base_version=leading.head.version)
-    path = leading.storage.add_batch(slow.new_id(), batch)
+    path = add_batch(leading.storage, slow.new_id(), batch)
     leading.publish(path)
-    other = leading.storage.add_batch(slow.new_id(), batch)
+    other = add_batch(leading.storage, slow.new_id(), batch)
     for name in "def":
         leading.create(name)
     runtime.sleep(LATER_S)
@@ -245,7 +246,7 @@ def test_cost(runtime: QueueRuntime) -> None:
     leading = Leading(runtime, meter)
     for n in range(20):
         leading.create(f"t{n}")
-    leading.compactor.settle()
+    leading.compactor.record()
     leading.add(1, "dead")
     runtime.sleep(LATER_S)
     meter.now(max_age_s=1.0)

@@ -10,14 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+import limpet
 from limpet.catalog import Compactor, Grant, Leader
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.records import Change
+from limpet.catalog.leader import Documents
+from limpet.catalog.records import Change, Row
 from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
 from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
 from limpet.catalog.warehouse import Warehouse
@@ -27,6 +30,7 @@ from limpet.lease import Lock, VersionWatch
 from limpet.ledger import Publication
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import system
+from limpet.sortedmap import WIDTH
 from limpet.store import MemoryStore
 from limpet.store.api import Always, Blob, Version, When
 from support.catalog import append, table
@@ -123,7 +127,7 @@ class World:
         """So many tables in the namespace `full`, by one commit: no metadata of theirs is ever read."""
         self.catalog.create_namespace(["full"])
 
-        def decide(state: CatalogState) -> Grant:
+        def decide(state: CatalogState, made: Documents) -> Grant:
             entries = [Entry(f"full/t{n:05}-{n:012x}", f"full/t{n:05}-{n:012x}/metadata/0.json") for n in range(tables)]
             changes = [Change(key_of("t", ("full",), f"t{n:05}"), entry.value()) for n, entry in enumerate(entries)]
             return Grant("fill", (*changes, *(Change(f"{LIVE}/{entry.root}", 1) for entry in entries)))
@@ -139,7 +143,7 @@ def make_world() -> World:
 
     def publish(paths: Sequence[str], token: int) -> Publication:
         published = compactor.publish(paths, token)
-        compactor.settle()
+        compactor.record()
         compactor.prepare()
         return published
 
@@ -354,3 +358,34 @@ def allocated() -> Iterator[list[int]]:
         peak[0] = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("tables", [100, 10_000])
+def test_a_checkpoint_converts_only_what_changed_since_the_last_one(tables: int) -> None:
+    state = CatalogState({f"{kind}/t{n:05}": [f"{hash((kind, n)):x}"] for n in range(tables) for kind in (1, 2)})
+    codec = ParquetSnapshots()
+    codec.to_bytes(state)
+    assert codec.converted == 2 * tables
+    changed = [Change("1/t00007", ["new"]), Change("2/t00050", None), Change("l/x", 1), Change("t/x", ["x"])]
+    after = state.after([Row("id", "what", tuple(changed))], "2026-11-17T00:00:00+00:00")
+    data = codec.to_bytes(after)
+    assert 0 < codec.converted <= len(changed) * WIDTH
+    assert codec.from_bytes(data, what="it").entries() == after.entries()
+    assert data == ParquetSnapshots().to_bytes(after), "what is taken over is what would be made"
+    codec.to_bytes(after)
+    assert codec.converted == 0
+
+
+def test_all_catalogs_of_a_fleet_and_its_leader_share_one_state(tmp_path: Path) -> None:
+    fleet = limpet.open(str(tmp_path / "fleet"), durability="os")
+    reader = fleet.catalog()
+    with fleet.lead_catalog() as leading:
+        leading.create_namespace(["a"])
+        assert reader.namespaces().names == ["a"]
+        state = reader.view.now()
+        assert state is not None
+        before = fleet.meter.snapshot()
+        assert fleet.catalog().view.now() is state
+        assert leading.view.now() is state
+        spent = fleet.meter.snapshot() - before
+        assert (spent.requests.get("get"), spent.read_bytes) == (2, 0), "each asks for a newer head"

@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from limpet.catalog.decide import (
+from limpet.catalog.records import CatalogHead, Change, LedgerBatch, Link, RememberedAnswer, Row, SnapshotRef, Tail
+from limpet.catalog.state import (
     APPLIED_MAX,
     PATH_CHARACTERS_MAX,
     TAIL_BYTES_MAX,
-    Done,
+    TIDY_ABOVE,
+    CatalogState,
     Go,
     NoHead,
     PartlyPublished,
@@ -19,13 +21,14 @@ from limpet.catalog.decide import (
     applied_in,
     classify,
     commit_of,
+    is_live,
     links_after,
     next_head,
+    scoped,
+    time_text,
     unusable,
 )
-from limpet.catalog.records import CatalogHead, Change, LedgerBatch, Link, RememberedAnswer, Row, SnapshotRef, Tail
-from limpet.catalog.state import TIDY_ABOVE, CatalogState, is_live, scoped, time_text
-from limpet.ledger import AppliedBatch
+from limpet.ledger import AppliedBatch, Publication
 
 T0 = "2026-11-17T08:00:00.000000+00:00"
 T1 = "2026-11-17T08:00:01.000000+00:00"
@@ -67,8 +70,8 @@ def test_what_a_head_remembers_of_batches() -> None:
     known = head(applied=(AppliedBatch("a", 4, "c4"), AppliedBatch("b", 5, "c5"), AppliedBatch("c", 5, "c5")))
     assert applied_in(None, ["a"]) is None
     assert applied_in(known, ["x"]) is None
-    assert applied_in(known, ["a"]) == Done(4, "c4")
-    assert applied_in(known, ["c", "b"]) == Done(5, "c5")
+    assert applied_in(known, ["a"]) == Publication(4, "c4")
+    assert applied_in(known, ["c", "b"]) == Publication(5, "c5")
     assert applied_in(known, ["a", "b"]) == PartlyPublished(), "they were published as two versions"
     assert applied_in(known, ["b", "x"]) == PartlyPublished()
     assert applied_in(known, ["b", "c", "x"]) == PartlyPublished()
@@ -222,14 +225,12 @@ def test_how_long_a_path_may_be() -> None:
 
 
 def test_what_is_wrong_with_a_row_is_said() -> None:
-    assert unusable([row("r", Change("l/../x", 1))]) == "the entry 'l/../x' of request 'r' is of no folder"
-    assert str(unusable([row("r", Change("l/x", 2))])).endswith("has a value that is none of a folder's")
-    assert str(unusable([row("r", Change("t/n//..", 2))])).endswith(
-        "has no name that a table, view or namespace can have"
-    )
-    assert str(unusable([row("r", Change("n//n", {"a": 2}))])).endswith("has properties that are no texts")
-    assert str(unusable([row("r", Change("t/n//x", ["a"]))])).endswith("does not say where its metadata lies")
-    assert str(unusable([row("r", Change("t/n//x", ["a", ""]))])).endswith("names a path that is none")
+    assert unusable([row("r", Change("l/../x", 1))]) == "the entry 'l/../x' of request 'r' is not a folder"
+    assert str(unusable([row("r", Change("l/x", 2))])).endswith("has an invalid value for a folder")
+    assert str(unusable([row("r", Change("t/n//..", 2))])).endswith("has an invalid name of a table, view or namespace")
+    assert str(unusable([row("r", Change("n//n", {"a": 2}))])).endswith("has properties that are not strings")
+    assert str(unusable([row("r", Change("t/n//x", ["a"]))])).endswith("does not name its metadata")
+    assert str(unusable([row("r", Change("t/n//x", ["a", ""]))])).endswith("names an invalid path")
     said = unusable([row("r" * 200, Change("n//" + "x" * 300, None))])
     assert said is not None
     assert len(said) < 300
@@ -287,8 +288,8 @@ def test_a_state_is_never_changed() -> None:
     other = state.after([row("m.d", Change("b", 2))], T0)
     assert [*state.under("")] == [("a", 1)]
     assert [*other.under("")] == [("a", 1), ("b", 2)]
-    assert (state.told("m.d"), state.is_used("m")) == (None, False)
-    assert (other.told("m.d"), other.is_used("m"), other.is_used("k")) == (RememberedAnswer("x", T0), True, True)
+    assert (state.answered("m.d"), state.is_used("m")) == (None, False)
+    assert (other.answered("m.d"), other.is_used("m"), other.is_used("k")) == (RememberedAnswer("x", T0), True, True)
     state = state.after([row("n.d", Change("c", 2))], T0)
     assert not other.is_used("n")
     assert other.get("c") is None
@@ -297,8 +298,8 @@ def test_a_state_is_never_changed() -> None:
 def test_what_clients_were_told() -> None:
     state = CatalogState()
     state = state.after([Row("k.d", "what", (), {"r": 1}), Row("~minted", "y")], T0)
-    assert state.told("k.d") == RememberedAnswer("what", T0, {"r": 1})
-    assert state.told("k") is None
+    assert state.answered("k.d") == RememberedAnswer("what", T0, {"r": 1})
+    assert state.answered("k") is None
     assert [state.is_used(key) for key in ("k", "k.d", "d", "~minted", "~", "")] == [
         True,
         False,
@@ -327,7 +328,7 @@ def test_how_long_an_id_lives(id_: str, age_s: float, lives: bool) -> None:
     assert is_live(id_, T0, now) is lives
     state = CatalogState(answers={id_: RememberedAnswer("x", T0)})
     state = state.forgetting(now)
-    assert (state.told(id_) is not None) is lives
+    assert (state.answered(id_) is not None) is lives
     assert state.is_used("k") is (lives and id_ == "k.d")
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import limpet
-from limpet.app.events import events_of, is_wanted
+from limpet.app.fleet import events_of, is_wanted
 from limpet.errors import Denied, Invalid, Unavailable, Unsupported
 from limpet.events import Event, EventSink, task_run
 from limpet.events import sink as module

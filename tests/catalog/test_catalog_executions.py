@@ -13,8 +13,18 @@ from limpet import records
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.events import Event
 from limpet.events import fold as module
-from limpet.events.fold import EventHead, Executions, StateFile, is_late, read_batch, to_merge
-from limpet.events.quarantine import isolate, quarantined, reason_of, retry
+from limpet.events.fold import (
+    EventHead,
+    Executions,
+    StateFile,
+    is_late,
+    isolate,
+    quarantined,
+    read_batch,
+    reason_of,
+    retry,
+    to_merge,
+)
 from limpet.events.sink import EventBatch
 from limpet.keys import CatalogKeys, Key
 from limpet.runtime import ulid

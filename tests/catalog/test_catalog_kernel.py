@@ -12,7 +12,7 @@ import pytest
 from limpet.catalog import CatalogView, Compactor, Grant, Leader, NotLeader, PublicationRefused
 from limpet.catalog.compactor import Unreachable
 from limpet.catalog.history import find_commit, log, state_of, verify
-from limpet.catalog.leader import Decide
+from limpet.catalog.leader import Decide, Documents, add_batch
 from limpet.catalog.records import Change, LedgerBatch, RememberedAnswer, Row
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogStorage
@@ -54,7 +54,7 @@ def leading(storage: CatalogStorage) -> Iterator[Leader]:
 
 
 def create(name: str) -> Decide:
-    def decide(state: CatalogState) -> Grant:
+    def decide(state: CatalogState, made: Documents) -> Grant:
         if state.get(name) is not None:
             raise Invalid(f"{name} is there already")
         return Grant("create", (Change(name, {"of": name}),), {"made": name})
@@ -107,7 +107,7 @@ def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused
     compactor = Compactor(storage)
     row = Row("1", "create", (Change("a", 1),))
     paths = [
-        storage.add_batch(system().new_id(), LedgerBatch(domain="catalog", token=1, base_version=base, rows=rows))
+        add_batch(storage, system().new_id(), LedgerBatch(domain="catalog", token=1, base_version=base, rows=rows))
         for base, rows in ((None, ()), (1, (row,)), (1, (row,)))
     ]
     with pytest.raises(PublicationRefused, match="no catalog here yet"):
@@ -125,7 +125,7 @@ def test_a_publication_that_comes_twice_has_one_answer_and_a_late_one_is_refused
             compactor.publish(wrong, 1)
     lease.release()
     newer = lock.acquire()
-    epoch = storage.add_batch(system().new_id(), LedgerBatch(domain="catalog", token=newer.token, base_version=None))
+    epoch = add_batch(storage, system().new_id(), LedgerBatch(domain="catalog", token=newer.token, base_version=None))
     compactor.publish([epoch], newer.token)
     assert compactor.publish([paths[1]], 1) == second, "what was published stays told, whoever leads"
 
@@ -194,10 +194,10 @@ def test_a_damaged_record_of_the_newest_commit_is_named(storage: CatalogStorage)
     assert key in (verify(storage, loaded.head).broken or "")
     lease = Lock(storage.store, storage.keys.lock, "catalog", 10.0, system(), VersionWatch(system())).acquire()
     batch = LedgerBatch(domain="catalog", token=lease.token, base_version=None)
-    with pytest.raises(Corrupt, match="not what the head names"):
-        Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token)
+    with pytest.raises(Corrupt, match="does not match the head"):
+        Compactor(storage).publish([add_batch(storage, system().new_id(), batch)], lease.token)
     storage.store.delete(key)
-    assert Compactor(storage).publish([storage.add_batch(system().new_id(), batch)], lease.token).version == 3
+    assert Compactor(storage).publish([add_batch(storage, system().new_id(), batch)], lease.token).version == 3
 
 
 def test_a_compactor_that_was_told_nothing_published_nothing(

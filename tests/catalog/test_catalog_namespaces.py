@@ -108,7 +108,7 @@ def test_the_same_id_is_told_the_same_and_for_another_request_it_is_refused(cata
     catalog.create_namespace(["a"], id_="one")
     with pytest.raises(AlreadyExists):
         catalog.create_namespace(["a"], id_="two")
-    with pytest.raises(Invalid, match="was given to another request"):
+    with pytest.raises(Invalid, match="was used for another request"):
         catalog.drop_namespace(["a"], id_="one")
     assert catalog.namespaces().names == ["a"]
     for id_ in ("~mine", "", "x" * 201, "a\nb"):

@@ -102,11 +102,11 @@ TOLD = ("answers", "", "{}")
         ([("other", "a", "1"), TOLD], "another kind"),
         ([("entry", "a", "1")], "another kind"),
         ([TOLD, TOLD], "another kind"),
-        ([("entry", "a", "{"), TOLD], "not what it should be"),
+        ([("entry", "a", "{"), TOLD], "an invalid value"),
         ([("entry", "a", "null"), TOLD], "without a value"),
         ([("entry", None, "1"), TOLD], "lacks"),
         ([("entry", "a", None), TOLD], "lacks"),
-        ([("answers", "", '{"i":["create"]}')], "not what it should be"),
+        ([("answers", "", '{"i":["create"]}')], "an invalid value"),
     ],
 )
 def test_a_sound_file_with_other_rows_is_corrupt(rows: list[tuple[Any, ...]], reason: str) -> None:

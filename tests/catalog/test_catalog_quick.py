@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.catalog import iceberg
+from limpet.catalog.commit import TableCommit, _heavy_commit, apply, parse_commit
+from limpet.catalog.iceberg import updates as iceberg
 from limpet.catalog.state import CommitFailed
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Invalid
@@ -62,7 +63,7 @@ def test_the_quick_way_does_what_pyiceberg_does(commits: list[list[Any]]) -> Non
         number = metadata_of(quick).get("last-sequence-number", 0)
         updates = [made_snapshot(each, number) if isinstance(each, tuple) else each for each in given_]
         try:
-            parsed = iceberg.parse_commit({"updates": updates})
+            parsed = parse_commit({"updates": updates})
         except Invalid:
             continue
         assert parsed.plain is not None
@@ -94,9 +95,9 @@ def made_snapshot(what: tuple[str, int, int], number: int) -> dict[str, Any]:
     return {"action": action, "snapshot": fields}
 
 
-def outcome(document: Document, commit: iceberg.TableCommit, n: int) -> Document | type | None:
+def outcome(document: Document, commit: TableCommit, n: int) -> Document | type | None:
     try:
-        return iceberg.apply(document, commit, f"s3://bucket/{n}", 1_794_000_000_000)
+        return apply(document, commit, f"s3://bucket/{n}", 1_794_000_000_000)
     except (CommitFailed, Invalid) as error:
         return type(error)
 
@@ -141,11 +142,9 @@ def test_metadata_that_another_program_wrote_goes_by_pyiceberg() -> None:
             "ref": "main",
             "snapshot-id": 1 if "snapshots" in other and number else None,
         }
-        commit = iceberg.parse_commit(
-            {"requirements": [tip], "updates": [made_snapshot(("add-snapshot", 2, 1), number), main]}
-        )
+        commit = parse_commit({"requirements": [tip], "updates": [made_snapshot(("add-snapshot", 2, 1), number), main]})
         document = Document(records.encode(other))
-        after = iceberg.apply(document, commit, "s3://bucket/0", 1)
+        after = apply(document, commit, "s3://bucket/0", 1)
         assert document.is_plain is False
         assert after is not None
         assert metadata_of(after)["refs"]["main"]["snapshot-id"] == 2
@@ -156,8 +155,66 @@ def test_the_time_of_a_table_does_not_go_back() -> None:
     """A commit's time is taken before it waits for the leader, so a later commit may have an earlier one."""
     request = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": []}}
     document = iceberg.new_table(request, "s3://bucket/warehouse/a/t", "9c12d441-03fe-4693-9a96-a0705ddf69c1", 2_000)
-    commit = iceberg.parse_commit({"updates": [{"action": "set-properties", "updates": {"a": "1"}}]})
-    after = iceberg.apply(document, commit, "s3://bucket/0", 1_000)
+    commit = parse_commit({"updates": [{"action": "set-properties", "updates": {"a": "1"}}]})
+    after = apply(document, commit, "s3://bucket/0", 1_000)
     assert after is not None
     assert after.is_plain
     assert metadata_of(after)["last-updated-ms"] == 2_000
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 3), st.just(1 << 63), st.just(1.0), st.just("1"), st.just([1])
+)
+FIELDS = ("snapshot-id", "parent-snapshot-id", "parent_snapshot_id", "sequence-number", "timestamp-ms", "schema-id",
+          "first-row-id", "manifest-list", "summary", "ref-name", "type", "min-snapshots-to-keep", "max-ref-age-ms",
+          "snapshot-ids", "removals", "updates", "action", "else")  # fmt: skip
+SUMMARIES = st.dictionaries(
+    st.sampled_from(["operation", "self", "x", "y"]), st.one_of(ODD, st.sampled_from(["append", "delete", "none"]))
+)
+REQUIREMENTS = st.one_of(
+    st.builds(lambda ref, id_: {"type": "assert-ref-snapshot-id", "ref": ref, "snapshot-id": id_}, REFS, ODD),
+    st.builds(lambda name, id_: {"type": f"assert-{name}", name: id_}, st.sampled_from(
+        ["last-assigned-field-id", "current-schema-id", "last-assigned-partition-id", "default-spec-id",
+         "default-sort-order-id", "nothing"]), ODD),
+    st.builds(lambda uuid: {"type": "assert-table-uuid", "uuid": uuid}, st.sampled_from(
+        ["9c12d441-03fe-4693-9a96-a0705ddf69c1", "9C12D441-03FE-4693-9A96-A0705DDF69C1",
+         "9c12d44103fe46939a96a0705ddf69c1", "none", None])),
+)  # fmt: skip
+
+
+@given(
+    st.lists(QUICK, min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(FIELDS), st.one_of(ODD, SUMMARIES)), max_size=2),
+    st.lists(REQUIREMENTS, max_size=2),
+)
+@settings(deadline=None)
+def test_a_commit_is_parsed_as_pyiceberg_parses_it(
+    wanted: list[Any], odd: list[tuple[int, str, Any]], requirements: list[Any]
+) -> None:
+    updates = [made_snapshot(each, 0) if isinstance(each, tuple) else dict(each) for each in wanted]
+    for n, name, value in odd:
+        update = updates[n % len(updates)]
+        (update["snapshot"] if isinstance(update.get("snapshot"), dict) else update)[name] = value
+    try:
+        parsed = parse_commit({"updates": updates, "requirements": requirements})
+    except Invalid:
+        return
+    theirs = _heavy_commit(parsed.asked, parsed.required)
+    assert parsed.plain == theirs.plain
+    ours_, theirs_ = (
+        [{name: value for name, value in each.items() if value is not None} for each in one.requirements]
+        for one in (parsed, theirs)
+    )
+    assert ours_ == theirs_, "but for null, which is as good as nothing"
+    assert records.encode(parsed.plain) == records.encode(theirs.plain), "in the same order"
+    assert (parsed.files, parsed.properties) == (theirs.files, theirs.properties)
+
+
+def test_what_pyiceberg_sends_needs_no_pyiceberg() -> None:
+    main = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1}
+    tip = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None}
+    uuid = {"type": "assert-table-uuid", "uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1"}
+    updates = [made_snapshot(("add-snapshot", 1, 1), 0), main, {"action": "set-properties", "updates": {"a": 1}}]
+    parsed = parse_commit({"updates": updates, "requirements": [tip, uuid]})
+    assert parsed.is_light
+    assert parsed.parsed is None, "nothing was asked of PyIceberg"

@@ -425,9 +425,9 @@ def test_a_commit_that_is_published_is_never_told_to_be_refused(
         raise Unavailable("the store is away")
 
     with monkeypatch.context() as away:
-        away.setattr(catalog.warehouse, "read", fail)
+        away.setattr(catalog, "_loaded", fail)
         catalog.leader = Away(catalog.leader)  # type: ignore[assignment]
-        with pytest.raises(OutcomeUnknown, match="it was done"):
+        with pytest.raises(OutcomeUnknown, match="the request was published"):
             catalog.commit_table(["a"], "t", request, id_="one")
     assert metadata(catalog.commit_table(["a"], "t", request, id_="one"))["current-snapshot-id"] == 1
 
@@ -514,16 +514,16 @@ def test_a_done_undrop_or_register_is_told_again_whatever_came_since(catalog: Ca
     entered = catalog.register_table(["a"], "r", made.metadata_location, id_="in")
     assert metadata(entered) == metadata(made)
     catalog.drop_table(["a"], "r", purge=True)
-    with pytest.raises(OutcomeUnknown, match="it was done"):
+    with pytest.raises(OutcomeUnknown, match="the request was published"):
         catalog.undrop(["a"], "t", id_="back")
-    with pytest.raises(OutcomeUnknown, match="it was done"):
+    with pytest.raises(OutcomeUnknown, match="the request was published"):
         catalog.register_table(["a"], "r", made.metadata_location, id_="in")
     assert catalog.tables(["a"]).names == []
 
 
 def test_an_id_is_for_one_request(catalog: Catalog) -> None:
     catalog.create_table(["a"], table(), id_="x.y")
-    with pytest.raises(Invalid, match=r"'x\.y' was given to another request"):
+    with pytest.raises(Invalid, match=r"'x\.y' was used for another request"):
         catalog.create_table(["a"], table("u"), id_="x.y")
     catalog.create_table(["a"], table("v"), id_="x")
     assert catalog.tables(["a"]).names == ["t", "v"]

@@ -68,7 +68,7 @@ def test_locations_inside_and_outside(catalog: Catalog) -> None:
         with pytest.raises(Invalid):
             warehouse.root_of(url)
         with pytest.raises(Invalid):
-            warehouse.check_file(url, "file")
+            warehouse.path_of(url, "file")
 
 
 def commits(loaded: Any, url: Any) -> list[dict[str, Any]]:
@@ -83,7 +83,8 @@ def commits(loaded: Any, url: Any) -> list[dict[str, Any]]:
     ]
     for key in ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path"):
         updates.append({"action": "set-properties", "updates": {key: url}})
-    updates.append({"action": "set-properties", "updates": {"a.new-location": url, "x": "y"}})
+    for word in ("a.new-location", "my_dir", "their.directory", "folder", "their-warehouse", "x.PATH"):
+        updates.append({"action": "set-properties", "updates": {word: url, "x": "y"}})
     return updates
 
 
@@ -134,7 +135,7 @@ def test_every_place_that_a_create_or_register_can_name_is_checked(catalog: Cata
 )
 def test_properties_that_redirect_clients_are_refused(catalog: Catalog, key: str) -> None:
     catalog.create_namespace(["a"])
-    with pytest.raises(Invalid, match="how files are reached"):
+    with pytest.raises(Invalid, match="configures access to files"):
         catalog.create_table(["a"], table(properties={key: "x"}))
 
 
@@ -204,9 +205,9 @@ def test_metadata_is_kept_in_memory_up_to_a_limit() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
     size = CACHE_BYTES_MAX // IN_MEMORY // 4
     for name in "abcd":
-        warehouse.put_of(name, Document(b" " * size))
+        warehouse.keep(name, Document(b" " * size))
     assert warehouse.cached("a") is not None
-    warehouse.put_of("e", Document(b" " * size))
+    warehouse.keep("e", Document(b" " * size))
     assert [name for name in "abcde" if warehouse.cached(name)] == ["a", "c", "d", "e"], "the one used longest ago goes"
 
 
@@ -214,7 +215,7 @@ def test_models_are_not_kept_in_memory() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
     document = Document(b"{}", {}, model=object())
     document.is_plain = True
-    warehouse.put_of("a", document)
+    warehouse.keep("a", document)
     kept = warehouse.cached("a")
     assert kept is not None
     assert (kept.model, kept.is_plain, kept.json()) == (None, True, {})
@@ -239,7 +240,7 @@ def test_properties_are_text(catalog: Catalog) -> None:
 )  # fmt: skip
 def test_a_table_cannot_tell_clients_where_to_go(catalog: Catalog, name: str) -> None:
     catalog.create_namespace(["a"])
-    with pytest.raises(Invalid, match="says how files are reached"):
+    with pytest.raises(Invalid, match="configures access to files"):
         catalog.create_table(["a"], table(properties={name: "x"}))
 
 

@@ -101,9 +101,9 @@ def test_show_now_and_then(fleet: limpet.Fleet, run: Run) -> None:
     ("at", "code", "said"),
     [
         ("yesterday", 2, "neither a version nor a time"),
-        ("2026-11-16T12:00:00", 2, "a time needs its zone"),
+        ("2026-11-16T12:00:00", 2, "the time has no time zone"),
         ("99", 1, "there is no version 99 yet"),
-        ("2000-01-01T00:00:00Z", 1, "never so"),
+        ("2000-01-01T00:00:00Z", 1, "no retained commit matches"),
     ],
 )
 def test_show_of_what_never_was(fleet: limpet.Fleet, run: Run, at: str, code: int, said: str) -> None:

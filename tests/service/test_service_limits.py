@@ -13,10 +13,8 @@ import pytest
 import uvicorn
 
 from limpet.runtime import system
-from limpet.service import limits
-from limpet.service.auth import Tokens
-from limpet.service.http import HttpApp, Request, Response, Route, Routes
-from limpet.service.limits import Gate, LimitedProtocol
+from limpet.service import http as limits
+from limpet.service.http import ConnectionLimiter, HttpApp, LimitedProtocol, Request, Response, Route, Routes, Tokens
 from support.servers.catalog import until
 
 TOKEN = b"a-token-of-the-tests"
@@ -31,7 +29,7 @@ class Served:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        self.gate = Gate(connections_max=12, peer_max=3)
+        self.limiter = ConnectionLimiter(connections_max=12, peer_max=3)
         guard = Tokens([TOKEN.decode()])
         routes = [
             Route("POST", "/echo", self._echo, guard),
@@ -39,7 +37,7 @@ class Served:
             Route("POST", "/open", lambda _: Response(400, b"no"), None, quick=True),
         ]
         self.app = HttpApp(Routes(routes), system(), body_bytes_max=1000)
-        protocol = partial(LimitedProtocol, self.gate, self.app)
+        protocol = partial(LimitedProtocol, self.limiter, self.app)
         config = uvicorn.Config(self.app, http=protocol, ws="none", lifespan="off", log_level="critical")  # type: ignore[arg-type]
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
         self._server = uvicorn.Server(config)
@@ -67,7 +65,7 @@ class Served:
         self._thread.join()
         self._listener.close()
         assert not self.app.close()
-        assert (self.gate.connections, self.gate.strangers) == (0, 0), "every seat was given back"
+        assert (self.limiter.connections, self.limiter.strangers) == (0, 0), "every connection was given back"
 
 
 @pytest.fixture
@@ -135,7 +133,7 @@ def test_an_address_with_too_many_strangers_loses_its_oldest(served: Served, mon
         assert known.recv(65536).startswith(b"HTTP/1.1 200 ")
         idle = [stack.enter_context(served.connect()) for _ in range(3)]
         elsewhere = stack.enter_context(served.connect("127.0.0.2"))
-        until("all have a seat", lambda: served.gate.connections == 5)
+        until("all have a connection", lambda: served.limiter.connections == 5)
         idle.append(stack.enter_context(served.connect()))
         assert _rest(idle[0]) == b""
         for each in (elsewhere, idle[3], known):
@@ -151,7 +149,7 @@ def test_one_connection_too_many_ends_a_stranger_and_never_a_known_client(served
             known[-1].sendall(REQUEST)
             assert known[-1].recv(65536).startswith(b"HTTP/1.1 200 ")
         stranger = stack.enter_context(served.connect())
-        until("it has a seat", lambda: served.gate.connections == 12)
+        until("it has a connection", lambda: served.limiter.connections == 12)
         known.append(stack.enter_context(served.connect("127.0.1.99")))
         assert _rest(stranger) == b""
         known[-1].sendall(REQUEST)
@@ -159,30 +157,30 @@ def test_one_connection_too_many_ends_a_stranger_and_never_a_known_client(served
             each.sendall(REQUEST)
             assert each.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert _rest(stack.enter_context(served.connect())) == b"", "all are known: one more is closed"
-        assert served.gate.ended == 2
+        assert served.limiter.ended == 2
 
 
 def test_of_a_crowd_from_one_address_each_gets_a_moment_to_be_heard() -> None:
-    gate, ended = Gate(connections_max=12, peer_max=3), []
+    limiter, ended = ConnectionLimiter(connections_max=12, peer_max=3), []
 
-    def enter(peer: str, now_s: float) -> limits.Seat | None:
-        return gate.enter(peer, now_s, lambda: ended.append((peer, now_s)))
+    def add(peer: str, now_s: float) -> limits.Connection | None:
+        return limiter.add(peer, now_s, lambda: ended.append((peer, now_s)))
 
-    crowd = [seat for seat in (enter("a", 0.0) for _ in range(10)) if seat is not None]
+    crowd = [connection for connection in (add("a", 0.0) for _ in range(10)) if connection is not None]
     assert len(crowd) == 10
     assert ended == [], "all came at the same moment"
-    assert enter("b", 0.0) is not None
+    assert add("b", 0.0) is not None
     assert ended == [("a", 0.0)], "another address need not wait for that"
-    assert enter("a", limits.FIRST_S) is not None
+    assert add("a", limits.FIRST_S) is not None
     assert ended == [("a", 0.0)] * 2, "now the oldest gives way"
-    gate.know(crowd[9])
-    for seat in crowd:
-        gate.leave(seat)
-        gate.leave(seat)
-    assert (gate.connections, gate.strangers) == (2, 2)
-    full = [enter("c", 1.0) for _ in range(12)]
-    assert full.count(None) == 2, "it takes no seat from an address that has fewer"
-    assert gate.connections == 12
+    limiter.identify(crowd[9])
+    for connection in crowd:
+        limiter.remove(connection)
+        limiter.remove(connection)
+    assert (limiter.connections, limiter.strangers) == (2, 2)
+    full = [add("c", 1.0) for _ in range(12)]
+    assert full.count(None) == 2, "it takes no connection from an address that has fewer"
+    assert limiter.connections == 12
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from limpet.cli.serve import _announce
 from limpet.errors import Invalid
 from limpet.runtime import system
-from limpet.service.http import Request, Response
-from limpet.service.log import RARE_PER_S, ServiceLog, printable, redacted
-from limpet.service.rpc import RpcPublisher
+from limpet.service.http import RARE_PER_S, Request, Response, ServiceLog, printable
+from limpet.service.rpc import RpcPublisher, redacted
 from limpet.service.serve import health_routes
 from support.servers.catalog import CatalogServer, ask, catalog_server, start_server, until
 
@@ -78,7 +78,7 @@ class _Stuck(io.StringIO):
 
 
 def test_a_log_that_nobody_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.log.LINES_MAX", 100)
+    monkeypatch.setattr("limpet.service.http.LINES_MAX", 100)
     out = _Stuck()
     log = ServiceLog(system(), "text", out)
     log.start()
@@ -97,7 +97,7 @@ def test_a_log_that_nobody_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch
         ("https://user@host?token=pass#pass", "https://host"),
         ("http://a:p@ss@host", "http://host"),
         ("http://[::1]:8182", "http://[::1]:8182"),
-        ("http://[pass", "(a URL that cannot be read)"),
+        ("http://[pass", "(invalid URL)"),
     ],
 )
 def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
@@ -133,7 +133,7 @@ def test_a_service_logs_requests_refusals_and_who_leads(tmp_path: Path) -> None:
     [refused] = [each for each in events if each["event"] == "refused"]
     assert (refused["status"], refused["route"]) == (401, "/v1/namespaces")
     told = [each["text"] for each in events if each["event"] == "lead"]
-    assert told == ["this process leads", "this process leads no more"]
+    assert told == ["this process leads", "this process no longer leads"]
 
 
 # ---- readiness ----
@@ -206,7 +206,7 @@ def test_an_api_with_a_wrong_secret_is_not_ready(tmp_path: Path) -> None:
     with compactor(fleet) as server, started("api", "--compactor-url", server.url, "--url", str(fleet), env=env) as url:
         answer = ask(url, "GET", "/readyz")
         assert answer.status == 503
-        assert "does not know our secret" in answer.json["error"]
+        assert "rejects our secret" in answer.json["error"]
         assert ask(url, "GET", "/healthz").status == 200
 
 
@@ -283,7 +283,7 @@ def test_handshakes_that_do_not_come_are_counted_and_end(tmp_path: Path, certifi
         (["--tls-key", "x"], "go together"),
         (["--tls-cert", "x", "--tls-key", "y"], "cannot be used"),
         (["--tokens-file", "nowhere"], "cannot be read"),
-        (["api", "--compactor-url", "http://h:1", "--ca", "x"], "not reached by TLS"),
+        (["api", "--compactor-url", "http://h:1", "--ca", "x"], "does not use TLS"),
         (["api", "--compactor-url", "https://h:1", "--ca", "nowhere"], "cannot be used"),
         (["api", "--compactor-url", "http://u:a-password@h:1?x"], "not a compactor's URL"),
     ],
@@ -324,7 +324,26 @@ def test_pages_of_other_sites_are_refused(served: CatalogServer, site: str, stat
         assert served.ask("GET", path, headers={"sec-fetch-site": site}).status == status
 
 
-def test_there_are_no_websockets(served: CatalogServer) -> None:
+def test_the_banner_says_where_the_tables_of_a_bucket_lie(capsys: pytest.CaptureFixture[str]) -> None:
+    """Group F: the options of the URL stood in the middle of it."""
+    _announce("all", False, "http://127.0.0.1:8181", "s3://acme/prod?endpoint=http://127.0.0.1:8333", True)
+    said = capsys.readouterr().out.splitlines()
+    assert "  tables     s3://acme/prod/warehouse" in said
+    assert said[1] == '  PyIceberg  load_catalog("limpet", type="rest", uri="http://127.0.0.1:8181", token=TOKEN)'
+
+
+def test_there_are_no_websockets(tmp_path: Path) -> None:
+    """Also where a WebSocket library is installed, which uvicorn would use by itself."""
+    library = tmp_path / "library" / "wsproto"
+    library.mkdir(parents=True)
+    anything = "class Thing(Exception): ...\ndef __getattr__(name): return Thing\n"
+    for name in ("__init__", "connection", "events", "extensions", "utilities"):
+        (library / f"{name}.py").write_text(anything)
+    with catalog_server(str(tmp_path / "fleet"), env={"PYTHONPATH": str(library.parent)}) as served:
+        _no_websockets(served)
+
+
+def _no_websockets(served: CatalogServer) -> None:
     headers = {
         "connection": "Upgrade",
         "upgrade": "websocket",

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from limpet.catalog import NotLeader, PublicationRefused
-from limpet.catalog.decide import RefusedBatch
 from limpet.catalog.state import (
     AlreadyExists,
     CommitFailed,
@@ -22,6 +21,7 @@ from limpet.catalog.state import (
     NoSuchNamespace,
     NoSuchTable,
     NoSuchView,
+    RefusedBatch,
 )
 from limpet.errors import (
     Conflict,
@@ -36,7 +36,8 @@ from limpet.errors import (
     Unsupported,
 )
 from limpet.runtime import system
-from limpet.service.auth import Tokens, check_bind, secrets_of
+from limpet.service.auth import check_bind
+from limpet.service.client import secrets_of
 from limpet.service.http import (
     DEPTH_MAX,
     ITEMS_MAX,
@@ -46,6 +47,7 @@ from limpet.service.http import (
     Response,
     Route,
     Routes,
+    Tokens,
     answer_to,
     json_response,
     strict_json,
@@ -238,10 +240,10 @@ SECRET, OTHER = "s" * 20, "o" * 20
 def test_tokens(headers: list[tuple[bytes, bytes]], status: int | None) -> None:
     tokens = Tokens([SECRET, OTHER])
     if status is None:
-        tokens.demand(headers)
+        tokens.authenticate(headers)
         return
     with pytest.raises(Denied) as refused:
-        tokens.demand(headers)
+        tokens.authenticate(headers)
     assert answer_to(refused.value).status == status
 
 
@@ -259,10 +261,10 @@ def test_tokens(headers: list[tuple[bytes, bytes]], status: int | None) -> None:
 )
 def test_without_tokens_only_this_machine_is_answered(host: bytes, allowed: bool) -> None:
     if allowed:
-        Tokens().demand([(b"host", host)])
+        Tokens().authenticate([(b"host", host)])
         return
     with pytest.raises(Denied) as refused:
-        Tokens().demand([(b"host", host)])
+        Tokens().authenticate([(b"host", host)])
     assert answer_to(refused.value).status == 403
 
 

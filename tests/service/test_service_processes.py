@@ -19,6 +19,7 @@ import pytest
 
 import limpet
 from limpet.app.catalogs import storage_of
+from limpet.catalog.leader import add_batch
 from limpet.catalog.records import Change, LedgerBatch, Row
 from limpet.catalog.storage import CatalogStorage
 from limpet.cli import main
@@ -80,7 +81,7 @@ def test_the_rpc(tmp_path: Path, storage: CatalogStorage) -> None:
         def batch(token: int, base_version: int | None) -> str:
             rows = (Row(str(uuid4()), "create namespace", (Change("n//evil", {}),)),)
             made = LedgerBatch(domain="catalog", token=token, base_version=base_version, rows=rows)
-            return storage.add_batch(system().new_id(), made)
+            return add_batch(storage, system().new_id(), made)
 
         last = head.applied[-1]
         told = {"manifest_version": f"v{last.version}", "commit_ulid": last.commit}
@@ -133,6 +134,8 @@ def test_a_follower_reads_and_takes_over_from_a_leader_that_was_killed(tmp_path:
         told = first.ask("POST", "/v1/namespaces/a/tables", body, key)
         assert told.status == 200
         first.kill()
+        assert names(second) == {"a"}, "reads go on"
+        assert second.ask("GET", "/v1/namespaces/a/tables/t").json == told.json
         second.wait_until_leading()
         assert create(second, "b").status == 200
         assert names(second) == {"a", "b"}
@@ -252,7 +255,7 @@ def test_tokens_guard_all_but_health(tmp_path: Path) -> None:
         (["compactor", "--host", "::"], {"LIMPET_API_TOKENS": TOKEN}, "LIMPET_RPC_SECRET is not set"),
         (["api", "--compactor-url", "nowhere"], {}, "not a compactor's URL"),
         ([], {"LIMPET_TENANT_ID": "x"}, "a tenant and a workspace go together"),
-        ([], {"LIMPET_TENANT_ID": "a/b", "LIMPET_WORKSPACE_ID": "c"}, "has a % in it"),
+        ([], {"LIMPET_TENANT_ID": "a/b", "LIMPET_WORKSPACE_ID": "c"}, "contains a %"),
         ([], {"LIMPET_API_TOKENS": "short"}, "fewer than 16"),
         (["--port", "TAKEN"], {}, "cannot listen on 127.0.0.1"),
     ],

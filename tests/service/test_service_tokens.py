@@ -14,7 +14,8 @@ import pytest
 from limpet.cli import main
 from limpet.errors import Invalid
 from limpet.runtime import system
-from limpet.service.auth import Caller, Tokens, TokenUnknown, WatchedFile, named_tokens
+from limpet.service.auth import WatchedFile, named_tokens
+from limpet.service.http import Caller, Tokens, TokenUnknown
 from support.servers.catalog import Answer, CatalogServer, catalog_server, start_server, until
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
@@ -75,12 +76,12 @@ def _headers(name: str) -> list[tuple[bytes, bytes]]:
 
 def test_a_file_of_tokens() -> None:
     tokens = Tokens((), lambda: named_tokens(FILE))
-    assert tokens.demand(_headers("reader")) == Caller("reader", frozenset(("read",)))
-    assert tokens.demand(_headers("team-a")).prefixes == (("a",), ("deep", "er"))
-    assert tokens.demand(_headers("boss")).rights == {"read", "write", "metrics"}
+    assert tokens.authenticate(_headers("reader")) == Caller("reader", frozenset(("read",)))
+    assert tokens.authenticate(_headers("team-a")).prefixes == (("a",), ("deep", "er"))
+    assert tokens.authenticate(_headers("boss")).rights == {"read", "write", "metrics"}
     for wrong in (_headers("x"), _headers("reader") * 2, [], [(b"authorization", b"Bearer")]):
         with pytest.raises(TokenUnknown):
-            tokens.demand(wrong)
+            tokens.authenticate(wrong)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +287,7 @@ def test_names_that_once_froze_the_service_are_answered(guarded: CatalogServer) 
         assert guarded.ask("POST", "/v1/namespaces/b/tables/t", body, bearer("boss")).status in (200, 400)
         body = {"removals": [name], "updates": {f"{name}x": "y"}}
         assert guarded.ask("POST", "/v1/namespaces/b/properties", body, bearer("boss")).status in (200, 400)
-    assert "leads no more" not in guarded.log()
+    assert "no longer leads" not in guarded.log()
 
 
 def test_tokens_change_without_a_restart(tmp_path: Path) -> None:

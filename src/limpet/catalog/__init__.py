@@ -13,6 +13,7 @@ from limpet.ledger import Publication, Publisher
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage, Verified
     from limpet.catalog.history import PastCatalog
+    from limpet.catalog.maintain.tables import CompactionReport, ExpiryReport, OrphanReport, TableMaintenance
     from limpet.catalog.warehouse import Document
 
 __all__ = [
@@ -21,28 +22,36 @@ __all__ = [
     "CatalogState",
     "CatalogView",
     "CommitRecord",
+    "CompactionReport",
     "Compactor",
     "Document",
+    "ExpiryReport",
     "Grant",
     "Leader",
     "LoadedState",
     "LoadedTable",
     "NamesPage",
     "NotLeader",
+    "OrphanReport",
     "PastCatalog",
     "Publication",
     "PublicationRefused",
     "Publisher",
     "RememberedAnswer",
+    "TableMaintenance",
     "Verified",
 ]
 
 _LATER = {
     "Catalog": "catalog",
+    "CompactionReport": "maintain.tables",
     "Document": "warehouse",
+    "ExpiryReport": "maintain.tables",
     "LoadedTable": "catalog",
     "NamesPage": "catalog",
+    "OrphanReport": "maintain.tables",
     "PastCatalog": "history",
+    "TableMaintenance": "maintain.tables",
     "Verified": "catalog",
 }
 

@@ -1,8 +1,8 @@
 """The catalog as the service and Python users call it: namespaces, tables and views, as in Iceberg's REST protocol.
 
-Requests and answers are plain Python values; metadata is passed through as bytes. Every write takes an id: whoever
-sends the same request with the same id again is told what was told the first time, and nothing is done twice. `actor`
-is who sends it, for the log; it decides nothing.
+Requests and answers are plain Python values; metadata is passed through as bytes. Every write takes an id, which makes
+it idempotent: the same request with the same id gets the same answer again, and is done once. `actor` is the name of
+the sender, for the log only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.catalog import commit, history
+from limpet.catalog import commit, entries, history
 from limpet.catalog.commit import PreparedCommit, WorkedMetadata
-from limpet.catalog.leader import Decide, Grant, Leader, NeedsMetadata, NotLeader
+from limpet.catalog.leader import Decide, Documents, Grant, Leader, NeedsMetadata, NotLeader
 from limpet.catalog.records import CommitRecord
 from limpet.catalog.state import (
     MINTED,
@@ -43,7 +43,7 @@ from limpet.catalog.state import (
     scoped,
     shown,
 )
-from limpet.catalog.storage import CatalogStorage, CatalogView, newest_head
+from limpet.catalog.storage import CatalogStorage, newest_head
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 
@@ -55,7 +55,7 @@ ID_CHARACTERS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """A table or view: where its metadata lies (None if it is only staged), the bytes of it, and what clients need."""
+    """A table or view: the location of its metadata (None if it is only staged), its bytes, and client settings."""
 
     metadata_location: str | None
     metadata: bytes
@@ -65,7 +65,7 @@ class LoadedTable:
 
 @dataclass(frozen=True, slots=True)
 class NamesPage:
-    """Names in order; `next` is the `after` of the next page, None on the last."""
+    """Sorted names; `next` is the `after` of the next page, None on the last page."""
 
     names: Sequence[str]
     next: str | None
@@ -73,8 +73,8 @@ class NamesPage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What `Catalog.verify` found: the chain, how many metadata files were read, how many of them have no digest
-    (version 0.1 wrote them), and which cannot be used."""
+    """The result of `Catalog.verify`: the chain, the number of metadata files that were read, how many of them have no
+    digest (written by version 0.1), and which are damaged."""
 
     chain: history.ChainCheck
     files: int
@@ -83,37 +83,37 @@ class Verified:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """All that is wrong."""
+        """All problems."""
         return (*self.chain.faults, *self.damaged)
 
     @property
     def broken(self) -> str | None:
-        """The first thing that is wrong; None if nothing is."""
+        """The first problem; None if there is none."""
         return self.faults[0] if self.faults else None
 
 
 class Catalog:
-    """One catalog. Without a `leader` it only reads. Any number of threads may share it.
+    """One catalog. Without a `leader` it is read-only. Thread-safe.
 
-    Every write raises, beside what its method says: Invalid; NotLeader (nothing was attempted); OutcomeUnknown. It
-    costs a share of a batch: 1 ledger PUT and 1 publication for all that are decided together.
+    Every write also raises Invalid; NotLeader (nothing was attempted); OutcomeUnknown. It costs a share of a batch: 1
+    ledger PUT and 1 publication for all requests of a group.
     """
 
     def __init__(self, storage: CatalogStorage, warehouse: Warehouse, leader: Leader | None = None) -> None:
         self.storage = storage
         self.warehouse = warehouse
         self.leader = leader
-        self.view = CatalogView(storage)
+        self.view = storage.view
 
     # ---- namespaces ----
 
     def namespaces(self, parent: Sequence[str] = (), after: str = "", limit: int | None = None) -> NamesPage:
-        """The names of the namespaces directly in another, or at the top.   Raises: NoSuchNamespace.   Cost: 1 GET."""
+        """The names of the namespaces in another one, or at the top level.   Raises: NoSuchNamespace.   Cost: 1 GET."""
         return self._page("n", check_namespace(parent) if parent else (), after, limit)
 
     def namespace(self, namespace: Sequence[str]) -> dict[str, str]:
         """Its properties.   Raises: NoSuchNamespace.   Cost: 1 GET."""
-        return dict(commit.properties_of(self._state(), check_namespace(namespace)))
+        return dict(entries.properties_of(self._state(), check_namespace(namespace)))
 
     def create_namespace(
         self,
@@ -123,16 +123,16 @@ class Catalog:
         id_: str | None = None,
         actor: str = "",
     ) -> dict[str, str]:
-        """Create it, in a parent that is there; its properties.   Raises: AlreadyExists; NoSuchNamespace."""
+        """Create it in an existing parent; returns its properties.   Raises: AlreadyExists; NoSuchNamespace."""
         levels = check_namespace(namespace)
-        checked = commit.check_namespace_properties(self.warehouse, properties or {})
-        self._commit(id_, actor, ("create namespace", levels, checked), commit.create_namespace(levels, checked))
+        checked = entries.check_namespace_properties(self.warehouse, properties or {})
+        self._commit(id_, actor, ("create namespace", levels, checked), entries.create_namespace(levels, checked))
         return checked
 
     def drop_namespace(self, namespace: Sequence[str], *, id_: str | None = None, actor: str = "") -> None:
         """Drop it, if it is empty.   Raises: NoSuchNamespace; NamespaceNotEmpty."""
         levels = check_namespace(namespace)
-        self._commit(id_, actor, ("drop namespace", levels), commit.drop_namespace(levels))
+        self._commit(id_, actor, ("drop namespace", levels), entries.drop_namespace(levels))
 
     def update_properties(
         self,
@@ -143,19 +143,21 @@ class Catalog:
         id_: str | None = None,
         actor: str = "",
     ) -> dict[str, list[str]]:
-        """Set and remove properties; the names that were `updated`, `removed` and `missing`.
+        """Set and remove properties; returns the names that were `updated`, `removed` and `missing`.
 
-        Raises: NoSuchNamespace; Invalid, also if a name is to be both set and removed.
+        Raises: NoSuchNamespace; Invalid, also for a name that is both set and removed.
         """
         levels = check_namespace(namespace)
         if not isinstance(removals, list | tuple) or not all(isinstance(name, str) for name in removals):
             raise Invalid("removals must be a list of names")
         gone: list[str] = records.plain(list(dict.fromkeys(removals)), what="removals")  # they come back in the answer
-        checked = commit.check_namespace_properties(self.warehouse, updates or {})
+        checked = entries.check_namespace_properties(self.warehouse, updates or {})
         if both := [name for name in gone if name in checked]:
-            raise Invalid(f"the property {both[0]!r} is to be both set and removed")
+            raise Invalid(f"the property {both[0]!r} is both set and removed")
         request = ("set properties", levels, gone, checked)
-        result: dict[str, list[str]] = self._commit(id_, actor, request, commit.update_namespace(levels, gone, checked))
+        result: dict[str, list[str]] = self._commit(
+            id_, actor, request, entries.update_namespace(levels, gone, checked)
+        )
         return result
 
     # ---- tables ----
@@ -168,32 +170,43 @@ class Catalog:
         """Whether there is such a table.   Cost: 1 GET."""
         return find_entry(self._state(), "t", *_identifier(namespace, name)) is not None
 
+    def folders(self, namespace: Sequence[str], name: str) -> tuple[str, ...]:
+        """The folders of a table, as paths below the warehouse.   Raises: NoSuchTable.   Cost: 1 GET."""
+        return entry_in(self._state(), "t", *_identifier(namespace, name)).roots()
+
     def load_table(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
-        """A table as it is now. Raises: NoSuchTable; NoSuchNamespace; NotModified, if it is what `etag` stands for.
+        """The current table. Raises: NoSuchTable; NoSuchNamespace; NotModified, if it still has that `etag`.
 
         Cost: 1 conditional GET of the head, and 1 GET of the metadata unless it is in memory.
         """
         return self._load("t", *_identifier(namespace, name), etag)
 
+    def table_folders(self, namespace: Sequence[str], name: str) -> tuple[str, ...]:
+        """The folders of a table, as paths below the warehouse; no other table's files are in them.
+
+        Raises: NoSuchTable.   Cost: 0 if this process leads, else 1 GET, without a body if nothing changed.
+        """
+        return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()
+
     def create_table(
         self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
     ) -> LoadedTable:
-        """Create a table; with `stage-create` only make its metadata, and publish nothing.
+        """Create a table; with `stage-create` only create its metadata, and publish nothing.
 
         Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT of the metadata; staged 1 GET.
         """
         where, name = _identifier(namespace, request.get("name"))
         if request.get("stage-create"):
             state = self._state()
-            new = commit.draft_table(self.warehouse, state, where, name, request)
+            new = entries.draft_table(self.warehouse, state, where, name, request)
             check_free(state, where, name)
             self.warehouse.make_folder(new.entry.root)
             return LoadedTable(None, new.document.data, self.warehouse.config, "")
-        new = commit.draft_table(self.warehouse, self._known_or_read(), where, name, request)
+        new = entries.draft_table(self.warehouse, self._known_or_read(), where, name, request)
         path = self._commit(
-            id_, actor, ("create table", where, request), commit.create("t", self.warehouse, where, name, new)
+            id_, actor, ("create table", where, request), entries.create("t", self.warehouse, where, name, new)
         )
-        return self._told(path)
+        return self._published(path)
 
     def register_table(
         self,
@@ -205,18 +218,18 @@ class Catalog:
         id_: str | None = None,
         actor: str = "",
     ) -> LoadedTable:
-        """Enter a table whose metadata lies in the warehouse and whose folder no other table has.
+        """Register a table whose metadata is in the warehouse and whose folder belongs to no other table.
 
-        Its metadata is copied, as it was checked, into a file of the catalog's own.
+        The checked metadata is copied to a new file of the catalog.
         Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 GET and 1 PUT.
         """
         where, name = _identifier(namespace, name)
         request = ("register table", where, name, metadata_location, overwrite)
         if (answered := self._answered(id_, request)) is not None:
-            return self._told(answered)
-        new = commit.draft_registered(self.warehouse, metadata_location)
-        decide = commit.register_table(self.warehouse, where, name, new, overwrite=overwrite)
-        return self._told(self._commit(id_, actor, request, decide))
+            return self._published(answered)
+        new = entries.draft_registered(self.warehouse, metadata_location)
+        decide = entries.register_table(self.warehouse, where, name, new, overwrite=overwrite)
+        return self._published(self._commit(id_, actor, request, decide))
 
     def commit_table(
         self,
@@ -227,7 +240,7 @@ class Catalog:
         id_: str | None = None,
         actor: str = "",
     ) -> LoadedTable:
-        """Change a table, or create one that was staged.   Raises: NoSuchTable; CommitFailed; NoSuchNamespace.
+        """Change a table, or create a staged one.   Raises: NoSuchTable; CommitFailed; NoSuchNamespace.
 
         Cost: beside the batch, 1 PUT of the metadata; 1 GET of the last metadata unless it is in memory.
         """
@@ -235,7 +248,7 @@ class Catalog:
         prepared = commit.prepare_commit(self.warehouse, self._known_or_read, where, name, request)
         worked = self._worked_out((prepared,))
         decide = commit.commit_table(self.warehouse, prepared, worked)
-        return self._told(self._commit(id_, actor, ("commit", where, name, request), decide, worked))
+        return self._published(self._commit(id_, actor, ("commit", where, name, request), decide, worked))
 
     def commit_transaction(self, changes: object, *, id_: str | None = None, actor: str = "") -> None:
         """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
@@ -247,28 +260,30 @@ class Catalog:
     def drop_table(
         self, namespace: Sequence[str], name: str, *, purge: bool = False, id_: str | None = None, actor: str = ""
     ) -> None:
-        """Take a table out of the catalog; `purge` deletes its files too, and then it cannot be put back.
+        """Drop a table; `purge`: also delete its files, after which it cannot be restored.
 
         Raises: NoSuchTable; NoSuchNamespace.   Cost: `purge`: a batch more, 1 LIST and 1 GET per 1,000 files,
         1 DELETE each.
-        Crash: dropped or not; files that are left are known, and `finish_purges` deletes them.
+        Crash: dropped or not; remaining files are recorded, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
         dropped = self._commit(
-            id_, actor, ("drop table", where, name, purge), commit.drop("t", where, name, purge=purge)
+            id_, actor, ("drop table", where, name, purge), entries.drop("t", where, name, purge=purge)
         )
         if purge:
-            with suppress(LimpetError):  # the state names what is left, and nobody can use those folders until then
+            with suppress(
+                LimpetError
+            ):  # the state records the remaining folders, which cannot be used until they are empty
                 self._purge(Entry.of(dropped).roots())
 
     def finish_purges(self) -> int:
-        """Delete what is left of purged tables; in how many folders.   Raises: Unavailable; Denied."""
-        roots = tuple(key[2:] for key, _ in self._state().under(f"{PURGED}/"))
+        """Delete the remaining files of purged tables; returns the number of folders.   Raises: Unavailable; Denied."""
+        roots = tuple(key[2:] for key in self._state().keys_under(f"{PURGED}/"))
         failed: LimpetError | None = None
         for root in roots:
             try:
                 self._purge((root,))
-            except LimpetError as error:  # the others go on
+            except LimpetError as error:  # continue with the others
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -282,27 +297,27 @@ class Catalog:
         id_: str | None = None,
         actor: str = "",
     ) -> None:
-        """Give a table another name or namespace.   Raises: NoSuchTable; NoSuchNamespace; AlreadyExists."""
+        """Rename a table, or move it to another namespace.   Raises: NoSuchTable; NoSuchNamespace; AlreadyExists."""
         self._rename("t", source, target, id_, actor)
 
     def undrop(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> LoadedTable:
-        """Put back the table or view of that name that was dropped last, as it was then.
+        """Restore the table or view with this name that was dropped last, as it was then.
 
-        Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or that is no longer kept.
+        Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or history was collected.
         Cost: beside the batch, 1 GET for each commit since (10,000 at most), and 1 of the metadata.
         """
         where, name = _identifier(namespace, name)
         request = ("undrop", where, name)
         if (answered := self._answered(id_, request)) is not None:
-            return self._told(answered)
+            return self._published(answered)
         loaded = self.view.now()
         check_free(loaded.state if loaded else CatalogState(), where, name)
         kind, entry = history.last_dropped(self.storage, loaded, where, name)
         try:
-            self.warehouse.fetch(entry.path)  # and it is what was dropped: its digest is compared
-        except Missing:  # its folder was another table's since, and that one was purged
-            raise Missing(f"the files of {name!r} are gone", hint="what was purged cannot be put back") from None
-        return self._told(self._commit(id_, actor, request, commit.undrop(kind, where, name, entry)))
+            self.warehouse.fetch(entry.path)  # compares the digest
+        except Missing:  # another table has used the folder since, and was purged
+            raise Missing(f"the files of {name!r} are gone", hint="a purged table cannot be restored") from None
+        return self._published(self._commit(id_, actor, request, entries.undrop(kind, where, name, entry)))
 
     # ---- views ----
 
@@ -315,7 +330,7 @@ class Catalog:
         return find_entry(self._state(), "v", *_identifier(namespace, name)) is not None
 
     def load_view(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
-        """A view as it is now.   Raises: NoSuchView; NoSuchNamespace; NotModified.   Cost: as `load_table`."""
+        """The current view.   Raises: NoSuchView; NoSuchNamespace; NotModified.   Cost: as `load_table`."""
         return self._load("v", *_identifier(namespace, name), etag)
 
     def create_view(
@@ -323,11 +338,11 @@ class Catalog:
     ) -> LoadedTable:
         """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
         where, name = _identifier(namespace, request.get("name"))
-        new = commit.draft_view(self.warehouse, self._known_or_read(), where, name, request)
+        new = entries.draft_view(self.warehouse, self._known_or_read(), where, name, request)
         path = self._commit(
-            id_, actor, ("create view", where, request), commit.create("v", self.warehouse, where, name, new)
+            id_, actor, ("create view", where, request), entries.create("v", self.warehouse, where, name, new)
         )
-        return self._told(path)
+        return self._published(path)
 
     def replace_view(
         self,
@@ -340,18 +355,18 @@ class Catalog:
     ) -> LoadedTable:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
-        wanted = commit.prepare_view(self.warehouse, request)
+        wanted = entries.prepare_view(self.warehouse, request)
         worked, state = WorkedMetadata(self.warehouse), self._known()
         old = find_entry(state, "v", where, name) if state is not None else None
         if old is not None:
             worked.work_out(wanted.needs(old.path))
-        decide = commit.replace_view(self.warehouse, where, name, wanted, worked)
-        return self._told(self._commit(id_, actor, ("replace view", where, name, request), decide, worked))
+        decide = entries.replace_view(self.warehouse, where, name, wanted, worked)
+        return self._published(self._commit(id_, actor, ("replace view", where, name, request), decide, worked))
 
     def drop_view(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> None:
-        """Take a view out of the catalog.   Raises: NoSuchView; NoSuchNamespace."""
+        """Drop a view.   Raises: NoSuchView; NoSuchNamespace."""
         where, name = _identifier(namespace, name)
-        self._commit(id_, actor, ("drop view", where, name), commit.drop("v", where, name))
+        self._commit(id_, actor, ("drop view", where, name), entries.drop("v", where, name))
 
     def rename_view(
         self,
@@ -361,30 +376,30 @@ class Catalog:
         id_: str | None = None,
         actor: str = "",
     ) -> None:
-        """Give a view another name or namespace.   Raises: NoSuchView; NoSuchNamespace; AlreadyExists."""
+        """Rename a view, or move it to another namespace.   Raises: NoSuchView; NoSuchNamespace; AlreadyExists."""
         self._rename("v", source, target, id_, actor)
 
-    # ---- the past ----
+    # ---- history ----
 
     def log(self, limit: int | None = None, damaged: Callable[[Corrupt], None] | None = None) -> list[CommitRecord]:
         """The last commits, the newest first.   Cost: 1 GET each.
 
-        Raises: Corrupt; with `damaged` that is called instead for each record that cannot be read.
+        Raises: Corrupt; with `damaged`, that is called for each unreadable record instead.
         """
         seen = newest_head(self.storage)
         return [*islice(history.log(self.storage, seen.value, damaged), limit)] if seen else []
 
     def at(self, when: int | datetime | None = None) -> history.PastCatalog:
-        """What the catalog held as of a version, or a time; None: now.
+        """The content of the catalog as of a version or a time; None: now.
 
-        Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: as `find_commit` and `state_of`.
+        Raises: Missing if no retained commit matches; Invalid.   Cost: as `find_commit` and `state_of`.
         """
         return history.at(self.storage, self.view.now(), self.warehouse, when)
 
     def verify(self) -> Verified:
-        """Walk the whole chain, and read the metadata of every table and view; compare every digest.
+        """Read the whole chain, and the metadata of every table and view; compare every digest.
 
-        Cost: 1 GET a commit and 1 for each table and view, whatever is in memory.
+        Cost: 1 GET a commit and 1 for each table and view: caches are not used.
         """
         seen = newest_head(self.storage)
         if seen is None:
@@ -404,7 +419,7 @@ class Catalog:
                     faults.append(f"the metadata of {what} {shown(*parsed(key))}: {error}")
         return Verified(checked, files, undigested, tuple(faults))
 
-    # ---- how ----
+    # ---- implementation ----
 
     def _state(self) -> CatalogState:
         loaded = self.view.now()
@@ -416,7 +431,7 @@ class Catalog:
         if limit is not None and limit < 1:
             raise Invalid(f"a page has at least one name, not {limit}")
         names: list[str] = []
-        for key, _ in state.under(children(kind, namespace), key_of(kind, namespace, after) if after else ""):
+        for key in state.keys_under(children(kind, namespace), key_of(kind, namespace, after) if after else ""):
             if limit is not None and len(names) == limit:
                 return NamesPage(names, names[-1])
             names.append(name_in(key))
@@ -426,38 +441,42 @@ class Catalog:
         entry = entry_in(self._state(), kind, namespace, name)
         while True:
             if etag is not None and etag == self.warehouse.etag(entry.path):
-                raise NotModified(f"{shown(namespace, name)!r} is still what {etag} stands for")
+                raise NotModified(f"{shown(namespace, name)!r} still has the ETag {etag}")
             try:
                 return self._loaded(entry.path)
             except Corrupt:
                 before, entry = entry, entry_in(self._state(), kind, namespace, name)
                 if entry == before:
-                    raise  # else it was replaced and purged since the head was read
+                    raise  # else it was replaced, and the old one purged, since the head was read
 
     def _loaded(self, path: str) -> LoadedTable:
         document = self.warehouse.read(path)
         etag = self.warehouse.etag(path)
         return LoadedTable(self.warehouse.location(path), document.data, self.warehouse.config, etag)
 
-    def _told(self, path: str) -> LoadedTable:
-        """The answer to a write that is published: whatever is in the way now, it is not refused any more."""
+    def _published(self, path: str) -> LoadedTable:
+        """The answer to a published write. A later error is OutcomeUnknown, never a refusal."""
         try:
             return self._loaded(path)
         except LimpetError as error:
-            raise OutcomeUnknown(f"it was done, and its metadata cannot be read now: {error}") from error
+            raise OutcomeUnknown(f"the request was published, but its metadata cannot be read now: {error}") from error
 
     def _commit(
         self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, worked: WorkedMetadata | None = None
     ) -> Any:
-        """Have a decision made and published; work out what it needs, and ask again, under the same id (F5)."""
+        """Let the leader decide and publish. If it needs metadata, compute it, and ask again with the same id (F5)."""
         if self.leader is None:
-            raise NotLeader("this process only reads")
+            raise NotLeader("this catalog was opened read-only")
         scoped_id = self._scoped(id_, request)
 
-        def decide_once(state: CatalogState) -> Grant | NeedsMetadata:
+        def decide_once(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
             if id_ is not None and state.is_used(id_):
-                raise Invalid(f"the id {id_!r} was given to another request", hint="give each request an id of its own")
-            return decide(state)
+                raise Invalid(f"the id {id_!r} was used for another request", hint="use a new id for each request")
+            answer = decide(state, made)
+            if isinstance(answer, Grant):
+                for path, document in answer.made.items():
+                    self.warehouse.keep(path, document)  # before another client can see it
+            return answer
 
         for _ in range(TRIES_MAX):
             answer = self.leader.commit(scoped_id, decide_once, actor)
@@ -466,23 +485,23 @@ class Catalog:
             assert worked is not None
             worked.rounds += 1
             worked.work_out(answer.needs)
-        raise Unavailable("others have committed to the same tables too often", hint="send it again in a moment")
+        raise Unavailable("too many concurrent commits to the same tables", hint="send it again in a moment")
 
     def _answered(self, id_: str | None, request: Sequence[Any]) -> Any:
-        """What the client of this very request was told, as far as this process knows; None: nothing yet.
+        """The remembered answer to this request, as far as this process knows; None: there is none.
 
-        For those that must read something first, which may be gone once they are done.
+        For requests that first read something that may be gone after they were published.
         """
         state = self._known()
-        told = state.told(self._scoped(id_, request)) if state is not None and id_ is not None else None
-        return told.result if told is not None else None
+        answer = state.answered(self._scoped(id_, request)) if state is not None and id_ is not None else None
+        return answer.result if answer is not None else None
 
     def _known(self) -> CatalogState | None:
-        """The newest state that this process knows without asking, if it leads."""
+        """The newest state in memory, if this process leads."""
         return self.leader.known if self.leader else None
 
     def _scoped(self, id_: str | None, request: Sequence[Any]) -> str:
-        """A client's id, with a digest of what it asks: another request with the same id is told so."""
+        """A client's id with a digest of the request, so that another request with the same id is refused."""
         if id_ is None:
             return f"{MINTED}{self.storage.runtime.new_id()}"
         if not id_ or id_.startswith(MINTED) or len(id_) > ID_CHARACTERS_MAX or not id_.isprintable():
@@ -490,12 +509,12 @@ class Catalog:
         return scoped(id_, hashlib.sha256(_sorted_bytes(records.plain(request, what="the request"))).hexdigest()[:16])
 
     def _known_or_read(self) -> CatalogState:
-        """The newest state that this process knows.   Cost: 0 if it leads, else 1 GET."""
+        """The newest state.   Cost: 0 if this process leads, else 1 GET."""
         state = self._known()
         return state if state is not None else self._state()
 
     def _worked_out(self, prepared: Sequence[PreparedCommit]) -> WorkedMetadata:
-        """The metadata after commits, worked out on what the tables most likely have, before the leader is asked."""
+        """The metadata after commits, computed from the latest known metadata, before the leader is asked."""
         worked, state = WorkedMetadata(self.warehouse), self._known()
         for each in prepared:
             old = find_entry(state, "t", each.namespace, each.name) if state and each.created is None else None
@@ -512,21 +531,21 @@ class Catalog:
         actor: str,
     ) -> None:
         old, new = _identifier(*source), _identifier(*target)
-        self._commit(id_, actor, ("rename", kind, old, new), commit.rename(kind, old, new))
+        self._commit(id_, actor, ("rename", kind, old, new), entries.rename(kind, old, new))
 
     def _purge(self, roots: Sequence[str]) -> None:
-        """Empty the folders of purged tables, then let them be used again.
+        """Empty the folders of purged tables, then release them.
 
-        Only files are deleted that were listed before a look at the state that still has the folder as purged: another
-        process may have emptied it meanwhile, and a new table may be there (F18).
+        A file is deleted only if it was listed before the state was read, and the folder is purged in that state:
+        otherwise another process may have emptied it, and a new table may be there (F18).
         """
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
-            self._commit(None, "", ("purged",), commit.release_folders(emptied))
+            self._commit(None, "", ("purged",), entries.release_folders(emptied))
 
     def _emptied(self, root: str) -> bool:
         while files := self.warehouse.files_in(root):
-            if self._state().get(f"{PURGED}/{root}") is None:
+            if f"{PURGED}/{root}" not in self._state():
                 return False
             self.warehouse.delete(files)
         self.warehouse.prune(root)

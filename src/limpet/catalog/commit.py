@@ -1,263 +1,599 @@
-"""What requests do to the catalog, in two halves: a request is prepared, then decided on the state.
+"""A commit to tables, from the client's JSON to a decision, in two steps: preparation, then decision on the state.
 
-Preparing happens in the thread of the client's request: it parses, checks every location (F29), draws ids and folders,
-takes the time, reads metadata and works out the new metadata. A decision (`Decide`) runs in the leader's thread. It is
-a function of the state and of what was prepared, and it grants (`Grant`), refuses (raises), or says which metadata the
-request must be worked out on first (`NeedsMetadata`). New metadata goes into a file with a new name, which is written
-along with the ledger's batch: a reader that finds the name in the head finds the file.
+The preparation runs in the thread of the client's request: it parses, checks every location (F29), generates ids and
+folders, takes the time, reads metadata and computes the new metadata. The decision (`Decide`) runs in the leader's
+thread. It is a pure function of the prepared commit, the state, and the metadata that earlier requests have created. It
+grants (`Grant`), refuses (raises), or names the metadata that the commit must be computed from first (`NeedsMetadata`).
+New metadata is written to a new file, together with the batch: when the head names the file, it exists.
+
+Most commits add a snapshot, move a branch or set properties. Those are parsed and applied here, as JSON. All others,
+and tables that another program wrote, are handled by PyIceberg (`limpet.catalog.iceberg`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from limpet import records
-from limpet.catalog import iceberg
-from limpet.catalog.iceberg import views
-from limpet.catalog.leader import Decide, Grant, NeedsMetadata
-from limpet.catalog.records import CREATE, DROP, DROP_VIEW, PURGE, Change
+from limpet.catalog.iceberg import updates as iceberg
+from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.records import CREATE, Change
 from limpet.catalog.state import (
-    LIVE,
-    PURGED,
-    AlreadyExists,
     CatalogState,
     CommitFailed,
-    Content,
     Entry,
     Namespace,
-    NamespaceNotEmpty,
-    check_alike,
     check_free,
+    check_fresh,
     check_name,
     check_namespace,
-    check_namespace_exists,
     entry_in,
     find_entry,
     free_in,
-    is_empty,
     key_of,
+    listed,
     location_of,
     overlapping,
     reserve,
     shown,
 )
 from limpet.catalog.warehouse import Document, Warehouse, property_text
-from limpet.errors import Invalid, LimpetError, Missing
-from limpet.store.api import Put
+from limpet.errors import Invalid, LimpetError
 
 METADATA_PATH = "write.metadata.path"
-PROPERTIES_BYTES_MAX = 64 << 10
 TABLES_MAX = 1000
 UPDATES_MAX = 10_000
+ADDED_MAX = 1000
+"""Schemas, partition specs, sort orders and other updates in one commit that need PyIceberg."""
+REQUIREMENTS_MAX = 1000
+VALUES_MAX = 200_000
+LIGHT_MAX = 32
 ROUNDS_AHEAD = 3
-"""After so many rounds in which others were first, the leader itself works out a commit of few updates."""
+"""After this many lost rounds, the leader itself computes a commit with few updates."""
+MAIN = "main"
+LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
 
+Json = dict[str, Any]
 Needs = Mapping[str, Callable[[Document], Document | None]]
-"""By the path of a metadata file, the function that works a request out on it."""
+"""By the path of a metadata file, the function that computes the new metadata from it."""
 
 
-# ---- namespaces ----
-
-
-def namespace_key(namespace: Namespace) -> str:
-    """The key of a namespace in the state. Each level of a nested one is a namespace with properties."""
-    return key_of("n", namespace[:-1], namespace[-1])
-
-
-def check_namespace_properties(warehouse: Warehouse, properties: object) -> dict[str, str]:
-    """What a client wants to set, as text.   Raises: Invalid, also for a location outside the warehouse."""
-    if not isinstance(properties, Mapping):
-        raise Invalid("properties must be an object")
-    warehouse.check_properties(properties)
-    checked = {name: property_text(name, value) for name, value in properties.items()}
-    if len(records.plain_bytes(checked, what="properties")) > PROPERTIES_BYTES_MAX:
-        raise Invalid(f"the properties of a namespace have at most {PROPERTIES_BYTES_MAX} bytes")
-    return checked
-
-
-def properties_of(state: CatalogState, namespace: Namespace) -> dict[str, str]:
-    """The properties of a namespace.   Raises: NoSuchNamespace."""
-    check_namespace_exists(state, namespace)
-    found: dict[str, str] = state.get(namespace_key(namespace))
-    return found
-
-
-def create_namespace(namespace: Namespace, properties: Mapping[str, str]) -> Decide:
-    """Create a namespace; its parent is there already."""
-
-    def decide(state: CatalogState) -> Grant:
-        check_namespace_exists(state, namespace[:-1])
-        if state.get(namespace_key(namespace)) is not None:
-            raise AlreadyExists(f"Namespace already exists: {shown(namespace)}")
-        check_alike(state, "n", namespace[:-1], namespace[-1])
-        return Grant("create namespace", (Change(namespace_key(namespace), properties),))
-
-    return decide
-
-
-def drop_namespace(namespace: Namespace) -> Decide:
-    """Drop a namespace that holds nothing."""
-
-    def decide(state: CatalogState) -> Grant:
-        check_namespace_exists(state, namespace)
-        if not is_empty(state, namespace):
-            raise NamespaceNotEmpty(f"Namespace is not empty: {shown(namespace)}")
-        return Grant("drop namespace", (Change(namespace_key(namespace), None),))
-
-    return decide
-
-
-def update_namespace(namespace: Namespace, removals: Sequence[str], updates: Mapping[str, str]) -> Decide:
-    """Set and remove properties. Its result says which were set, which removed, and which were not there."""
-
-    def decide(state: CatalogState) -> Grant:
-        old = properties_of(state, namespace)
-        removed = [name for name in removals if name in old]
-        new = {**{name: value for name, value in old.items() if name not in removals}, **updates}
-        if len(records.encode(new)) > PROPERTIES_BYTES_MAX:
-            raise Invalid(f"the properties of a namespace have at most {PROPERTIES_BYTES_MAX} bytes")
-        missing = [name for name in removals if name not in old]
-        result: dict[str, Any] = {"updated": [*updates], "removed": removed, "missing": missing}
-        return Grant("set namespace properties", (Change(namespace_key(namespace), new),), result)
-
-    return decide
-
-
-# ---- new tables and views ----
+# ---- requests ----
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A table or view that is not in the catalog yet: its metadata, and the folders that it wants."""
+class TableCommit:
+    """A parsed request to change a table.
 
-    document: Document
-    entry: Entry
-
-
-def draft_table(
-    warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, request: Mapping[str, Any]
-) -> Draft:
-    """The table that a client asks to create; `known` tells which folders other tables have.   Raises: Invalid."""
-    properties = request.get("properties") or {}
-    if not isinstance(properties, Mapping):
-        raise Invalid("properties must be an object")
-    places = warehouse.check_properties(properties)
-    root = _root(warehouse, known, namespace, name, request.get("location"))
-    document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid(), warehouse.now_ms())
-    return _draft(warehouse, root, places, document)
-
-
-def draft_view(
-    warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, request: Mapping[str, Any]
-) -> Draft:
-    """The view that a client asks to create; `known` tells which folders others have.   Raises: Invalid."""
-    new = views.parse_new(request, warehouse.now_ms())
-    places = warehouse.check_properties(new["properties"])
-    root = _root(warehouse, known, namespace, name, request.get("location"))
-    document = views.created(new, warehouse.location(root), warehouse.new_uuid())
-    return _draft(warehouse, root, places, document)
-
-
-def _draft(warehouse: Warehouse, root: str, places: Mapping[str, str], document: Document) -> Draft:
-    path = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), None, document)
-    return Draft(document, Entry(root, path, _outside(root, places.values())))
-
-
-def draft_registered(warehouse: Warehouse, metadata_location: object) -> Draft:
-    """A table whose metadata lies in the warehouse already.   Raises: Invalid.   Cost: 1 GET.
-
-    What was parsed and checked is written to a metadata file of ours: the client's own file may change later, and
-    other programs may read things in it that were not checked.
+    `asked` and `required`: the updates and requirements as the client sent them. `plain`: the updates as JSON, if
+    `plain_updates` supports all of them. `files`: (kind, URL) of each file in it.
     """
-    if not isinstance(metadata_location, str):
-        raise Invalid("the metadata location must be a string")
-    path = warehouse.file_of(metadata_location)
+
+    asked: Sequence[Any]
+    required: Sequence[Any]
+
+    requirements: Sequence[Json]
+    plain: Sequence[Json] | None
+    properties: Mapping[str, str]
+    files: Sequence[tuple[str, str]]
+    location: str | None = None
+    creates: bool = False
+    parsed: iceberg.CommitModels | None = None
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it can be computed quickly for every table: few updates, all of them plain."""
+        return self.plain is not None and len(self.plain) <= LIGHT_MAX
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has few updates, of any kind."""
+        return len(self.asked) <= LIGHT_MAX
+
+    def models(self) -> iceberg.CommitModels:
+        """The commit as PyIceberg parses it."""
+        return self.parsed or iceberg.CommitModels(self.asked, self.required)
+
+
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
+_Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+
+
+class _PlainFields(msgspec.Struct, rename="kebab", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Fields that PyIceberg would parse to the same values, in the same order. Others are left to PyIceberg."""
+
+
+class _NewSnapshot(_PlainFields, kw_only=True):
+    snapshot_id: _Long
+    parent_snapshot_id: _Long | None = None
+    sequence_number: _Long
+    timestamp_ms: _Long
+    manifest_list: str
+    summary: dict[str, str]
+    schema_id: _Long | None = None
+
+
+class _AddSnapshot(_PlainFields, tag_field="action", tag="add-snapshot"):
+    snapshot: _NewSnapshot
+
+
+class _SetRef(_PlainFields, tag_field="action", tag="set-snapshot-ref"):
+    ref_name: str
+    type: Literal["branch", "tag"]
+    snapshot_id: _Long
+
+
+class _RemoveRef(_PlainFields, tag_field="action", tag="remove-snapshot-ref"):
+    ref_name: str
+
+
+class _RemoveSnapshots(_PlainFields, tag_field="action", tag="remove-snapshots"):
+    snapshot_ids: list[_Long]
+
+
+class _SetPropertiesChange(_PlainFields, tag_field="action", tag="set-properties"):
+    updates: dict[str, str]
+
+
+class _RemovePropertiesChange(_PlainFields, tag_field="action", tag="remove-properties"):
+    removals: list[str]
+
+
+class _UuidCheck(_PlainFields, tag_field="type", tag="assert-table-uuid"):
+    uuid: _Uuid
+
+
+class _RefCheck(_PlainFields, tag_field="type", tag="assert-ref-snapshot-id"):
+    ref: str
+    snapshot_id: _Long | None = None
+
+
+class _FieldCheck(_PlainFields, tag_field="type", tag="assert-last-assigned-field-id"):
+    last_assigned_field_id: _Long
+
+
+class _SchemaCheck(_PlainFields, tag_field="type", tag="assert-current-schema-id"):
+    current_schema_id: _Long
+
+
+class _PartitionCheck(_PlainFields, tag_field="type", tag="assert-last-assigned-partition-id"):
+    last_assigned_partition_id: _Long
+
+
+class _SpecCheck(_PlainFields, tag_field="type", tag="assert-default-spec-id"):
+    default_spec_id: _Long
+
+
+class _OrderCheck(_PlainFields, tag_field="type", tag="assert-default-sort-order-id"):
+    default_sort_order_id: _Long
+
+
+class _PlainCommit(msgspec.Struct):
+    updates: list[
+        _AddSnapshot | _SetRef | _RemoveRef | _RemoveSnapshots | _SetPropertiesChange | _RemovePropertiesChange
+    ]
+    requirements: list[_UuidCheck | _RefCheck | _FieldCheck | _SchemaCheck | _PartitionCheck | _SpecCheck | _OrderCheck]
+
+
+_OPERATIONS = frozenset(("append", "replace", "overwrite", "delete"))
+
+
+def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> TableCommit:
+    """A client's request to change a table.   Raises: Invalid, also for an unknown update or requirement.
+
+    The size is checked first: PyIceberg's models take a thousand times as long. `canonical` normalizes a URL.
+    """
+    asked, required = listed(request, "updates", UPDATES_MAX), listed(request, "requirements", REQUIREMENTS_MAX)
+    check_size(asked, "the commit")
+    asked = [_with_text(update, canonical) for update in _joined(asked)]
+    return _plain_commit(asked, required) or _heavy_commit(asked, required)
+
+
+def _plain_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit | None:
+    """The commit, if it is plain: then PyIceberg would accept it with the same result."""
     try:
-        foreign = warehouse.fetch_foreign(path)
-    except Missing:
-        raise Invalid(f"there is no metadata file {metadata_location!r}") from None
-    table = iceberg.parse_table(foreign)
-    iceberg.check_table(table)
-    for what, url in iceberg.files_of(foreign):
-        warehouse.check_file(url, what)
-    places = warehouse.check_properties(table.properties)
-    root = warehouse.root_of(table.location)
-    document = iceberg.encoded(table.model_copy(update={"location": warehouse.location(root)}))
-    copy = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), path, document)
-    return Draft(document, Entry(root, copy, _outside(root, places.values())))
+        parsed = records.converted({"updates": asked, "requirements": required}, _PlainCommit)
+    except msgspec.ValidationError:
+        return None
+    properties: dict[str, str] = {}
+    files: list[tuple[str, str]] = []
+    for update in parsed.updates:
+        if isinstance(update, _SetPropertiesChange):
+            properties |= update.updates
+        elif isinstance(update, _AddSnapshot):
+            summary = update.snapshot.summary
+            if summary.get("operation") not in _OPERATIONS or "self" in summary:
+                return None
+            if next(iter(summary)) != "operation":
+                update.snapshot.summary = {"operation": summary["operation"], **summary}
+            files.append(("manifest list", update.snapshot.manifest_list))
+    plain = msgspec.to_builtins(parsed)
+    return TableCommit(asked, required, plain["requirements"], plain["updates"], properties, files)
 
 
-def create(kind: Content, warehouse: Warehouse, namespace: Namespace, name: str, new: Draft) -> Decide:
-    """Create a table or view. The result of this and of every commit is the path of its metadata."""
-
-    def decide(state: CatalogState) -> Grant:
-        check_free(state, namespace, name, kind)
-        changes = (Change(key_of(kind, namespace, name), new.entry.value()), *reserve(state, new.entry.roots()))
-        put = warehouse.put_of(new.entry.path, new.document)
-        return Grant(CREATE if kind == "t" else "create view", changes, new.entry.path, (put,))
-
-    return decide
-
-
-def register_table(warehouse: Warehouse, namespace: Namespace, name: str, new: Draft, *, overwrite: bool) -> Decide:
-    """Enter a table whose metadata is there; with `overwrite` in place of the one of that name."""
-
-    def decide(state: CatalogState) -> Grant:
-        old = find_entry(state, "t", namespace, name) if overwrite else None
-        if old is None:
-            check_free(state, namespace, name, "t")
-        own = old.roots() if old else ()
-        more = tuple(root for root in dict.fromkeys((*own, *new.entry.more)) if root != new.entry.root)
-        entry = Entry(new.entry.root, new.entry.path, more)
-        changes = reserve(state, entry.roots(), own)
-        put = warehouse.put_of(entry.path, new.document)
-        named = Change(key_of("t", namespace, name), entry.value())
-        return Grant("register table", (named, *changes), entry.path, (put,))
-
-    return decide
+def _heavy_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit:
+    actions = [str(update.get("action")) for update in asked if isinstance(update, Mapping)]
+    heavy = sum(action not in _PLAIN_UPDATES for action in actions)
+    if heavy > ADDED_MAX:
+        raise Invalid(
+            f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
+            hint="commit them in several steps",
+        )
+    models = iceberg.CommitModels(asked, required)
+    named, (updates, requirements) = models.named(), models.json()
+    return TableCommit(
+        asked,
+        required,
+        requirements,
+        updates if all(update["action"] in _PLAIN_UPDATES for update in updates) else None,
+        named.properties,
+        named.files,
+        named.location,
+        creates=any(each["type"] == "assert-create" for each in requirements),
+        parsed=models,
+    )
 
 
-# ---- commits ----
+_SCALARS = frozenset((str, int, bool, float, type(None)))
+
+
+def check_size(value: Any, what: str) -> None:
+    """Check that a request has not too many values.   Raises: Invalid."""
+    count, layer = 0, [value]
+    while layer:
+        count += len(layer)
+        if count > VALUES_MAX:
+            raise Invalid(f"{what} has more than {VALUES_MAX} values", hint="commit in several steps")
+        inner: list[Any] = []
+        for each in layer:
+            if type(each) in _SCALARS:
+                continue
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, list | tuple):
+                inner += each
+        layer = inner
+
+
+def _joined(updates: Sequence[Any]) -> list[Any]:
+    """The updates, with adjacent removals of snapshots joined: older clients send one for each snapshot."""
+    found: list[Any] = []
+    for update in updates:
+        match (found[-1] if found else None), update:
+            case (
+                {"action": "remove-snapshots", "snapshot-ids": list() as before},
+                {"action": "remove-snapshots", "snapshot-ids": list() as ids},
+            ):
+                before += ids
+            case _, {"action": "remove-snapshots", "snapshot-ids": list() as ids}:
+                found.append({"action": "remove-snapshots", "snapshot-ids": [*ids]})
+            case _:
+                found.append(update)
+    return found
+
+
+def _with_text(update: Any, canonical: Callable[[str], str]) -> Any:
+    match update:
+        case {"action": "set-location", "location": str() as location}:
+            return {**update, "location": canonical(location)}
+        case {"action": "set-properties", "updates": Mapping() as properties}:
+            return {**update, "updates": {key: property_text(key, value) for key, value in properties.items()}}
+        case {"action": "set-properties", "updates": _}:
+            raise Invalid("properties must be an object")
+    return update
+
+
+# ---- requirements and updates, on metadata as JSON ----
+
+
+def apply(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
+    """The metadata after a commit; None if nothing changes. `metadata_location`: the location of `document`.
+
+    Raises: CommitFailed if a requirement does not hold, or the commit is stale; Invalid; Corrupt.
+    """
+    new = _applied(document, commit, metadata_location, now_ms)
+    if new is not None:
+        _check_refs(document, new, commit)
+    return new
+
+
+def _check_refs(old: Document, new: Document, commit: TableCommit) -> None:
+    """Check that no branch or tag goes with its snapshot, unless the commit removes it by its name.
+
+    It may have been created after the client of an expiry looked at the table.   Raises: CommitFailed.
+    """
+    updates = [update for update in commit.asked if isinstance(update, Mapping)]
+    if not any(update.get("action") == "remove-snapshots" for update in updates):
+        return
+    removed = {update.get("ref-name") for update in updates if update.get("action") == "remove-snapshot-ref"}
+    before, after = (each.json().get("refs") or {} for each in (old, new))
+    for name in before:
+        if name not in after and name not in removed:
+            raise CommitFailed(f"Cannot remove snapshot {before[name].get('snapshot-id')}: {name} refers to it")
+
+
+def _applied(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
+    if document.is_plain is None:
+        document.is_plain = _is_plain(document.data)
+    if not document.is_plain:
+        return iceberg.apply(document, commit.models(), metadata_location, check=True)
+    table = document.json()
+    for requirement in commit.requirements:
+        _check(requirement, table)
+    if commit.plain is None:
+        return iceberg.apply(document, commit.models(), metadata_location, check=False)
+    # The commit's time was taken before it waited for the leader; the table may have changed since.
+    changed = plain_updates(table, commit.plain, metadata_location, max(now_ms, table["last-updated-ms"]))
+    if changed is None:
+        return None
+    try:
+        new = Document(msgspec.json.encode(changed), changed)
+    except OverflowError as error:
+        raise Invalid(f"the commit is not valid: {error}") from None
+    new.is_plain = True
+    return new
+
+
+_MISMATCHES = {
+    "assert-last-assigned-field-id": (
+        "last assigned field id changed: expected id", "last-assigned-field-id", "last-column-id"),
+    "assert-current-schema-id": ("current schema changed: expected id", "current-schema-id", "current-schema-id"),
+    "assert-last-assigned-partition-id": (
+        "last assigned partition id changed: expected id", "last-assigned-partition-id", "last-partition-id"),
+    "assert-default-spec-id": ("default partition spec changed: expected id", "default-spec-id", "default-spec-id"),
+    "assert-default-sort-order-id": (
+        "default sort order changed: expected id", "default-sort-order-id", "default-sort-order-id"),
+}  # fmt: skip
+"""By type of requirement: the message, its field, and the field of the metadata that must be equal."""
+
+
+def _check(requirement: Json, table: Json) -> None:
+    """Check a requirement of a client. The messages are those of the reference implementation.
+
+    Raises: CommitFailed.
+    """
+    kind = requirement["type"]
+    if kind == "assert-ref-snapshot-id":
+        _check_ref(requirement["ref"], requirement.get("snapshot-id"), table["refs"].get(requirement["ref"]))
+        return
+    if kind == "assert-create":
+        raise CommitFailed("Requirement failed: table already exists")
+    if kind == "assert-table-uuid":
+        what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), requirement["uuid"]
+    elif kind in _MISMATCHES:
+        what, field, fact = _MISMATCHES[kind]
+        wanted, found = requirement.get(field), table[fact]
+    else:
+        raise Invalid(f"there is no requirement {kind!r}")
+    if wanted != found:
+        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
+
+
+def _check_ref(name: str, wanted: int | None, ref: Json | None) -> None:
+    """Check that a branch or tag has the required snapshot, or does not exist.   Raises: CommitFailed."""
+    if ref is None:
+        if wanted is not None:
+            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
+    elif wanted is None:
+        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
+    elif wanted != ref["snapshot-id"]:
+        raise CommitFailed(
+            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
+            f"expected id {wanted} != {ref['snapshot-id']}"
+        )
+
+
+_MANY = 1 << 20
+
+
+class _Snapshot(msgspec.Struct, rename="kebab"):
+    snapshot_id: _Long
+    timestamp_ms: _Long
+    parent_snapshot_id: _Long | None = None
+
+
+class _SnapshotId(msgspec.Struct, rename="kebab"):
+    snapshot_id: _Long
+
+
+class _PlainTable(msgspec.Struct, rename="kebab"):
+    """The fields that are used here, and their types."""
+
+    format_version: Literal[2]
+    table_uuid: _Short
+    last_updated_ms: _Long
+    last_sequence_number: _Long
+    last_column_id: _Long
+    current_schema_id: _Long
+    default_spec_id: _Long
+    default_sort_order_id: _Long
+    last_partition_id: _Long
+    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
+    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
+    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
+    metadata_log: Annotated[
+        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
+    ]
+    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
+    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
+    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether a table can be updated as JSON: format version 2, with all fields that PyIceberg and we write."""
+    try:
+        table = records.decoder(_PlainTable).decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
+
+
+def plain_updates(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
+    """The metadata after updates; None if they change nothing. `table` is not modified.
+
+    Raises: CommitFailed for a stale snapshot; Invalid.
+    """
+    work = _Work(dict(table), now_ms)
+    for update in updates:
+        _PLAIN_UPDATES[update["action"]](work, update)
+    if not work.changed:
+        return None
+    new = work.table
+    limit = _log_limit(new["properties"])
+    entry = {"metadata-file": metadata_location, "timestamp-ms": table["last-updated-ms"]}
+    new["metadata-log"] = [*new["metadata-log"][-(limit - 1) :], entry] if limit > 1 else [entry]
+    if new["last-updated-ms"] == table["last-updated-ms"]:
+        new["last-updated-ms"] = now_ms
+    return new
+
+
+class _Work:
+    """Metadata that is being changed. Its values are replaced, never modified: older metadata shares them."""
+
+    def __init__(self, table: Json, now_ms: int) -> None:
+        self.table = table
+        self.now_ms = now_ms
+        self.changed = False
+        self.added: set[int] = set()
+
+    def snapshot(self, id_: int) -> Json | None:
+        """The snapshot of that id."""
+        # nearly always the newest one is wanted
+        return next((each for each in reversed(self.table["snapshots"]) if each["snapshot-id"] == id_), None)
+
+    def set(self, **fields: Any) -> None:
+        """Set fields."""
+        self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
+        self.changed = True
+
+
+def _add_snapshot(work: _Work, update: Json) -> None:
+    new, last = update["snapshot"], work.table["last-sequence-number"]
+    number = new.get("sequence-number") or 0
+    check_fresh(number, last, new.get("parent-snapshot-id"))
+    if work.snapshot(new["snapshot-id"]) is not None:
+        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
+    work.added.add(new["snapshot-id"])
+    work.set(
+        last_updated_ms=new["timestamp-ms"],
+        last_sequence_number=max(number, last),
+        snapshots=[*work.table["snapshots"], new],
+    )
+
+
+def _set_ref(work: _Work, update: Json) -> None:
+    name = update["ref-name"]
+    ref = {key: value for key, value in update.items() if key not in ("action", "ref-name")}
+    if work.table["refs"].get(name) == ref:
+        return
+    snapshot = work.snapshot(ref["snapshot-id"])
+    if snapshot is None:
+        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
+    at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
+    if name == MAIN:
+        entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}
+        work.set(current_snapshot_id=ref["snapshot-id"], snapshot_log=[*work.table["snapshot-log"], entry])
+    if name == MAIN or ref["snapshot-id"] in work.added:
+        work.set(last_updated_ms=at_ms)
+    work.set(refs={**work.table["refs"], name: ref})
+
+
+def _remove_ref(work: _Work, update: Json) -> None:
+    name = update["ref-name"]
+    if name not in work.table["refs"]:
+        return
+    work.set(refs={key: ref for key, ref in work.table["refs"].items() if key != name})
+    if name == MAIN:
+        work.table.pop("current-snapshot-id", None)
+
+
+def _remove_snapshots(work: _Work, update: Json) -> None:
+    table = work.table
+    gone = {*update["snapshot-ids"]} & {each["snapshot-id"] for each in table["snapshots"]}
+    if not gone:
+        return
+    for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
+        _remove_ref(work, {"ref-name": name})
+    work.set(
+        snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
+        snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
+        statistics=[each for each in table["statistics"] if each["snapshot-id"] not in gone],
+    )
+
+
+def _orphaned(snapshot: Json, gone: set[int]) -> Json:
+    if snapshot.get("parent-snapshot-id") not in gone:
+        return snapshot
+    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
+
+
+def _put_properties(work: _Work, update: Json) -> None:
+    if update["updates"]:
+        work.set(properties={**work.table["properties"], **update["updates"]})
+
+
+def _remove_properties(work: _Work, update: Json) -> None:
+    gone = {*update["removals"]} & {*work.table["properties"]}
+    if gone:
+        work.set(properties={key: value for key, value in work.table["properties"].items() if key not in gone})
+
+
+def _log_limit(properties: Mapping[str, str]) -> int:
+    try:
+        return max(1, int(properties.get(LOG_MAX_PROPERTY, LOG_MAX)))
+    except ValueError:
+        raise Invalid(f"the property {LOG_MAX_PROPERTY} must be a whole number") from None
+
+
+_PLAIN_UPDATES: Mapping[str, Callable[[_Work, Json], None]] = {
+    "add-snapshot": _add_snapshot,
+    "set-snapshot-ref": _set_ref,
+    "remove-snapshot-ref": _remove_ref,
+    "remove-snapshots": _remove_snapshots,
+    "set-properties": _put_properties,
+    "remove-properties": _remove_properties,
+}
+
+
+# ---- decisions ----
 
 
 class WorkedMetadata:
-    """The metadata after one request, by the path of the metadata before it: worked out before the leader is asked.
+    """The metadata after one request, by the path of the metadata before it: computed before the leader is asked.
 
-    The leader only looks whether a table still has the metadata that this began with. So a commit that takes long holds
-    up no other client (C4).
+    The leader only checks whether a table still has the metadata that this was computed from. So a slow commit does not
+    delay other clients (C4).
     """
 
     def __init__(self, warehouse: Warehouse) -> None:
         self._warehouse = warehouse
-        self._found: dict[str, Document] = {}
         self._results: dict[str, Document | LimpetError | None] = {}
         self.rounds = 0
-        """How often the tables had changed meanwhile."""
-
-    def find(self, path: str) -> Document | None:
-        """A metadata file, if it is in memory: what was read stays until the answer, whatever the cache does."""
-        return self._found.get(path) or self._warehouse.cached(path)
+        """How often the tables were changed by others meanwhile."""
 
     def has(self, path: str) -> bool:
-        """Whether the request was worked out on this metadata."""
+        """Whether the request was computed from this metadata."""
         return path in self._results
 
     def result(self, path: str) -> Document | None:
-        """The metadata after the request; None if nothing changes.   Raises: what the request is refused with."""
+        """The metadata after the request; None if nothing changes.   Raises: the refusal of the request."""
         result = self._results[path]
         if isinstance(result, LimpetError):
             raise result
         return result
 
     def work_out(self, needs: Needs) -> None:
-        """Work the request out on metadata. A refusal is kept for the leader: the request may be granted already.
+        """Compute the request from metadata. A refusal is kept for the leader: the request may be granted already.
 
         Raises: Corrupt; Unavailable.   Cost: 1 GET each, unless in memory.
         """
         for path, apply in needs.items():
-            document = self._found[path] = self.find(path) or self._warehouse.read(path)
+            document = self._warehouse.read(path)
             try:
                 made = apply(document)
             except LimpetError as error:
@@ -270,33 +606,32 @@ class WorkedMetadata:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCommit:
-    """A commit to one table whose locations are checked, and its time. `root` is None if it leaves the table where it
-    is. `created` is the metadata of a table that it creates, or why that cannot be: the leader says so, unless there is
-    a table already."""
+    """A commit to one table with checked locations, and its time. `root`: the new folder; None if it does not change.
+    `created`: the metadata of a table that it creates, or an error, which the leader raises unless the table exists."""
 
     namespace: Namespace
     name: str
-    commit: iceberg.TableCommit
+    commit: TableCommit
     root: str | None
     places: Mapping[str, str]
     now_ms: int
     created: Document | LimpetError | None = None
 
     def needs(self, warehouse: Warehouse, path: str) -> Needs:
-        """How it is worked out on the metadata at a path."""
+        """By path, the function that computes the new metadata."""
         location = warehouse.location(path)
-        return {path: lambda document: iceberg.apply(document, self.commit, location, self.now_ms)}
+        return {path: lambda document: apply(document, self.commit, location, self.now_ms)}
 
 
 @dataclass(frozen=True, slots=True)
 class _TableChange:
-    """What a commit does to the state, and the file that it makes.
+    """The changes of a commit to the state, and its metadata file, by path.
 
-    `path` is the table's metadata after it, `reserved` the folders that it takes for the table.
+    `path`: the table's metadata after it; `reserved`: the folders that it reserves for the table.
     """
 
     changes: tuple[Change, ...]
-    writes: tuple[Put, ...]
+    made: Mapping[str, Document]
     path: str
     reserved: tuple[str, ...] = ()
 
@@ -304,22 +639,22 @@ class _TableChange:
 def prepare_commit(
     warehouse: Warehouse, known: Callable[[], CatalogState], namespace: Namespace, name: str, request: Mapping[str, Any]
 ) -> PreparedCommit:
-    """A client's commit, with every location in it checked; if it creates a table, the metadata of that.
+    """A client's commit with checked locations; if it creates a table, with its metadata.
 
-    `known` tells which folders others have, if a new one is needed.
+    `known` returns the state with the folders of others, if a new folder is needed.
     Raises: Invalid.
     """
-    parsed = iceberg.parse_commit(request, warehouse.canonical)
+    parsed = parse_commit(request, warehouse.canonical)
     for what, url in parsed.files:
-        warehouse.check_file(url, what)
+        warehouse.path_of(url, what)
     places = warehouse.check_properties(parsed.properties)
     root = None if parsed.location is None else warehouse.root_of(parsed.location)
     if not parsed.creates:
         return PreparedCommit(namespace, name, parsed, root, places, warehouse.now_ms())
-    root = root or _root(warehouse, known(), namespace, name)
+    root = root or new_root(warehouse, known(), namespace, name)
     created: Document | LimpetError
     try:
-        created = iceberg.create(parsed, warehouse.location(root), warehouse.new_uuid())
+        created = iceberg.create(parsed.models(), warehouse.location(root), warehouse.new_uuid())
     except LimpetError as error:
         created = error
     return PreparedCommit(namespace, name, parsed, root, places, warehouse.now_ms(), created)
@@ -328,7 +663,7 @@ def prepare_commit(
 def prepare_transaction(
     warehouse: Warehouse, known: Callable[[], CatalogState], changes: object
 ) -> tuple[PreparedCommit, ...]:
-    """The changes of several tables that a client asks for, each of another one.   Raises: Invalid."""
+    """The commits of a transaction, at most one for each table.   Raises: Invalid."""
     if not isinstance(changes, Sequence) or isinstance(changes, str) or not changes:
         raise Invalid("table-changes must be a list of at least one change")
     if len(changes) > TABLES_MAX:
@@ -344,32 +679,33 @@ def prepare_transaction(
         if name in named:
             raise Invalid(f"the transaction names {shown(*name)!r} twice", hint="put its updates into one change")
         named[name] = change
-        updates += len(iceberg.listed(change, "updates", UPDATES_MAX))
+        updates += len(listed(change, "updates", UPDATES_MAX))
     if updates > UPDATES_MAX:
         raise Invalid(f"the transaction has {updates} updates; at most {UPDATES_MAX} are taken at once")
     return tuple(prepare_commit(warehouse, known, *name, change) for name, change in named.items())
 
 
 def commit_table(warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata) -> Decide:
-    """Change a table, or create one that was staged."""
+    """Change a table, or create a staged one."""
 
-    def decide(state: CatalogState) -> Grant | NeedsMetadata:
-        done = _changed(state, warehouse, prepared, worked)
+    def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
+        done = _changed(state, made, warehouse, prepared, worked)
         if isinstance(done, NeedsMetadata):
             return done
-        return Grant(CREATE if prepared.commit.creates else "commit", done.changes, done.path, done.writes)
+        what = CREATE if prepared.commit.creates else "commit"
+        return with_files(warehouse, what, done.changes, done.path, done.made)
 
     return decide
 
 
 def commit_transaction(warehouse: Warehouse, prepared: Sequence[PreparedCommit], worked: WorkedMetadata) -> Decide:
-    """Change several tables, or create staged ones: all of it is published, or nothing."""
+    """Change several tables, or create staged ones: all or none."""
 
-    def decide(state: CatalogState) -> Grant | NeedsMetadata:
+    def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
         done: list[_TableChange] = []
         needs: dict[str, Callable[[Any], Any]] = {}
         for each in prepared:
-            found = _changed(state, warehouse, each, worked)
+            found = _changed(state, made, warehouse, each, worked)
             if isinstance(found, NeedsMetadata):
                 needs |= found.needs
             else:
@@ -380,41 +716,49 @@ def commit_transaction(warehouse: Warehouse, prepared: Sequence[PreparedCommit],
         if clash is not None:
             raise Invalid(f"the locations {clash[0]!r} and {clash[1]!r} of the transaction overlap")
         changes = tuple(change for each in done for change in each.changes)
-        return Grant("transaction", changes, None, tuple(put for each in done for put in each.writes))
+        files = {path: document for each in done for path, document in each.made.items()}
+        return with_files(warehouse, "transaction", changes, None, files)
 
     return decide
 
 
+def with_files(
+    warehouse: Warehouse, what: str, changes: tuple[Change, ...], result: Any, made: Mapping[str, Document]
+) -> Grant:
+    """A grant with its metadata files."""
+    return Grant(what, changes, result, tuple(warehouse.put_of(*each) for each in made.items()), made)
+
+
 def _changed(
-    state: CatalogState, warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata
+    state: CatalogState, made: Documents, warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata
 ) -> _TableChange | NeedsMetadata:
-    """What a commit does to the state.   Raises: NoSuchTable; NoSuchNamespace; CommitFailed; Invalid."""
+    """The changes of a commit to the state.   Raises: NoSuchTable; NoSuchNamespace; CommitFailed; Invalid."""
     if prepared.created is not None:
         return _created(state, warehouse, prepared, prepared.created)
     old = entry_in(state, "t", prepared.namespace, prepared.name)
-    new = _after(warehouse, prepared, worked, old.path)
+    new = _after(made.get(old.path), warehouse, prepared, worked, old.path)
     if isinstance(new, NeedsMetadata):
         return new
     if new is None:
-        return _TableChange((), (), old.path)
-    entry = _moved(warehouse, old, new, prepared.root, prepared.places)
+        return _TableChange((), {}, old.path)
+    entry = moved(warehouse, old, new, prepared.root, prepared.places)
     reserved = reserve(state, entry.roots(), old.roots()) if entry.roots() != old.roots() else ()
     change = Change(key_of("t", prepared.namespace, prepared.name), entry.value())
     added = tuple(root for root in entry.roots() if root not in old.roots())
-    return _TableChange((change, *reserved), (warehouse.put_of(entry.path, new),), entry.path, added)
+    return _TableChange((change, *reserved), {entry.path: new}, entry.path, added)
 
 
 def _after(
-    warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata, path: str
+    document: Document | None, warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata, path: str
 ) -> Document | NeedsMetadata | None:
-    """The metadata after a commit; None if it changes nothing.   Raises: what it is refused with.
+    """The metadata after a commit; None if it changes nothing.   Raises: its refusal.
 
-    If it was worked out on other metadata than the table has now, those before it in the group were first. Only what
-    takes no time is worked out here, in the leader's thread.
+    If the table's metadata is not the one that it was computed from, earlier requests have changed it; `document` is
+    their result. Only fast commits are computed here, in the leader's thread.
     """
     if worked.has(path):
         return worked.result(path)
-    document, needs = worked.find(path), prepared.needs(warehouse, path)
+    needs = prepared.needs(warehouse, path)
     if document is not None:
         if prepared.commit.is_light and document.is_plain:
             return needs[path](document)
@@ -434,127 +778,26 @@ def _created(
     assert prepared.root is not None
     root = prepared.root
     path = warehouse.new_file(_metadata_folder(warehouse, document, root), None, document)
-    entry = Entry(root, path, _outside(root, prepared.places.values()))
+    entry = Entry(root, path, outside(root, prepared.places.values()))
     changes = (
         Change(key_of("t", prepared.namespace, prepared.name), entry.value()),
         *reserve(state, entry.roots()),
     )
-    return _TableChange(changes, (warehouse.put_of(path, document),), path, entry.roots())
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedView:
-    """A replacement of a view: its parsed changes, where the view moves to, and the folders that its properties
-    name."""
-
-    changes: views.ViewChanges
-    root: str | None
-    places: Mapping[str, str]
-
-    def needs(self, path: str) -> Needs:
-        """How it is worked out on the metadata at a path."""
-        return {path: lambda document: views.replaced(document, self.changes)}
-
-
-def prepare_view(warehouse: Warehouse, request: Mapping[str, Any]) -> PreparedView:
-    """The changes that a client asks for: all are known, and all locations inside.   Raises: Invalid."""
-    changes, root = views.parse_changes(request, warehouse.now_ms()), None
-    places: dict[str, str] = {}
-    for update in changes.updates:
-        if update["action"] == "set-location":
-            root = warehouse.root_of(update["location"])
-            update["location"] = warehouse.location(root)
-        elif update["action"] == "set-properties":
-            places |= warehouse.check_properties(update["updates"])
-    return PreparedView(changes, root, places)
-
-
-def replace_view(
-    warehouse: Warehouse, namespace: Namespace, name: str, wanted: PreparedView, worked: WorkedMetadata
-) -> Decide:
-    """Change a view."""
-
-    def decide(state: CatalogState) -> Grant | NeedsMetadata:
-        old = entry_in(state, "v", namespace, name)
-        if not worked.has(old.path):
-            return NeedsMetadata(wanted.needs(old.path))
-        new = worked.result(old.path)
-        assert new is not None
-        entry = _moved(warehouse, old, new, wanted.root, wanted.places)
-        changes = (Change(key_of("v", namespace, name), entry.value()), *reserve(state, entry.roots(), old.roots()))
-        return Grant("replace view", changes, entry.path, (warehouse.put_of(entry.path, new),))
-
-    return decide
-
-
-# ---- tables and views that are there ----
-
-
-def drop(kind: Content, namespace: Namespace, name: str, *, purge: bool = False) -> Decide:
-    """Take a table or view out of the catalog; its files stay. Its result is the entry, so that it can be put back.
-
-    With `purge` the folders of a table wait to be emptied.
-    """
-
-    def decide(state: CatalogState) -> Grant:
-        old = entry_in(state, kind, namespace, name)
-        changes = [Change(key_of(kind, namespace, name), None)]
-        changes += [Change(f"{LIVE}/{root}", None) for root in old.roots()]
-        if purge:
-            changes += [Change(f"{PURGED}/{root}", 1) for root in old.roots()]
-        return Grant(DROP_VIEW if kind == "v" else PURGE if purge else DROP, tuple(changes), old.value())
-
-    return decide
-
-
-def release_folders(roots: Sequence[str]) -> Decide:
-    """Let folders of purged tables be used again: they are empty now."""
-
-    def decide(state: CatalogState) -> Grant:
-        there = [root for root in roots if state.get(f"{PURGED}/{root}") is not None]
-        return Grant("purged", tuple(Change(f"{PURGED}/{root}", None) for root in there))
-
-    return decide
-
-
-def undrop(kind: Content, namespace: Namespace, name: str, entry: Entry) -> Decide:
-    """Put a table or view back that was dropped and not purged, if its name and its folders are free."""
-
-    def decide(state: CatalogState) -> Grant:
-        check_free(state, namespace, name, kind)
-        change = Change(key_of(kind, namespace, name), entry.value())
-        return Grant("undrop", (change, *reserve(state, entry.roots())), entry.path)
-
-    return decide
-
-
-def rename(kind: Content, source: tuple[Namespace, str], target: tuple[Namespace, str]) -> Decide:
-    """Give a table or view another name or namespace; its files stay where they are."""
-
-    def decide(state: CatalogState) -> Grant:
-        entry = entry_in(state, kind, *source)
-        kinds: tuple[tuple[Content, str], ...] = (("t", "Table"), ("v", "View"))
-        for other, what in kinds:
-            if find_entry(state, other, *target) is not None:
-                raise AlreadyExists(f"Cannot rename {shown(*source)} to {shown(*target)}. {what} already exists")
-        check_free(state, *target, leaving=key_of(kind, *source))
-        return Grant("rename", (Change(key_of(kind, *source), None), Change(key_of(kind, *target), entry.value())))
-
-    return decide
+    return _TableChange(changes, {path: document}, path, entry.roots())
 
 
 # ---- folders ----
 
 
-def _moved(warehouse: Warehouse, old: Entry, new: Document, moves_to: str | None, places: Mapping[str, str]) -> Entry:
+def moved(warehouse: Warehouse, old: Entry, new: Document, moves_to: str | None, places: Mapping[str, str]) -> Entry:
     """The entry of a table or view with new metadata, in its old folder or in the one that it moves to."""
     root = moves_to or old.root
-    more = _outside(root, (*old.roots(), *places.values()), keep=old.more)
+    more = outside(root, (*old.roots(), *places.values()), keep=old.more)
     return Entry(root, warehouse.new_file(_metadata_folder(warehouse, new, root), old.path, new), more)
 
 
-def _outside(root: str, places: Iterable[str], keep: Sequence[str] = ()) -> tuple[str, ...]:
-    """Folders of a table besides `root`: those of `keep`, and of `places` those that do not lie in one already."""
+def outside(root: str, places: Iterable[str], keep: Sequence[str] = ()) -> tuple[str, ...]:
+    """Folders of a table besides `root`: those of `keep`, and those of `places` that are not inside one already."""
     found = [place for place in keep if place != root]
     for place in places:
         if not any(f"{place}/".startswith(f"{known}/") for known in (root, *found)):
@@ -563,12 +806,12 @@ def _outside(root: str, places: Iterable[str], keep: Sequence[str] = ()) -> tupl
 
 
 def _metadata_folder(warehouse: Warehouse, document: Document, root: str) -> str:
-    """Where the metadata files of a table or view lie: where its properties say, else in its own folder."""
+    """The folder of the metadata files of a table or view: by its properties, else inside its own folder."""
     url = warehouse.canonical((document.json().get("properties") or {}).get(METADATA_PATH, "")).rstrip("/")
     return url.removeprefix(f"{warehouse.url}/") if url.startswith(f"{warehouse.url}/") else f"{root}/metadata"
 
 
-def _root(warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, given: Any = None) -> str:
+def new_root(warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, given: Any = None) -> str:
     """The folder of a new table or view: the given one, else a new one in the location of its namespace."""
     if given is not None:
         return warehouse.root_of(given)

@@ -1,7 +1,7 @@
-"""Garbage collection: names that no retained head reaches are deleted, after the head says so.
+"""Garbage collection: objects that no retained version needs are deleted.
 
-First `gc_floor` is swapped into the head, then names below it go. Whoever was about to publish an older name loses that
-swap and begins anew above the floor (counterexample 10). Table data is never touched.
+First `gc_floor` is swapped into the head, then objects with names below it are deleted. A process that is about to
+publish an older name loses that swap, and starts again above the floor (counterexample 10). Table data is not touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from limpet.catalog.storage import CatalogStorage, newest_head
 from limpet.errors import Corrupt, Invalid, Missing
 from limpet.events.fold import Executions, collect_events
 from limpet.keys import Key
-from limpet.ledger import delete_all, moment, store_time
+from limpet.ledger import delete_all, store_time
+from limpet.records import moment
 from limpet.store.api import Stat
 
 TRIES_MAX = 3
@@ -33,20 +34,20 @@ MOST = 10_000
 
 
 def floor_at(snapshot: SnapshotRef | None, first: CommitRecord) -> str:
-    """The lowest name that is needed to tell a state from a snapshot and the commits since, of which `first` is one.
+    """The lowest name that is needed to compute a state from a snapshot and the commits since; `first` is the first.
 
-    Names of commits rise with their versions, and that of a snapshot lies above the commit of its own version: nothing
-    later lies below. Without a snapshot everything is needed.
+    Names of commits increase with their versions, and that of a snapshot is above the commit of its version: so all
+    later names are above. Without a snapshot everything is needed.
     """
     return min(snapshot.id, first.id) if snapshot else ""
 
 
 def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int = 1) -> str:
-    """Give up the history that is older than `keep` and not among the newest `keep_versions`; the floor that holds now.
+    """Drop the history that is older than `keep` and not among the newest `keep_versions`; returns the new floor.
 
-    What the catalog was at any moment within `keep` can still be told. Version and token of the head stay as they are.
+    Every state within `keep` can still be computed. Version and token of the head do not change.
     Raises: Invalid; Corrupt; OutcomeUnknown (do it again).
-    Cost: 1 GET, some for the way back in the chain, and 1 GET + 1 PUT if the floor rises.   Crash: raised or not.
+    Cost: 1 GET, some to walk back the chain, and 1 GET + 1 PUT if the floor rises.   Crash: raised or not.
     """
     if keep < timedelta(0) or keep_versions < 1:
         raise Invalid("keep must not be negative, and keep_versions must be at least 1")
@@ -61,7 +62,7 @@ def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int 
             floor = _floor(storage, head, before, head.version - keep_versions + 1)
         except Missing:
             return head.gc_floor
-        except Corrupt:  # or another one collects at the same time
+        except Corrupt:  # or another process collects concurrently
             now = cell.read()
             if tries == TRIES_MAX or now is None or now.version == seen.version:
                 raise
@@ -72,9 +73,9 @@ def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int 
 
 
 def _floor(storage: CatalogStorage, head: CatalogHead, before: datetime, version: int) -> str:
-    """The floor under which nothing is needed to tell the newest state before both, and all later ones.
+    """The floor below which no object is needed for the newest state before both limits, and all later ones.
 
-    Raises: Missing if there is none so old; Corrupt.
+    Raises: Missing if there is no such state; Corrupt.
     """
 
     def is_past(commit: CommitRecord) -> bool:
@@ -93,10 +94,11 @@ def _with_floor(head: CatalogHead | None, floor: str) -> CatalogHead | None:
 
 
 def delete_below(storage: CatalogStorage, *, grace_s: float = GRACE_S) -> int:
-    """Delete commits and snapshots below the head's floor that are older than `grace_s`; how many. For the compactor.
+    """Delete commits and snapshots below the head's floor that are older than `grace_s`; returns how many. For the
+    compactor.
 
-    Raises: Corrupt if the head itself reaches below its floor: then nothing is deleted.
-    Cost: 1 GET, 1 LIST per 1,000 names that go and 2 more, 1 DELETE each.   Crash: the rest goes next time.
+    Raises: Corrupt if the head itself needs names below its floor: then nothing is deleted.
+    Cost: 1 GET, 1 LIST per 1,000 deleted names and 2 more, 1 DELETE each.   Crash: the next run deletes the rest.
     """
     cell = storage.head()
     before = store_time(storage.store, cell.read) - timedelta(seconds=grace_s)
@@ -106,7 +108,7 @@ def delete_below(storage: CatalogStorage, *, grace_s: float = GRACE_S) -> int:
     head, floor = seen.value, seen.value.gc_floor
     needed = [head.links[0].id, *([head.snapshot.id] if head.snapshot else [])]
     if min(needed) < floor:
-        raise Corrupt(f"{storage.keys.head} names objects below its own floor {floor}")
+        raise Corrupt(f"{storage.keys.head} refers to objects below its own floor {floor}")
     doomed: list[Key] = []
     for prefix in (storage.keys.commits, storage.keys.snapshots):
         for stat in storage.store.list(prefix):
@@ -121,8 +123,8 @@ def delete_below(storage: CatalogStorage, *, grace_s: float = GRACE_S) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What went from the ledger: batches that were applied, batches that no head ever will apply, and batches that are
-    older than the history by which that could be told."""
+    """Deleted batches of the ledger: applied ones, dead ones, and those that are older than the retained history, so
+    that their outcome is not known."""
 
     applied: int = 0
     dead: int = 0
@@ -132,8 +134,8 @@ class Ledger:
 def collect_ledger(storage: CatalogStorage, *, grace_s: float = GRACE_S, most: int = MOST) -> Ledger:
     """Delete batches of the catalog whose outcome is known and that are older than `grace_s`. For the API.
 
-    What it cannot read stays. The grace time must exceed the patience of a leader, which asks for them again.
-    Cost: as `classify_ledger`, and 1 DELETE each.   Crash: the rest goes next time.
+    Unreadable ones stay. The grace time must exceed the timeout of a leader, which repeats its requests.
+    Cost: as `classify_ledger`, and 1 DELETE each.   Crash: the next run deletes the rest.
     """
     found = classify_ledger(storage, grace_s=grace_s, most=most)
     decided = (BatchOutcome.APPLIED, BatchOutcome.DEAD, BatchOutcome.PAST)
@@ -144,7 +146,7 @@ def collect_ledger(storage: CatalogStorage, *, grace_s: float = GRACE_S, most: i
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one turn of garbage collection did, and what went wrong in which part of it."""
+    """The result of one run of garbage collection, with the problems of each part."""
 
     floor: str = ""
     history: int = 0
@@ -162,7 +164,7 @@ def collect(
     grace_s: float = GRACE_S,
     ledger: bool = True,
 ) -> Collected:
-    """All parts of garbage collection, each by itself: what is damaged in one holds up no other.
+    """Run all parts of garbage collection independently: damage in one does not stop the others.
 
     `ledger`: the batches too, which the compactor's role may not delete.
     Raises: Invalid; Unavailable; OutcomeUnknown.
@@ -184,19 +186,19 @@ def collect(
 
 
 class BatchOutcome(Enum):
-    """What became of a batch of the catalog."""
+    """The outcome of a batch of the catalog."""
 
-    APPLIED = "a head published it"
-    DEAD = "no head published it, and none ever will"
-    OPEN = "it may be published yet"
-    PAST = "it is older than the history that is kept"
+    APPLIED = "it was published"
+    DEAD = "it was not published, and never will be"
+    OPEN = "it may still be published"
+    PAST = "it is older than the retained history"
     MALFORMED = "it cannot be read"
-    STRAY = "its name is not that of a batch"
+    STRAY = "its name is not the name of a batch"
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedBatch:
-    """A ledger object and its fate. Of a dead one: who wrote it, and on what."""
+    """A ledger object and its outcome; for a dead batch also its content."""
 
     path: str
     fate: BatchOutcome
@@ -205,23 +207,23 @@ class ClassifiedBatch:
 
 
 def will_never_be(batch: LedgerBatch, head: CatalogHead) -> bool:
-    """Whether no head from this one on can publish a batch, as tokens and versions only rise."""
+    """Whether this head and all later ones exclude a batch: tokens and versions only increase."""
     if batch.base_version is None:
         return batch.token <= head.token
     return batch.token < head.token or batch.base_version < head.version
 
 
 def was_met(batch: LedgerBatch, commit: CommitRecord) -> bool:
-    """Whether a walk from the head down to this commit would have met the one that published the batch."""
+    """Whether reading from the head down to this commit would have found the commit of the batch."""
     if batch.base_version is None:
         return commit.token < batch.token or commit.version == 1
     return commit.version <= batch.base_version + 1
 
 
 def classify_ledger(storage: CatalogStorage, *, grace_s: float, most: int = MOST) -> list[ClassifiedBatch]:
-    """The fate of each ledger object that is older than `grace_s`, by the chain of the newest head.
+    """The outcome of each ledger object that is older than `grace_s`, by the chain of the newest head.
 
-    Where a commit record is damaged, nothing older can be told: what is left there may be published yet, and stays.
+    If a commit record is damaged, older outcomes are not known: those objects count as open, and stay.
     Cost: 1 LIST per 1,000 objects, 1 GET, 1 GET for each commit since the oldest of them, and 1 GET for each batch that
     is not among those; once a minute 1 PUT + 1 HEAD for the clock.
     """
@@ -234,16 +236,16 @@ def classify_ledger(storage: CatalogStorage, *, grace_s: float, most: int = MOST
         judging = _Classifier(storage, seen.value if seen else None, old)
         try:
             return judging.run()
-        except Corrupt as error:  # or it was collected since this head was read
+        except Corrupt as error:  # or the record was collected since this head was read
             after = cell.read()
             if tries == TRIES_MAX or after is None or seen is None or after.version == seen.version:
-                _log.warning("what became of some ledger objects cannot be told: %s", error)
+                _log.warning("the outcome of some ledger objects is not known: %s", error)
                 return judging.leave_open()
     raise AssertionError
 
 
 class _Classifier:
-    """One walk of the chain, and the batches whose fate it has not told yet."""
+    """One walk of the chain, and the batches whose outcome is not known yet."""
 
     def __init__(self, storage: CatalogStorage, head: CatalogHead | None, old: Sequence[Stat]) -> None:
         self._storage = storage
@@ -262,7 +264,7 @@ class _Classifier:
         return self._found
 
     def leave_open(self) -> list[ClassifiedBatch]:
-        """What was told so far; the rest may be published yet."""
+        """The outcomes so far; the rest counts as open."""
         self._end(BatchOutcome.OPEN, [*self._waiting])
         return self._found
 
@@ -271,7 +273,7 @@ class _Classifier:
         for commit in log(self._storage, head):
             self._end(BatchOutcome.APPLIED, [path for path in commit.paths if path in self._waiting])
             if self._waiting and not self._batches and commit.id < str(self._storage.keys.batch_id(min(self._waiting))):
-                self._read(head)  # older than all of them: the few that are left must be asked themselves
+                self._read(head)  # older than all of them: read the few remaining batches
             self._end(BatchOutcome.DEAD, self._met(commit))
             if not self._waiting:
                 return
@@ -285,10 +287,10 @@ class _Classifier:
         return [path for path, batch in known.items() if commit is not None and was_met(batch, commit)]
 
     def _read(self, head: CatalogHead) -> None:
-        """Read what is left; only what is sound and settled goes on waiting."""
+        """Read the remaining batches; classify those that are unreadable or still open."""
         for path in [*self._waiting]:
             try:
-                self._batches[path] = self._storage.batch(path)
+                self._batches[path] = self._storage.own.get(path) or self._storage.batch(path)
             except Missing:
                 del self._waiting[path]
             except Corrupt:

@@ -1,4 +1,4 @@
-"""The past of the catalog: what it held at a version or time, and what was dropped last under a name."""
+"""The history of the catalog: its content at a version or time, and the last dropped table of a name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
-from limpet.catalog.decide import commit_of
 from limpet.catalog.records import DROP, DROP_VIEW, PURGE, CatalogHead, CommitRecord, Link
-from limpet.catalog.state import CatalogState, Content, Entry, Namespace, key_of, parsed, shown
+from limpet.catalog.state import CatalogState, Content, Entry, Namespace, commit_of, key_of, link_to, parsed, shown
 from limpet.catalog.storage import CatalogStorage, LoadedState
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Corrupt, Invalid, Missing
-from limpet.ledger import moment
+from limpet.records import moment
 
 COMMITS_MAX = 10_000
 LOOK = "`limpet catalog log` shows the versions that are kept"
@@ -22,7 +21,7 @@ LOOK = "`limpet catalog log` shows the versions that are kept"
 
 @dataclass(frozen=True, slots=True)
 class PastCatalog:
-    """What the catalog held as of a version: names, properties, and where the metadata of tables and views lay."""
+    """The content of the catalog as of a version: names, properties, and locations of metadata."""
 
     version: int
     at: str
@@ -34,9 +33,9 @@ class PastCatalog:
 def at(
     storage: CatalogStorage, loaded: LoadedState | None, warehouse: Warehouse, when: int | datetime | None
 ) -> PastCatalog:
-    """What the catalog held as of a version or a time; None: now.
+    """The content of the catalog as of a version or a time; None: now.
 
-    Raises: Missing if that was never, or is no longer kept; Invalid.   Cost: see `find_commit` and `state_of`.
+    Raises: Missing if no retained commit matches; Invalid.   Cost: see `find_commit` and `state_of`.
     """
     if loaded is None:
         raise Missing("nothing was ever published here", hint="`limpet serve` serves a catalog to publish in")
@@ -51,7 +50,7 @@ def last_dropped(
 ) -> tuple[Content, Entry]:
     """The table or view of that name that was dropped last.   Raises: Missing, also if it was purged.
 
-    Cost: 1 GET for each commit since, at most 10,000: one request must not read all the past there is.
+    Cost: 1 GET for each commit since, at most 10,000: the cost of one request must be bounded.
     """
     kinds: dict[str, Content] = {key_of("t", namespace, name): "t", key_of("v", namespace, name): "v"}
     commits = log(storage, loaded.head) if loaded else iter(())
@@ -64,7 +63,7 @@ def last_dropped(
                 raise Missing(f"{shown(namespace, name)!r} was purged: its files are gone")
     raise Missing(
         f"no table or view {shown(namespace, name)!r} was dropped in the last {COMMITS_MAX:,} commits that are kept",
-        hint="`limpet catalog show --at` tells what there was; its metadata can be registered",
+        hint="`limpet catalog show --at` shows older states; a table can be registered by its metadata",
     )
 
 
@@ -84,16 +83,16 @@ def _is_at_or_before(when: int | datetime, newest: int) -> Callable[[CommitRecor
         if when > newest:
             raise Missing(f"there is no version {when} yet; the newest is {newest}", hint=LOOK)
         if when < 1:
-            raise Missing(f"there never was a version {when}", hint=LOOK)
+            raise Missing(f"there is no version {when}: the first is 1", hint=LOOK)
         return lambda commit: commit.version <= when
     if when.tzinfo is None:
-        raise Invalid("a time needs its zone", hint="such as 2026-11-16T12:00:00+00:00")
+        raise Invalid("the time has no time zone", hint="such as 2026-11-16T12:00:00+00:00")
     return lambda commit: moment(commit.at) <= when
 
 
 @dataclass(frozen=True, slots=True)
 class ChainCheck:
-    """What a walk of the chain found: how many commits, the oldest version kept, and everything that is wrong."""
+    """The result of reading the chain: the number of commits, the oldest retained version, and all problems."""
 
     commits: int
     oldest: int
@@ -101,17 +100,17 @@ class ChainCheck:
 
     @property
     def broken(self) -> str | None:
-        """The first thing that is wrong; None if nothing is."""
+        """The first problem; None if there is none."""
         return self.faults[0] if self.faults else None
 
 
 def log(
     storage: CatalogStorage, head: CatalogHead, damaged: Callable[[Corrupt], None] | None = None
 ) -> Iterator[CommitRecord]:
-    """The commits, the newest first, as far back as they are kept.   Cost: 1 GET each.
+    """The retained commits, the newest first.   Cost: 1 GET each.
 
-    Raises: Corrupt; with `damaged` that is called instead, and the walk goes on with the next older commit that a
-    sound one names.
+    Raises: Corrupt; with `damaged`, that is called instead, and reading continues with the next older commit that an
+    undamaged one links to.
     """
     ahead = {link.version: link for link in head.links}
     while ahead:
@@ -132,16 +131,16 @@ def log(
 def find_commit(
     storage: CatalogStorage, head: CatalogHead, is_at_or_before: Callable[[CommitRecord], bool]
 ) -> CommitRecord:
-    """The newest commit for which it holds; it must hold for every older one too.
+    """The newest commit for which the predicate holds; it must hold for every older one too.
 
-    Raises: Missing if there is none, or it is no longer kept; Corrupt.
-    Cost: 1 GET a step; about as many steps as the square of the number of bits of the distance.
+    Raises: Missing if there is none, or it was collected; Corrupt.
+    Cost: 1 GET a step; the number of steps grows with the square of the logarithm of the distance.
     """
     newer: CommitRecord | None = None
     links = head.links
     while links:
         commit = None
-        for link in reversed(links):  # the farthest first: leap as far back as does not leap over it
+        for link in reversed(links):  # the farthest first: go back as far as possible without passing it
             commit = _read(storage, head, link)
             if commit is not None and not is_at_or_before(commit):
                 break
@@ -152,13 +151,13 @@ def find_commit(
         newer, links = commit, commit.links
     if newer is None and not head.links:
         raise Missing("nothing was ever published here")
-    raise Missing("the catalog was never so, or that is no longer kept", hint="`limpet catalog log` shows what is kept")
+    raise Missing("no retained commit matches; older history may have been collected", hint=LOOK)
 
 
 def state_of(storage: CatalogStorage, head: CatalogHead, commit: CommitRecord) -> CatalogState:
-    """The state right after a commit: the snapshot that it names, and the rows since.
+    """The state right after a commit: its snapshot, and the rows since.
 
-    Raises: Missing if what it needs is no longer kept; Corrupt.   Cost: 1 GET + 1 for each commit since the snapshot.
+    Raises: Missing if a needed commit was collected; Corrupt.   Cost: 1 GET + 1 for each commit since the snapshot.
     """
     base = commit.snapshot.version if commit.snapshot else 0
     commits = [commit] if commit.version > base else []
@@ -166,7 +165,7 @@ def state_of(storage: CatalogStorage, head: CatalogHead, commit: CommitRecord) -
     while links and links[0].version > base:
         before = _read(storage, head, links[0])
         if before is None:
-            raise Missing(f"version {links[0].version} is no longer kept")
+            raise Missing(f"version {links[0].version} was collected")
         commits.append(before)
         links = before.links
     state = storage.snapshot(commit.snapshot)
@@ -176,14 +175,14 @@ def state_of(storage: CatalogStorage, head: CatalogHead, commit: CommitRecord) -
 
 
 def verify(storage: CatalogStorage, head: CatalogHead) -> ChainCheck:
-    """Walk the whole chain and compare every digest, version, token and time; name all that is wrong.
+    """Read the whole chain and check every digest, version, token and time; collect all problems.
 
     Cost: 1 GET a commit.
     """
     commits, oldest, token, at = 0, head.version + 1, head.token, head.at
     faults: list[str] = []
     try:
-        with suppress(Missing):  # it is written before the next commit
+        with suppress(Missing):  # it may be written as late as before the next commit
             storage.commit(head.links[0])
     except Corrupt as error:
         faults.append(str(error))
@@ -197,14 +196,14 @@ def verify(storage: CatalogStorage, head: CatalogHead) -> ChainCheck:
 
 
 def _read(storage: CatalogStorage, head: CatalogHead, link: Link) -> CommitRecord | None:
-    """A commit that another one names; None if it is so old that it is no longer kept.
+    """A linked commit; None if it was collected.
 
-    Counterexample 11: GC may have raised the floor since `head` was read, so the newest one says what must be there.
+    Counterexample 11: GC may have raised the floor since `head` was read, so the newest head decides what must exist.
     """
     newest = commit_of(head, storage.keys.domain) if link == head.links[0] else None
     if newest is not None:
-        if storage.link(newest) != link:
-            raise Corrupt(f"{storage.keys.head} does not hold the commit that it names")
+        if link_to(newest) != link:
+            raise Corrupt(f"{storage.keys.head} does not match its own commit")
         return newest
     try:
         return storage.commit(link)
@@ -215,7 +214,7 @@ def _read(storage: CatalogStorage, head: CatalogHead, link: Link) -> CommitRecor
 
 
 def _floor(storage: CatalogStorage, head: CatalogHead, link: Link) -> str:
-    """The floor of names that are kept; it may have risen since the head was read (counterexample 11)."""
+    """The lowest retained name; it may have risen since the head was read (counterexample 11)."""
     if link.id < head.gc_floor:
         return head.gc_floor
     seen = storage.head().read()

@@ -1,7 +1,7 @@
-"""The leader: one process at a time validates requests in memory and has them published in groups.
+"""The leader: one process at a time validates requests in memory and publishes them in groups.
 
-While one group is being published the next gathers. Whatever happens to this process, its messages or its clock, the
-head decides what was published; an answer that cannot be decided on the head is said to be unknown.
+While one group is being published the next one is collected. The head alone decides what was published, regardless of
+crashes, lost messages and wrong clocks; if the head does not decide an outcome, it is reported as unknown.
 """
 
 from __future__ import annotations
@@ -13,30 +13,36 @@ from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.catalog.compactor import PublicationRefused, Unreachable
-from limpet.catalog.decide import unusable
 from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
-from limpet.catalog.state import CatalogState, time_text
-from limpet.catalog.storage import CatalogStorage, CatalogView
+from limpet.catalog.state import CatalogState, time_text, unusable
+from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
-from limpet.lease import Heartbeat, Lease, Lock
-from limpet.ledger import Publication, Publisher, above
-from limpet.runtime import Flag
-from limpet.store.api import Put
+from limpet.keys import Key
+from limpet.lease import Lease, Lock, Renewer
+from limpet.ledger import Publication, Publisher
+from limpet.runtime import Flag, ulid_above
+from limpet.store.api import Absent, Put
+from limpet.store.outcome import put_bytes
 
 GROUP_MAX = 256
 PATIENCE_S = 30.0
 EPOCH_PATIENCE_S = 5.0
 STALL_S = 120.0
-"""A leader that has not taken a turn for so long is not renewed any more (F16)."""
+"""The lease of a leader that has made no progress for this time is not renewed (F16)."""
 LOOK_EVERY_S = 2.0
 DECIDE_S = 2.0
-"""For so long the requests of one group are decided; those that are left go with the next one."""
+"""How long requests of one group are decided; the remaining ones go into the next group."""
 BACKOFF_S = 0.2
 GATHER_SHARE = 0.5
 GATHER_MAX_S = 0.1
-"""For so much of the time that the last group took, the next one waits for those that were just answered: clients that
-were answered together come back together (0006)."""
+"""The share of the last group's duration for which the next group waits: clients that were answered together send their
+next requests together (0006)."""
+
+WRITES_WIDER = 4
+"""A whole group of clients waits for its batch, so its writes have a higher concurrency."""
+OWN_MAX = 4
 
 BUGS = (
     ArithmeticError,
@@ -51,29 +57,36 @@ BUGS = (
 )
 
 
+Documents = Mapping[str, Any]
+"""Metadata files by their paths."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A request that is allowed: what it changes, and what its client is told."""
+    """A granted request: its changes, and the answer to its client."""
 
     what: str
     changes: tuple[Change, ...]
     result: Any = None
     writes: tuple[Put, ...] = ()
-    """Objects that the changes name: durable before anything is published, under names that nobody else uses."""
+    """Objects that the changes refer to, under unique names: durable before the publication."""
+    made: Documents = field(default_factory=dict)
+    """The metadata files among `writes`, by path: for requests that are decided later."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedsMetadata:
-    """Not decided: a table has other metadata than the request was worked out on.
+    """Not decided: the metadata of a table is not the one that the request was computed from.
 
-    The client's thread works it out on each path by the function beside it, and asks again with the same id.
+    By path, the function that computes it. The client's thread calls them, and asks again with the same id.
     """
 
     needs: Mapping[str, Callable[[Any], Any]]
 
 
-Decide = Callable[[CatalogState], Grant | NeedsMetadata]
-"""A function of the state: grants, or raises the refusal that its client gets."""
+Decide = Callable[[CatalogState, Documents], Grant | NeedsMetadata]
+"""A pure function of the state, and of the metadata that earlier requests of this group and the last one have created.
+It returns a grant, or raises the refusal for its client."""
 
 
 class NotLeader(Unavailable):
@@ -102,33 +115,36 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Term:
-    """The time for which this process leads: its lease, and the newest state that it knows to be published."""
+    """A term as leader: the lease, and the newest state that is known to be published."""
 
     lease: Lease
-    heartbeat: Heartbeat
+    renewer: Renewer
     version: int
     state: CatalogState
     last_id: str
+    made: Documents = field(default_factory=dict)
+    """The metadata that the last group created."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Requests that were validated together: the rows of those that are granted, and what each will be told."""
+    """Requests that were decided together: the rows of the granted ones, and the answer to each."""
 
     rows: list[Row] = field(default_factory=list)
     writes: list[Put] = field(default_factory=list)
-    told: list[tuple[_Pending, Any, Exception | None]] = field(default_factory=list)
+    made: dict[str, Any] = field(default_factory=dict)
+    answers: list[tuple[_Pending, Any, Exception | None]] = field(default_factory=list)
 
 
 class Leader:
-    """Leads one domain when it can. `start` it; `commit` from any thread; `stop` hands the lock back."""
+    """Leads one domain when it can. `run` it in a thread; `commit` from any thread; `stop` releases the lock."""
 
     def __init__(self, storage: CatalogStorage, publish: Publisher, lock: Lock) -> None:
         self._storage = storage
         self._runtime = storage.runtime
         self._publish = publish
         self._lock = lock
-        self._view = CatalogView(storage)
+        self._view = storage.view
         self._mutex = self._runtime.mutex()
         self._waiting: list[_Pending] = []
         self._wake = self._runtime.flag()
@@ -138,9 +154,11 @@ class Leader:
         self._stopped = self._runtime.flag()
         self._term: _Term | None = None
         self.leader = ""
-        """Who leads, as far as this process knows."""
+        """The label of the leading process, if known."""
         self.trouble: Exception | None = None
-        """Why this process could not lead when it last tried, though no other one does."""
+        """The error that kept this process from leading, while no other one leads."""
+        self.group_published: Callable[[int], object] | None = None
+        """Called with the number of commits in each group that was published."""
 
     @property
     def leads(self) -> bool:
@@ -150,20 +168,20 @@ class Leader:
 
     @property
     def known(self) -> CatalogState | None:
-        """The newest state that this process knows to be published; None unless it leads. Not to be changed."""
+        """The newest state that is known to be published; None unless this process leads. Immutable."""
         term = self._term
         return term.state if term is not None else None
 
     def commit(self, id_: str, decide: Decide, actor: str = "") -> Any:
-        """Have a request granted and published; what its client is told. `actor` is who sent it, for the log.
+        """Decide and publish a request; returns the answer. `actor` is the name of the sender, for the log.
 
-        Raises: whatever `decide` raised, if that is so as of the published state; NotLeader (nothing was attempted);
-        OutcomeUnknown.   Cost: a share of 1 ledger PUT and 1 publication.
+        Raises: the refusal of `decide`, made on a published state; NotLeader (nothing was attempted); OutcomeUnknown.
+        Cost: a share of 1 ledger PUT and 1 publication.
         """
         pending = _Pending(id_, decide, self._runtime.flag(), actor)
         with self._mutex:
             if self._stopped.is_set():
-                raise NotLeader("this process is ending")
+                raise NotLeader("this process is stopping")
             self._waiting.append(pending)
             self._wake.set()
             if len(self._waiting) >= self._expected:
@@ -175,7 +193,7 @@ class Leader:
         return pending.result
 
     def run(self) -> None:
-        """Serve until `stop`: in a thread of its own. However that ends, nobody waits for ever."""
+        """Serve until `stop`, in a separate thread. When it ends, every waiting request is answered."""
         try:
             self.turn()
             while not self._stopped.is_set():
@@ -186,15 +204,15 @@ class Leader:
             self.stop()
             self._resign()
             while group := self._take():
-                _fail(group, NotLeader("this process is ending"))
+                _fail(group, NotLeader("this process is stopping"))
 
     def stop(self) -> None:
-        """End `run` after the group that is under way."""
+        """End `run` after the current group."""
         self._stopped.set()
         self._wake.set()
 
     def turn(self) -> None:
-        """Take or keep the lead, and serve what waits."""
+        """Acquire or keep the lead, and serve the waiting requests."""
         group = self._take()
         try:
             term = self._lead()
@@ -202,7 +220,7 @@ class Leader:
             self.trouble = None
         except (LimpetError, *BUGS) as error:  # they were in no batch
             self.trouble = None if isinstance(error, NotLeader) else error
-            _fail(group, error if isinstance(error, NotLeader) else NotLeader(f"nobody leads yet: {error}"))
+            _fail(group, error if isinstance(error, NotLeader) else NotLeader(f"no process leads yet: {error}"))
             return
         try:
             if group:
@@ -211,7 +229,7 @@ class Leader:
             _fail(group, error if isinstance(error, NotLeader | OutcomeUnknown) else NotLeader(str(error)))
         except BUGS as error:
             self._resign()
-            _fail(group, OutcomeUnknown(f"something went wrong here: {type(error).__name__}: {error}"))
+            _fail(group, OutcomeUnknown(f"internal error: {type(error).__name__}: {error}"))
 
     def _take(self) -> list[_Pending]:
         with self._mutex:
@@ -221,7 +239,7 @@ class Leader:
             return taken
 
     def _lead(self) -> _Term:
-        """The term of this process, a new one if need be.   Raises: NotLeader; whatever else is in the way."""
+        """The current term, or a new one.   Raises: NotLeader; any error of the store."""
         if self._term is not None and not self._term.lease.lost:
             return self._term
         self._resign()
@@ -229,32 +247,32 @@ class Leader:
         if isinstance(lease, Held):
             self.leader = lease.by
             raise NotLeader(f"{lease.by} leads")
-        heartbeat = Heartbeat(lease, self._runtime, stall_s=STALL_S, on_lost=None)
+        renewer = Renewer.of_lease(lease, self._runtime, stall_s=STALL_S)
         try:
-            self._term = self._begin(lease, heartbeat)
+            self._term = self._begin(lease, renewer)
         except BaseException:
-            _release(lease, heartbeat)
+            _release(lease, renewer)
             raise
         self.leader = self._runtime.label
         return self._term
 
-    def _begin(self, lease: Lease, heartbeat: Heartbeat) -> _Term:
-        """Publish the epoch of a new term, then load. Until then an older leader's batches may still be published."""
+    def _begin(self, lease: Lease, renewer: Renewer) -> _Term:
+        """Publish the epoch of a new term, then load the state. Before the epoch, an older leader may still publish."""
         before = self._view.now()
         last_id = before.head.last_id if before else ""
         if before is not None and before.head.token >= lease.token:
-            # the lock was lost and began anew: its token must exceed every one that has led
+            # the lock was deleted and created again: its token must exceed all earlier ones
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
         self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
         loaded = self._view.now()
         if loaded is None or loaded.head.token != lease.token:
             raise NotLeader("another process has led since")
-        return _Term(lease, heartbeat, loaded.head.version, loaded.state, loaded.head.last_id)
+        return _Term(lease, renewer, loaded.head.version, loaded.state, loaded.head.last_id)
 
     def _resign(self) -> None:
         term, self._term = self._term, None
         if term is not None:
-            _release(term.lease, term.heartbeat)
+            _release(term.lease, term.renewer)
 
     def _serve(self, term: _Term, waiting: Sequence[_Pending]) -> None:
         begun_s = self._runtime.elapsed_s()
@@ -274,67 +292,72 @@ class Leader:
                 self._after_refusal(term, refusal)
                 continue
             except OutcomeUnknown:
-                self._resign()  # the next term begins with what was really published
+                self._resign()  # the next term begins with the state that was published
                 raise
             term.version, term.state, term.last_id = published.version, state, max(term.last_id, published.commit)
+            term.made = group.made
             self._took_s = self._runtime.elapsed_s() - since_s
+            if self.group_published is not None:
+                self.group_published(len(group.rows))
             break
-        self._put_back(waiting[len(group.told) :])
-        self._expect(len(group.told))
-        for pending, result, error in group.told:
+        self._put_back(waiting[len(group.answers) :])
+        self._expect(len(group.answers))
+        for pending, result, error in group.answers:
             if error is not None:
                 pending.fail(error)
             else:
                 pending.answer(result)
 
     def _put_back(self, pending: Sequence[_Pending]) -> None:
-        """Let requests wait for the next group that were not decided in this one: they are the first of it."""
+        """Put undecided requests back: they are the first of the next group."""
         if pending:
             with self._mutex:
                 self._waiting[:0] = pending
                 self._wake.set()
 
     def _expect(self, answered: int) -> None:
-        """Let the next group wait for who is there, and for who will be answered now and may come back."""
+        """Set the expected size of the next group: waiting requests, and clients that are answered now."""
         with self._mutex:
             self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
 
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, CatalogState]:
-        """Decide in order, each on what those before it leave behind; as many as can be decided in good time."""
+        """Decide requests in order, each on the state after those before it, up to a time limit."""
         group, at = _Group(), time_text(self._storage.store.now())
-        state = term.state.tidied(at)
+        state, made = term.state.tidied(at), dict(term.made)
         begun_s = self._runtime.elapsed_s()
         for number, pending in enumerate(waiting):
             if number and self._runtime.elapsed_s() - begun_s > DECIDE_S:
                 break
-            told = state.told(pending.id)
-            if told is not None:
-                group.told.append((pending, told.result, None))
+            answered = state.answered(pending.id)
+            if answered is not None:
+                group.answers.append((pending, answered.result, None))
                 continue
             try:
-                grant = pending.decide(state)
-            except (LimpetError, *BUGS) as error:  # whatever is wrong with one request, the others go on
-                group.told.append((pending, None, error))
+                grant = pending.decide(state, made)
+            except (LimpetError, *BUGS) as error:  # an error of one request does not affect the others
+                group.answers.append((pending, None, error))
                 continue
             if isinstance(grant, NeedsMetadata):
-                group.told.append((pending, grant, None))
+                group.answers.append((pending, grant, None))
                 continue
             signed = (Change(ACTOR, pending.actor),) if pending.actor else ()
             row = Row(pending.id, grant.what, (*grant.changes, *signed), grant.result)
             wrong = unusable([row])
             if wrong is not None:
-                group.told.append((pending, None, Invalid(f"it cannot be published: {wrong}")))
+                group.answers.append((pending, None, Invalid(f"it cannot be published: {wrong}")))
                 continue
             state = state.after([row], at)
             group.rows.append(row)
             group.writes += grant.writes
-            group.told.append((pending, grant.result, None))
+            group.made |= grant.made
+            made |= grant.made
+            group.answers.append((pending, grant.result, None))
         return group, state
 
     def _is_current(self, term: _Term) -> bool:
-        """Whether what this process knows is still what is published: a look that began after the requests came.
+        """Whether the term's state is still the published one, read after the requests arrived.
 
-        If not, the term goes on with what is there now.   Raises: NotLeader.
+        If not, the term continues with the published state.   Raises: NotLeader.
         """
         loaded = self._view.now()
         if loaded is None or loaded.head.token != term.lease.token:
@@ -346,9 +369,9 @@ class Leader:
         return False
 
     def _after_refusal(self, term: _Term, refusal: PublicationRefused) -> None:
-        """A refused batch is not a refused commit: go on with what is published, or give up the lead.
+        """A refused batch is not a refused commit: continue with the published state, or resign.
 
-        Raises: OutcomeUnknown, if another process leads: a copy of a request may be granted there.
+        Raises: OutcomeUnknown, if another process leads: it may have granted a repeated request.
         """
         try:
             self._is_current(term)
@@ -356,44 +379,68 @@ class Leader:
             raise OutcomeUnknown(f"another process leads now, and may grant it: {refusal}") from None
 
     def _add(self, lease: Lease, base_version: int | None, group: _Group, last_id: str) -> str:
-        """Write the batch of a group, and what it names.   Raises: Unavailable: nobody was told of it, it is dead."""
+        """Write the batch of a group and its objects.   Raises: Unavailable: no compactor knows it, it is dead."""
         domain, rows = self._storage.keys.domain, tuple(group.rows)
         batch = LedgerBatch(domain=domain, token=lease.token, base_version=base_version, rows=rows)
         try:
-            return str(self._storage.add_batch(above(self._runtime.new_id(), last_id), batch, group.writes))
+            return add_batch(self._storage, ulid_above(self._runtime.new_id(), last_id), batch, group.writes)
         except OutcomeUnknown as error:
             raise Unavailable(f"nothing was published: {error}") from error
 
     def _send(self, lease: Lease, path: str, patience_s: float) -> Publication:
-        """Have a batch published: the same request until the head has decided, or patience ends.
+        """Publish a batch: repeat the request until the head has decided, or until the timeout.
 
-        Raises: Refusal; Unavailable if nobody could be told of it, so that it is dead; OutcomeUnknown.
+        Raises: PublicationRefused; Unavailable if no compactor was reached, so that it is dead; OutcomeUnknown.
         """
-        since_s, told = self._runtime.elapsed_s(), False
+        since_s, reached = self._runtime.elapsed_s(), False
         while True:
             try:
                 return self._publish([path], lease.token)
             except PublicationRefused:
                 raise
             except Invalid as error:
-                raise OutcomeUnknown(f"the compactor does not take the batch: {error}") from error
+                raise OutcomeUnknown(f"the compactor rejects the batch: {error}") from error
             except LimpetError as error:
-                told |= not isinstance(error, Unreachable)
+                reached |= not isinstance(error, Unreachable)
                 if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
-                    if not told:
+                    if not reached:
                         raise Unavailable(str(error), hint=error.hint) from error
-                    raise OutcomeUnknown(f"whether it was published cannot be told: {error}") from error
+                    raise OutcomeUnknown(f"it is not known whether the batch was published: {error}") from error
             self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)
 
 
+def add_batch(storage: CatalogStorage, id_: str, batch: LedgerBatch, writes: Sequence[Put] = ()) -> Key:
+    """Write a batch under a new name, and concurrently the objects that its rows refer to.
+
+    Raises: OutcomeUnknown; Unavailable; no other process knows the names.   Cost: 1 PUT, and 1 for each of `writes`.
+    """
+    key, store, runtime = storage.keys.batch(id_), storage.store, storage.runtime
+
+    def create(put: Put) -> LimpetError | None:
+        try:
+            put_bytes(store, runtime, put.key, put.data, Absent())
+        except LimpetError as error:
+            return error
+        return None
+
+    puts = [Put(key, records.encode(batch)), *writes]
+    for outcome in runtime.fan_out(create, puts, at_once=WRITES_WIDER * store.at_once):
+        if outcome is not None:
+            raise outcome
+    storage.own[key] = batch
+    while len(storage.own) > OWN_MAX:
+        del storage.own[next(iter(storage.own))]
+    return key
+
+
 def _fail(group: Sequence[_Pending], error: Exception) -> None:
-    """Tell those that were not answered yet."""
+    """Answer the remaining requests with an error."""
     for pending in group:
         if not pending.answered.is_set():
             pending.fail(error)
 
 
-def _release(lease: Lease, heartbeat: Heartbeat) -> None:
-    heartbeat.stop()
-    with suppress(LimpetError):  # it runs out by itself
+def _release(lease: Lease, renewer: Renewer) -> None:
+    renewer.stop()
+    with suppress(LimpetError):  # it expires
         lease.release()

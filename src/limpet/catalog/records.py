@@ -1,6 +1,6 @@
-"""What the catalog writes: batches of events, commit records, and the head.
+"""The stored records of the catalog: batches, commit records, and the head.
 
-All of it has bounds: what is beyond them is `Corrupt`, whoever wrote it.
+All fields have limits; a record that exceeds them is `Corrupt`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from limpet.ledger import AppliedBatch, Moment
-from limpet.records import Count, Digest, Name, Positive
+from limpet.ledger import AppliedBatch
+from limpet.records import Count, Digest, Moment, Name, Positive
 
 SCHEMA = 1
 ROWS_MAX = 65_536
@@ -23,27 +23,27 @@ SNAPSHOT_BYTES_MAX = 1 << 30
 
 UlidOrNone = Annotated[str, msgspec.Meta(pattern="^([0-9a-hjkmnp-tv-z]{26})?$", max_length=26)]
 StateKey = Annotated[str, msgspec.Meta(max_length=16_384)]
-"""16 levels and a name of 255 characters each, of which each may be escaped into three."""
+"""16 levels and a name of 255 characters each; an escaped character takes three."""
 ACTOR = "@"
-"""The key under which a row says who sent its request. It is a change like others, because version 0.1 compares digests
-of what it has decoded and encoded again: a new field of `Row` would make it refuse the head."""
+"""The key of the change that holds the sender of a row's request. It is a change like others, because version 0.1
+compares digests of decoded and re-encoded rows: a new field of `Row` would make it refuse the head."""
 
 
 CREATE, DROP, PURGE, DROP_VIEW = "create table", "drop table", "purge table", "drop view"
-"""What rows are called that are looked for later."""
+"""The kinds of rows that history searches for."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of the state gets a value, or goes (None)."""
+    """One entry of the state gets a value, or is removed (None)."""
 
     key: StateKey
     value: Any
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request that was granted: its id, what it was, what it changes, and what its client was told.
+    """One granted request: its id, its kind, its changes, and the answer to its client.
 
-    Whoever sends the same id again is told the same (counterexample 8).
+    A request with the same id gets the same answer again (counterexample 8).
     """
 
     id: Name
@@ -53,13 +53,13 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def actor(self) -> str:
-        """Who sent the request, by the name of the token; empty where it had none."""
+        """The name of the token that sent the request; empty without one."""
         said = next((change.value for change in self.changes if change.key == ACTOR), "")
         return said if isinstance(said, str) else ""
 
 
 class LedgerBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger object. `base_version` is what its rows were validated on; None for the epoch of a new leader."""
+    """A ledger object. `base_version`: the version that its rows were decided on; None for the epoch of a leader."""
 
     schema: Positive = SCHEMA
     domain: Name
@@ -69,7 +69,7 @@ class LedgerBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RememberedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What the client of a request was told, and when that was published."""
+    """The answer to a request, and when it was published."""
 
     what: Name
     at: Moment
@@ -77,7 +77,7 @@ class RememberedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
-    """Where a commit record lies, and the digest of its bytes."""
+    """A reference to a commit record, with the digest of its bytes."""
 
     version: Positive
     id: Name
@@ -94,8 +94,8 @@ class SnapshotRef(msgspec.Struct, frozen=True):
 
 
 class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A commit record. `links`: the commit before, then older ones at ever greater distances. `snapshot` is the newest
-    one that the head named when this was published, as of its own version or an earlier one."""
+    """A commit record. `links`: the previous commit, then older ones at increasing distances. `snapshot`: the newest
+    snapshot in the head when this was published, as of this version or an earlier one."""
 
     schema: Positive = SCHEMA
     domain: Name
@@ -110,7 +110,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one commit that the snapshot does not hold yet, and when it was published."""
+    """The rows of one commit that is not in the snapshot yet, and when it was published."""
 
     version: Positive
     at: Moment
@@ -120,8 +120,8 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 class CatalogHead(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `manifests/<domain>.json` beside the cell's header: all that is published follows from it.
 
-    `links[0]` is the commit of this very version. Unless that came with a snapshot, its record is not written yet: the
-    head holds all of it, and whoever publishes the next version writes it first.
+    `links[0]` is the commit of this version. Unless it came with a snapshot, its record may not be written yet: the
+    head contains all of it, and the next publication writes it first.
     """
 
     version: Positive
@@ -134,4 +134,4 @@ class CatalogHead(msgspec.Struct, frozen=True, kw_only=True):
     last_id: UlidOrNone
     gc_floor: UlidOrNone = ""
     seal: Name = ""
-    """SHA-256 of the head without it, only where it is stored: what another hand changed is seen on reading (F23)."""
+    """SHA-256 of the head without this field, only in the stored form: so a modified head is detected (F23)."""

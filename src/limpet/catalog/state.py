@@ -1,143 +1,57 @@
-"""The state of a catalog: entries by key, and the answers to recent requests. Both are immutable.
+"""The state of a catalog and its rules, as pure functions: no store, no clock.
 
-A change makes another state that shares all but a few nodes with the one before it. So a group of requests costs what
-it changes, however many tables there are, and whoever reads an older state goes on reading it.
+Three parts: the state (entries by key, answers to recent requests); names, entries and folders; publication (whether
+the head allows a batch, and the next head).
+
+The state is immutable. A change returns a new state that shares all but a few nodes with the old one. So the cost of a
+group of requests depends on its changes, not on the number of tables, and readers may keep an older state. Values of
+entries are stored as the JSON text of a snapshot: a snapshot is written without encoding them again, and a value is
+decoded when it is read.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast
 
-from limpet.catalog.records import ACTOR, Change, RememberedAnswer, Row
+import msgspec
+
+from limpet import records
+from limpet.catalog.records import (
+    ACTOR,
+    CatalogHead,
+    Change,
+    CommitRecord,
+    LedgerBatch,
+    Link,
+    RememberedAnswer,
+    Row,
+    SnapshotRef,
+    Tail,
+)
+from limpet.cell import Codec
 from limpet.errors import Conflict, Corrupt, Invalid, Missing
-from limpet.ledger import moment
+from limpet.ledger import AppliedBatch, Publication
+from limpet.records import digest_of, json_text, moment
+from limpet.sortedmap import SortedMap
 
 ID_LIFETIME = timedelta(minutes=30)
-"""For how long a client's id is remembered; announced to clients."""
+"""How long a client's id is remembered; announced to clients."""
 MINTED = "~"
-"""How ids begin that Limpet made for requests without one. No client can send such an id again."""
+"""The prefix of ids that Limpet generates for requests without one. Clients cannot send such an id."""
 MINTED_LIFETIME = timedelta(minutes=1)
-"""Longer than a leader tries to have a request published."""
+"""Longer than a leader tries to publish a request."""
 
 TIDY_ABOVE = 1000
-WIDTH = 64
-"""How many keys a node of a `SortedMap` has at most."""
 
-_Node = tuple[list[str], list[Any]]
-"""Keys, and beside each its value; above the lowest level the first key of each node below, and that node. Neither
-list is ever changed."""
+Leaf = tuple[list[str], list[str]]
+"""Keys of entries, and the JSON texts of their values. Both lists are immutable."""
 
-
-class SortedMap:
-    """An immutable map in the order of its keys: a tree of nodes with up to 64 keys each.
-
-    `put` and `without` copy one node of each level: three of them for 250,000 keys. Nodes that became small are not
-    joined; one that is empty goes.
-    """
-
-    __slots__ = ("_height", "_root", "_size")
-
-    def __init__(self, items: Mapping[str, Any] | None = None) -> None:
-        """Cost: that of sorting them."""
-        keys = sorted(items or {})
-        nodes: list[_Node] = _nodes(keys, [(items or {})[key] for key in keys]) or [([], [])]
-        height = 0
-        while len(nodes) > 1:
-            nodes, height = _nodes([node[0][0] for node in nodes], nodes), height + 1
-        self._root, self._height, self._size = nodes[0], height, len(keys)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __contains__(self, key: str) -> bool:
-        return self.get(key) is not None
-
-    def get(self, key: str) -> Any:
-        """The value of a key; None if there is none."""
-        keys, slots = self._root
-        for _ in range(self._height):
-            keys, slots = slots[max(0, bisect_right(keys, key) - 1)]
-        at = bisect_left(keys, key)
-        return slots[at] if at < len(keys) and keys[at] == key else None
-
-    def items(self, first: str = "") -> Iterator[tuple[str, Any]]:
-        """Keys and values in order, from `first` on.   Cost: what is taken of it."""
-        return _items(self._root, self._height, first)
-
-    def put(self, key: str, value: Any) -> SortedMap:
-        """Another map, in which the key has that value, which is not None."""
-        nodes = _put(self._root, self._height, key, value)
-        height, size = self._height, self._size + (key not in self)
-        if len(nodes) > 1:
-            nodes, height = [([node[0][0] for node in nodes], nodes)], height + 1
-        return self._with(nodes[0], height, size)
-
-    def without(self, key: str) -> SortedMap:
-        """Another map without the key."""
-        if key not in self:
-            return self
-        root, height = _without(self._root, self._height, key), self._height
-        while height and len(root[1]) == 1:
-            root, height = root[1][0], height - 1
-        return self._with(root, height if root[0] else 0, self._size - 1)
-
-    def _with(self, root: _Node, height: int, size: int) -> SortedMap:
-        other = SortedMap.__new__(SortedMap)
-        other._root, other._height, other._size = root, height, size
-        return other
-
-
-def _nodes(keys: list[str], slots: list[Any]) -> list[_Node]:
-    """Nodes of one level, each half full, as random insertions leave them."""
-    half = WIDTH // 2
-    return [(keys[at : at + half], slots[at : at + half]) for at in range(0, len(keys), half)]
-
-
-def _put(node: _Node, height: int, key: str, value: Any) -> list[_Node]:
-    """The node with a key; two nodes, if it has become too wide."""
-    keys, slots = node
-    if height:
-        at = max(0, bisect_right(keys, key) - 1)
-        new = _put(slots[at], height - 1, key, value)
-        keys, slots = (
-            [*keys[:at], *(each[0][0] for each in new), *keys[at + 1 :]],
-            [*slots[:at], *new, *slots[at + 1 :]],
-        )
-    else:
-        at = bisect_left(keys, key)
-        after = at + 1 if at < len(keys) and keys[at] == key else at
-        keys, slots = [*keys[:at], key, *keys[after:]], [*slots[:at], value, *slots[after:]]
-    if len(keys) <= WIDTH:
-        return [(keys, slots)]
-    half = len(keys) // 2
-    return [(keys[:half], slots[:half]), (keys[half:], slots[half:])]
-
-
-def _without(node: _Node, height: int, key: str) -> _Node:
-    """The node without a key that is in it."""
-    keys, slots = node
-    if not height:
-        at = bisect_left(keys, key)
-        return [*keys[:at], *keys[at + 1 :]], [*slots[:at], *slots[at + 1 :]]
-    at = max(0, bisect_right(keys, key) - 1)
-    new = _without(slots[at], height - 1, key)
-    kept = [new] if new[0] else []
-    return [*keys[:at], *(each[0][0] for each in kept), *keys[at + 1 :]], [*slots[:at], *kept, *slots[at + 1 :]]
-
-
-def _items(node: _Node, height: int, first: str) -> Iterator[tuple[str, Any]]:
-    keys, slots = node
-    if not height:
-        at = bisect_left(keys, first)
-        yield from zip(keys[at:], slots[at:], strict=True)
-        return
-    for slot in slots[max(0, bisect_right(keys, first) - 1) :]:
-        yield from _items(slot, height - 1, first)
+_decode = msgspec.json.Decoder().decode
 
 
 class CatalogState:
@@ -148,67 +62,92 @@ class CatalogState:
     def __init__(
         self, entries: Mapping[str, Any] | None = None, answers: Mapping[str, RememberedAnswer] | None = None
     ) -> None:
-        self._entries = SortedMap(entries)
+        self._entries = SortedMap({key: json_text(value) for key, value in (entries or {}).items()})
         self._answers = SortedMap(answers)
         self._used = SortedMap(dict.fromkeys(_client_keys(answers or ()), True))
         self._kept = len(self._answers)
 
+    @staticmethod
+    def of_texts(texts: Mapping[str, str], answers: Mapping[str, RememberedAnswer]) -> CatalogState:
+        """A state from values as JSON text, in the form of `json_text`; null is not allowed."""
+        made = CatalogState(answers=answers)
+        made._entries = SortedMap(texts)
+        return made
+
     def get(self, key: str) -> Any:
         """The value of an entry; None if there is none."""
-        return self._entries.get(key)
+        text = self._entries.get(key)
+        return None if text is None else _decode(text)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
 
     def under(self, prefix: str, after: str = "") -> Iterator[tuple[str, Any]]:
-        """The entries whose keys begin with `prefix` and come after `after`, in order.   Cost: what is taken of it."""
-        for key, value in self._entries.items(max(prefix, after)):
+        """The entries with this key prefix and after `after`, in order.   Cost: proportional to what is consumed."""
+        for key, text in self._under(prefix, after):
+            yield key, _decode(text)
+
+    def keys_under(self, prefix: str, after: str = "") -> Iterator[str]:
+        """The keys of `under`, without decoding values."""
+        return (key for key, _ in self._under(prefix, after))
+
+    def _under(self, prefix: str, after: str) -> Iterator[tuple[str, str]]:
+        for key, text in self._entries.items(max(prefix, after)):
             if not key.startswith(prefix):
                 return
             if key != after:
-                yield key, value
+                yield key, text
 
-    def told(self, id_: str) -> RememberedAnswer | None:
+    def answered(self, id_: str) -> RememberedAnswer | None:
         """The answer to a granted request."""
         found: RememberedAnswer | None = self._answers.get(id_)
         return found
 
     def is_used(self, key: str) -> bool:
-        """Whether a granted request had this key of a client's, for whatever it asked."""
+        """Whether any granted request had this id of a client."""
         return key in self._used
 
     def after(self, rows: Iterable[Row], at: str) -> CatalogState:
-        """The state after rows that were published at that time.   Cost: what they change."""
+        """The state after rows that were published at that time.   Cost: proportional to their changes."""
         entries, answers, used = self._entries, self._answers, self._used
         for row in rows:
             for change in row.changes:
                 if change.key != ACTOR:
                     gone = change.value is None
-                    entries = entries.without(change.key) if gone else entries.put(change.key, change.value)
+                    entries = entries.without(change.key) if gone else entries.put(change.key, json_text(change.value))
             answers = answers.put(row.id, RememberedAnswer(row.what, at, row.result))
             for key in _client_keys([row.id]):
                 used = used.put(key, True)
         return _state(entries, answers, used, self._kept)
 
     def forgetting(self, at: str) -> CatalogState:
-        """The state without answers that are older than their ids live, as of the time `at` of the newest commit.
+        """The state without expired answers, as of the time `at` of the newest commit.
 
-        Cost: all answers are looked at.
+        Cost: proportional to the number of answers.
         """
         minted, given = _oldest(at, MINTED_LIFETIME), _oldest(at, ID_LIFETIME)
         kept = {
-            id_: told for id_, told in self._answers.items() if told.at >= (minted if id_.startswith(MINTED) else given)
+            id_: answer
+            for id_, answer in self._answers.items()
+            if answer.at >= (minted if id_.startswith(MINTED) else given)
         }
         used = SortedMap(dict.fromkeys(_client_keys(kept), True))
         return _state(self._entries, SortedMap(kept), used, len(kept))
 
     def tidied(self, at: str) -> CatalogState:
-        """`forgetting`, once there are so many more answers than after the last time that it pays."""
+        """`forgetting`, if the number of answers has grown enough since the last time."""
         return self.forgetting(at) if len(self._answers) > 2 * self._kept + TIDY_ABOVE else self
 
     def entries(self) -> dict[str, Any]:
-        """Every entry, in order.   Cost: a copy of all."""
-        return dict(self._entries.items())
+        """Every entry, in order.   Cost: all are decoded."""
+        return {key: _decode(text) for key, text in self._entries.items()}
+
+    def leaves(self) -> list[Leaf]:
+        """All keys in order and the JSON texts of their values, in pieces: `SortedMap.leaves`."""
+        return self._entries.leaves()
 
     def answers(self) -> dict[str, RememberedAnswer]:
-        """Every answer that is remembered, by id.   Cost: a copy of all."""
+        """All remembered answers, by id.   Cost: a copy."""
         return dict(self._answers.items())
 
 
@@ -219,17 +158,17 @@ def _state(entries: SortedMap, answers: SortedMap, used: SortedMap, kept: int) -
 
 
 def scoped(key: str, digest: str) -> str:
-    """The id of a request: a client's key, and a digest of what is asked under it."""
+    """The id of a request: a client's id, and a digest of the request."""
     return f"{key}.{digest}"
 
 
 def _client_keys(ids: Iterable[str]) -> set[str]:
-    """The clients' keys in ids; those that Limpet made hold none."""
+    """The clients' ids in scoped ids; generated ones contain none."""
     return {key for id_ in ids if (key := id_.rpartition(".")[0])}
 
 
 def is_live(id_: str, told_at: str, at: str) -> bool:
-    """Whether an id is still remembered at a time. Times are the store's, and those of commits never go back."""
+    """Whether an id is still remembered at a time. Times are the store's; times of commits never decrease."""
     return told_at >= _oldest(at, MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME)
 
 
@@ -238,9 +177,11 @@ def _oldest(at: str, lifetime: timedelta) -> str:
 
 
 def time_text(at: datetime) -> str:
-    """A time as commits hold it: UTC, always as many characters, so that it sorts."""
+    """A time as text, as in commits: UTC, fixed width, so that it sorts."""
     return at.isoformat(timespec="microseconds")
 
+
+# ---- names, entries and folders ----
 
 Kind = Literal["n", "t", "v"]
 Namespace = tuple[str, ...]
@@ -254,14 +195,14 @@ _NOT_PLAIN = re.compile(r"[^a-z0-9_]+")
 
 
 def check_name(name: object, what: str = "name") -> str:
-    """`name`, if a table, view or level of a namespace may have it.   Raises: Invalid, saying why not."""
+    """`name`, if it is valid for a table, a view or a level of a namespace.   Raises: Invalid, with the reason."""
     if not isinstance(name, str) or not name:
         raise Invalid(f"a {what} must be a non-empty string")
     if len(name) > NAME_CHARACTERS_MAX:
         raise Invalid(f"a {what} has at most {NAME_CHARACTERS_MAX} characters, this one {len(name)}: {name[:40]!r}...")
     if name in (".", ".."):
         raise Invalid(
-            f"the {what} {name!r} cannot be part of a URL: clients take it for a folder", hint="choose another"
+            f"the {what} {name!r} cannot be part of a URL: clients read it as a relative path", hint="choose another"
         )
     if _CONTROL.search(name):
         raise Invalid(f"the {what} {name!r} has control characters", hint="use printable characters")
@@ -269,7 +210,7 @@ def check_name(name: object, what: str = "name") -> str:
 
 
 def check_namespace(levels: Sequence[object]) -> Namespace:
-    """The levels as a namespace.   Raises: Invalid for none, too many, or a level that no name may be."""
+    """The levels as a namespace.   Raises: Invalid for no levels, too many, or an invalid one."""
     if isinstance(levels, str) or not isinstance(levels, Sequence) or not levels:
         raise Invalid("a namespace is a list of at least one level")
     if len(levels) > LEVELS_MAX:
@@ -278,7 +219,7 @@ def check_namespace(levels: Sequence[object]) -> Namespace:
 
 
 def children(kind: Kind, namespace: Namespace) -> str:
-    """What the keys of everything of a kind directly in a namespace begin with, and no other key does."""
+    """The key prefix of everything of a kind directly in a namespace, and of nothing else."""
     return f"{kind}/{''.join(f'{_escaped(level)}/' for level in namespace)}/"
 
 
@@ -288,34 +229,34 @@ def key_of(kind: Kind, namespace: Namespace, name: str) -> str:
 
 
 def alike(name: str) -> str:
-    """The same text for all names that some client cannot tell apart in a URL: those with a plus for a space."""
+    """A canonical form that is equal for names that clients confuse in URLs: those with a plus for a space."""
     return name.replace("+", " ")
 
 
 def neighbours(kind: Kind, namespace: Namespace, name: str) -> str | None:
-    """What the keys of all names begin with that could be `alike` with this one; None if no other name is."""
+    """The key prefix of all names that could be `alike` to this one; None if there cannot be any."""
     ends = [at for at in (name.find("+"), name.find(" ")) if at >= 0]
     return children(kind, namespace) + _escaped(name[: min(ends)]) if ends else None
 
 
 def name_in(key: str) -> str:
-    """The last part of a key: the name itself."""
+    """The name in a key: its last part."""
     return _unescaped(key.rpartition("/")[2])
 
 
 def parsed(key: str) -> tuple[Namespace, str]:
-    """The namespace and name behind a key."""
+    """The namespace and the name in a key."""
     path, _, name = key[2:].rpartition("/")
     return tuple(_unescaped(part) for part in path.split("/") if part), _unescaped(name)
 
 
 def shown(namespace: Namespace, name: str = "") -> str:
-    """For messages: the levels joined by dots."""
+    """The levels joined by dots, for messages."""
     return ".".join((*namespace, *((name,) if name else ())))
 
 
 def slug(name: str) -> str:
-    """A folder name that reminds of `name`: safe on every store, and not unique."""
+    """A folder name derived from `name`: safe on every store, not unique."""
     return _NOT_PLAIN.sub("-", name.lower()).strip("-")[:SLUG_CHARACTERS_MAX].strip("-") or "x"
 
 
@@ -335,7 +276,7 @@ Content = Literal["t", "v"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A table or view: where its files and its newest metadata lie, as paths below the warehouse."""
+    """A table or view: its folder and its current metadata file, as paths below the warehouse."""
 
     root: str
     path: str
@@ -343,27 +284,27 @@ class Entry:
 
     @staticmethod
     def of(value: Sequence[str]) -> Entry:
-        """The entry that the state holds.   Raises: Corrupt for one that no version of Limpet decides on."""
+        """The entry of a value in the state.   Raises: Corrupt for an invalid value."""
         if not isinstance(value, list | tuple) or len(value) < 2 or not all(isinstance(each, str) for each in value):
             raise Corrupt(
-                f"the catalog holds an entry that cannot be used: {repr(value)[:100]}",
+                f"the catalog has an invalid entry: {repr(value)[:100]}",
                 hint="drop the table by its name",
             )
         root, file, *more = value
         return Entry(root, file if "/" in file else f"{root}/metadata/{file}", tuple(more))
 
     def value(self) -> list[Any]:
-        """What the state holds of it."""
+        """Its value in the state."""
         folder, _, name = self.path.rpartition("/")
         return [self.root, name if folder == f"{self.root}/metadata" else self.path, *self.more]
 
     def roots(self) -> tuple[str, ...]:
-        """All folders that are its own."""
+        """All folders of the table."""
         return (self.root, *self.more)
 
 
 def find_entry(state: CatalogState, kind: Content, namespace: Namespace, name: str) -> Entry | None:
-    """A table or view, if there is one."""
+    """A table or view; None if it does not exist."""
     value = state.get(key_of(kind, namespace, name))
     return None if value is None else Entry.of(value)
 
@@ -371,8 +312,8 @@ def find_entry(state: CatalogState, kind: Content, namespace: Namespace, name: s
 def entry_in(state: CatalogState, kind: Content, namespace: Namespace, name: str) -> Entry:
     """A table or view.   Raises: NoSuchTable; NoSuchView.
 
-    They are also raised where the namespace itself is missing: Spark asks for the metadata table `ns.tbl.snapshots` as
-    a table of the namespace `ns.tbl`, and goes on only if that table, not its namespace, does not exist.
+    They are also raised if the namespace itself is missing: Spark requests the metadata table `ns.tbl.snapshots` as a
+    table of the namespace `ns.tbl`, and continues only if the error is about the table, not the namespace.
     """
     found = find_entry(state, kind, namespace, name)
     if found is None:
@@ -383,18 +324,18 @@ def entry_in(state: CatalogState, kind: Content, namespace: Namespace, name: str
 
 
 def check_namespace_exists(state: CatalogState, namespace: Namespace) -> None:
-    """Nothing, if the namespace is there.   Raises: NoSuchNamespace."""
-    if namespace and state.get(key_of("n", namespace[:-1], namespace[-1])) is None:
+    """Check that a namespace exists.   Raises: NoSuchNamespace."""
+    if namespace and key_of("n", namespace[:-1], namespace[-1]) not in state:
         raise NoSuchNamespace(f"Namespace does not exist: {shown(namespace)}")
 
 
 def check_free(
     state: CatalogState, namespace: Namespace, name: str, wanted: Content | None = None, *, leaving: str | None = None
 ) -> None:
-    """Nothing, if a table or view may get this name: they share names. `wanted` is what is to be created, `leaving` the
-    key that goes at the same time.
+    """Check that a name is free; tables and views share names. `wanted`: the kind to be created; `leaving`: a key that
+    is removed by the same request.
 
-    Raises: NoSuchNamespace; AlreadyExists; Invalid for a name that clients cannot tell from another one there.
+    Raises: NoSuchNamespace; AlreadyExists; Invalid for a name that clients confuse with an existing one.
     """
     check_namespace_exists(state, namespace)
     kinds: tuple[tuple[Content, str], ...] = (("t", "Table"), ("v", "View"))
@@ -406,26 +347,26 @@ def check_free(
 
 
 def check_alike(state: CatalogState, kind: Kind, namespace: Namespace, name: str, leaving: str | None = None) -> None:
-    """Nothing, if no other name of this kind there differs only in a plus for a space.   Raises: Invalid.
+    """Check that no other name of this kind differs only in a plus for a space.   Raises: Invalid.
 
-    Java's client writes a space in a URL as `+`, and other clients write a plus as `+`: of two such tables each client
-    would reach the other's.
+    Java's client encodes a space in a URL as `+`, and other clients encode a plus as `+`: with two such tables, each
+    client would reach the wrong one.
     """
     prefix = neighbours(kind, namespace, name)
     if prefix is None:
         return
-    for key, _ in state.under(prefix):
+    for key in state.keys_under(prefix):
         other = name_in(key)
         if other != name and key != leaving and alike(other) == alike(name):
             raise Invalid(
-                f"Cannot use the name {name!r}: clients cannot tell it from {other!r}, which exists in "
+                f"Cannot use the name {name!r}: clients confuse it with {other!r}, which exists in "
                 f"{shown(namespace) or 'this catalog'!r}",
                 hint="some clients write a space in a URL as +; choose a name that differs in another character",
             )
 
 
 def location_of(state: CatalogState, namespace: Namespace) -> str | None:
-    """The `location` of a namespace: its tables lie there."""
+    """The `location` of a namespace: the folder of its tables."""
     properties = state.get(key_of("n", namespace[:-1], namespace[-1])) if namespace else None
     return properties.get("location") if isinstance(properties, Mapping) else None
 
@@ -433,29 +374,29 @@ def location_of(state: CatalogState, namespace: Namespace) -> str | None:
 def is_empty(state: CatalogState, namespace: Namespace) -> bool:
     """Whether a namespace holds nothing."""
     kinds: tuple[Kind, ...] = ("n", "t", "v")
-    return not any(next(state.under(children(kind, namespace)), None) for kind in kinds)
+    return not any(next(state.keys_under(children(kind, namespace)), None) for kind in kinds)
 
 
 def reserve(state: CatalogState, roots: Iterable[str], own: Sequence[str] = ()) -> tuple[Change, ...]:
-    """Make folders a table's own; those in `own` are so already.   Raises: Invalid, if one overlaps with another's."""
+    """Reserve folders for a table; it has those in `own` already.   Raises: Invalid, if one overlaps with another's."""
     wanted = [root for root in dict.fromkeys(roots) if root not in own]
     for root in wanted:
         taken = _taken(state, root, {*own})
         if taken is not None:
             raise Invalid(
                 f"the location {root!r} overlaps with {taken!r}, which belongs to another table",
-                hint="give each table a folder of its own, or leave the location out",
+                hint="use a separate folder for each table, or leave the location out",
             )
     return tuple(Change(f"{LIVE}/{root}", 1) for root in wanted)
 
 
 def free_in(state: CatalogState) -> Callable[[str], bool]:
-    """Whether a folder belongs to no table, as far as a state tells."""
+    """A function that tells whether a folder belongs to no table in this state."""
     return lambda root: _taken(state, root, set()) is None
 
 
 def overlapping(owners: Sequence[Sequence[str]]) -> tuple[str, str] | None:
-    """A folder of one owner and a folder of another that holds it, or is the same."""
+    """Two equal or nested folders of different owners; None if there are none."""
     owner_of: dict[str, int] = {}
     for owner, roots in enumerate(owners):
         for root in roots:
@@ -469,18 +410,19 @@ def overlapping(owners: Sequence[Sequence[str]]) -> tuple[str, str] | None:
 
 
 def _above(root: str) -> list[str]:
-    """The folder and all that hold it, the outermost first."""
+    """The folder and its ancestors, the outermost first."""
     parts = root.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
 def _taken(state: CatalogState, root: str, own: set[str]) -> str | None:
-    """A folder of another table that is this one, holds it or lies in it."""
+    """A folder of another table that is equal to this one, contains it, or is inside it."""
+    kinds = [kind for kind in (LIVE, PURGED) if next(state.keys_under(f"{kind}/"), None)]
     for above in _above(root):
-        if above not in own and any(state.get(f"{kind}/{above}") is not None for kind in (LIVE, PURGED)):
+        if above not in own and any(f"{kind}/{above}" in state for kind in kinds):
             return above
-    for kind in (LIVE, PURGED):
-        for key, _ in state.under(f"{kind}/{root}/"):
+    for kind in kinds:
+        for key in state.keys_under(f"{kind}/{root}/"):
             if key[2:] not in own:
                 return key[2:]
     return None
@@ -489,7 +431,7 @@ def _taken(state: CatalogState, root: str, own: set[str]) -> str | None:
 class NoSuchNamespace(Missing):
     """There is no namespace of that name."""
 
-    default_hint = "check the name, or create the namespace first; each level of a nested one is created by itself"
+    default_hint = "check the name, or create the namespace first; each level of a nested one is created separately"
 
 
 class NoSuchTable(Missing):
@@ -505,18 +447,255 @@ class NoSuchView(Missing):
 
 
 class AlreadyExists(Conflict):
-    """A namespace, table or view of that name is there."""
+    """A namespace, table or view of that name exists."""
 
     default_hint = "choose another name, or drop what is there first"
 
 
 class NamespaceNotEmpty(Conflict):
-    """The namespace still holds something."""
+    """The namespace is not empty."""
 
     default_hint = "drop what it holds first"
 
 
 class CommitFailed(Conflict):
-    """The table is not what the client thought: somebody else has committed."""
+    """A requirement of the commit does not hold: another client has committed."""
 
     default_hint = "load the table again and commit again"
+
+
+def listed(request: Mapping[str, Any], name: str, most: int) -> list[Any]:
+    """A list in a commit. `updates` is required by the specification.   Raises: Invalid."""
+    found = request.get(name)
+    if found is None and name != "updates":
+        return []
+    if not isinstance(found, list | tuple):
+        raise Invalid(f"Cannot parse {name} from non-array: {name} must be a list")
+    if len(found) > most:
+        raise Invalid(f"the commit has {len(found)} {name}; at most {most} are taken", hint="commit in several steps")
+    return [*found]
+
+
+def check_fresh(number: int, last: int, parent: int | None) -> None:
+    """Check that a snapshot is not stale, by its sequence number and the table's last one.
+
+    A snapshot without a parent is never stale: a concurrent CREATE OR REPLACE TABLE adds one. The table's last number
+    does not decrease for it.   Raises: CommitFailed, with the message of the reference implementation.
+    """
+    if number <= last and parent is not None:
+        raise CommitFailed(f"Cannot add snapshot with sequence number {number} older than last sequence number {last}")
+
+
+# ---- publication: may a batch be published, and the head that follows ----
+#
+# The head alone decides. A batch is published once: its path is looked up in `applied` first, so that a repeated or
+# late request gets the answer of the successful one (counterexamples 2 to 5).
+
+APPLIED_MAX = 16
+TAIL_BYTES_MAX = 256 << 10
+PATH_CHARACTERS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBatch:
+    """The batch is not published and never will be, by the head. `stale`: by its token, else by its version."""
+
+    stale: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The batch may be published on exactly this head."""
+
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoHead:
+    """There is no head: only an epoch may create the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyPublished:
+    """Some of the paths were published and others not: no leader sends such a request."""
+
+
+def applied_in(head: CatalogHead | None, paths: Sequence[str]) -> Publication | PartlyPublished | None:
+    """How these batches were published, as far as the head remembers; None if it remembers none of them."""
+    known = {applied.path: applied for applied in (head.applied if head else ())}
+    found = [known[path] for path in paths if path in known]
+    if not found:
+        return None
+    if len(found) < len(paths) or len({each.version for each in found}) > 1:
+        return PartlyPublished()
+    return Publication(found[0].version, found[0].commit)
+
+
+def classify(head: CatalogHead | None, batches: Sequence[LedgerBatch], token: int) -> Go | RefusedBatch | NoHead:
+    """Whether batches that the head does not remember may be published on it."""
+    epoch = any(batch.base_version is None for batch in batches)
+    for batch in batches:
+        if batch.token != token:
+            return RefusedBatch(True, f"the batch was written with token {batch.token}, not {token}")
+    if head is None:
+        return Go(_rows(batches)) if epoch else NoHead()
+    if epoch:
+        if token <= head.token:
+            return RefusedBatch(True, f"token {token} is not above {head.token}, which has led already")
+    elif token != head.token:
+        return RefusedBatch(True, f"token {head.token} leads, not {token}")
+    elif any(batch.base_version != head.version for batch in batches):
+        return RefusedBatch(False, f"the batch was validated on another version than {head.version}")
+    return Go(_rows(batches))
+
+
+def unusable(rows: Sequence[Row]) -> str | None:
+    """Why readers could not use these rows; None if they can.
+
+    A published row stays in the state for ever, so it is checked before. Keys of unknown kinds are ignored: readers of
+    this version do not use them.
+    """
+    for row in rows:
+        if not row.id or not row.what:
+            return "a row has no id, or does not say what it is"
+        for change in row.changes:
+            wrong = _wrong(change)
+            if wrong is not None:
+                return f"the entry {change.key[:100]!r} of request {row.id[:100]!r} {wrong}"
+    return None
+
+
+def _wrong(change: Change) -> str | None:
+    """What is wrong with a change: its key, or its value."""
+    kind, slash, rest = change.key.partition("/")
+    if not slash or kind not in ("n", "t", "v", "l", "p"):
+        return None
+    if kind in ("l", "p"):
+        if not _is_path(rest):
+            return "is not a folder"
+        return None if change.value in (None, 1) else "has an invalid value for a folder"
+    if not _is_name_key(change.key):
+        return "has an invalid name of a table, view or namespace"
+    value = change.value
+    if value is None:
+        return None
+    if kind == "n":
+        sound = isinstance(value, Mapping) and all(isinstance(each, str) for each in (*value.keys(), *value.values()))
+        return None if sound else "has properties that are not strings"
+    if not isinstance(value, list | tuple) or len(value) < 2 or not all(isinstance(each, str) for each in value):
+        return "does not name its metadata"
+    return None if all(map(_is_path, value)) else "names an invalid path"
+
+
+@lru_cache(maxsize=1024)
+def _is_name_key(key: str) -> bool:
+    """Whether a key is the key of a valid name. Cached, since leader and compactor both check it."""
+    namespace, name = parsed(key)
+    try:
+        for level in (*namespace, name):
+            check_name(level)
+    except Invalid:
+        return False
+    kind = cast(Kind, key[0])  # checked by the caller
+    return (kind == "n" or bool(namespace)) and key == key_of(kind, namespace, name)
+
+
+def _is_path(path: str) -> bool:
+    """Whether a text is a valid path below the warehouse: no segment is empty, `.` or `..`."""
+    return len(path) <= PATH_CHARACTERS_MAX and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def _rows(batches: Sequence[LedgerBatch]) -> tuple[Row, ...]:
+    return tuple(row for batch in batches for row in batch.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """One attempt to publish: the parts of the new head."""
+
+    paths: tuple[str, ...]
+    rows: tuple[Row, ...]
+    token: int
+    at: str
+    commit: Link
+    last_id: str
+    snapshot: SnapshotRef | None
+    """A new snapshot: its commits are removed from the tail. It may include these rows."""
+
+
+def links_after(head: CatalogHead | None) -> tuple[Link, ...]:
+    """The links of the next commit: to the last one, then for each power of two to its last multiple (a skip list).
+
+    So any older commit is reached in a number of steps that is logarithmic in its distance.
+    """
+    if head is None or not head.links:
+        return ()
+    kept: list[Link] = [head.links[0]]
+    step = 2
+    while step <= head.links[0].version:
+        wanted = head.links[0].version // step * step
+        kept += [link for link in head.links if link.version == wanted and link not in kept]
+        step *= 2
+    return tuple(kept)
+
+
+def next_head(head: CatalogHead | None, publish: Publish) -> CatalogHead:
+    """The head after a publication."""
+    version = publish.commit.version
+    applied = [
+        *(head.applied if head else ()),
+        *(AppliedBatch(path, version, publish.commit.id) for path in publish.paths),
+    ]
+    snapshot = publish.snapshot or (head.snapshot if head else None)
+    tail = (*(head.tail if head else ()), Tail(version, publish.at, publish.rows))
+    return CatalogHead(
+        version=version,
+        token=publish.token,
+        at=publish.at,
+        links=(publish.commit, *links_after(head)),
+        snapshot=snapshot,
+        tail=tuple(each for each in tail if snapshot is None or each.version > snapshot.version),
+        applied=tuple(applied[-APPLIED_MAX:]),
+        last_id=publish.last_id,
+        gc_floor=head.gc_floor if head else "",
+    )
+
+
+def commit_of(head: CatalogHead, domain: str) -> CommitRecord | None:
+    """The record of the head's own commit; None if a snapshot contains its rows: then it is written already."""
+    if not head.tail:
+        return None
+    return CommitRecord(
+        domain=domain,
+        id=head.links[0].id,
+        version=head.version,
+        token=head.token,
+        at=head.at,
+        paths=tuple(applied.path for applied in head.applied if applied.version == head.version),
+        rows=head.tail[-1].rows,
+        links=head.links[1:],
+        snapshot=head.snapshot,
+    )
+
+
+def link_to(commit: CommitRecord) -> Link:
+    """The link to a commit record."""
+    return Link(commit.version, commit.id, digest_of(records.encode(commit)))
+
+
+def _sealed(head: CatalogHead) -> CatalogHead:
+    bare = msgspec.structs.replace(head, seal="")
+    return msgspec.structs.replace(bare, seal=digest_of(records.encode(bare)))
+
+
+def _unsealed(data: bytes, what: str) -> CatalogHead:
+    sealed = records.decode(data, CatalogHead, what=what)
+    head = msgspec.structs.replace(sealed, seal="")
+    if sealed.seal != digest_of(records.encode(head)):
+        raise Corrupt(f"{what} was modified: its digest differs", hint="restore it from a backup")
+    return head
+
+
+HEADS: Codec[CatalogHead] = Codec(CatalogHead, _sealed, _unsealed)
+"""The stored form of a head: with its seal."""

@@ -1,37 +1,37 @@
-"""The objects of one domain: written once under names that rise, and checked by digest when they are read (F23)."""
+"""Reading the objects of a catalog: each was written once, and its digest is checked (F23). See `CatalogView`.
+
+The leader writes batches (`leader.add_batch`); the compactor writes all other objects.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from limpet import records
 from limpet.catalog.records import SCHEMA, CatalogHead, CommitRecord, LedgerBatch, Link, RememberedAnswer, SnapshotRef
-from limpet.catalog.state import CatalogState
-from limpet.cell import Cell, Codec, Versioned
-from limpet.errors import Corrupt, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
-from limpet.events.parquet import arrow, json_text, read_table, write_table
+from limpet.catalog.state import HEADS, CatalogState, Leaf
+from limpet.cell import Cell, Versioned
+from limpet.errors import Corrupt, Missing, NotModified, Unavailable
+from limpet.events.parquet import arrow, read_table, write_table
 from limpet.keys import CatalogKeys, Key
 from limpet.ledger import OBJECT_BYTES_MAX
+from limpet.records import digest_of, json_text
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Put, Store, Version
-from limpet.store.outcome import put_bytes
+from limpet.store.api import Store, Version
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-OWN_MAX = 4
-WIDER = 4
-"""A whole group of clients waits for its batch, so more is written at once than elsewhere."""
+RecentBatches = dict[str, LedgerBatch]
+"""The batches that this process wrote last, by path: its compactor need not read them."""
 
 
 class SnapshotCodec(Protocol):
-    """How a state becomes the bytes of a snapshot, and back."""
+    """Encodes a state as a snapshot, and decodes it."""
 
     def to_bytes(self, state: CatalogState) -> bytes:
         """The snapshot."""
@@ -40,24 +40,8 @@ class SnapshotCodec(Protocol):
         """The state.   Raises: Corrupt."""
 
 
-class RecentBatches:
-    """The batches that this process wrote last: its compactor need not read them back. They never change."""
-
-    def __init__(self) -> None:
-        self._batches: dict[str, LedgerBatch] = {}
-
-    def get(self, path: str) -> LedgerBatch | None:
-        """The batch at `path`, if it is one of them."""
-        return self._batches.get(path)
-
-    def add(self, path: str, batch: LedgerBatch) -> None:
-        """Remember a batch that is durable now."""
-        kept = [*self._batches.items()][1 - OWN_MAX :]
-        self._batches = {**dict(kept), path: batch}
-
-
 class CatalogStorage:
-    """Reads and writes the objects of a domain; decides nothing."""
+    """Reads the objects of a domain; decides nothing. Two storages of one process may share `own`."""
 
     def __init__(
         self, store: Store, keys: CatalogKeys, runtime: Runtime, codec: SnapshotCodec, own: RecentBatches | None = None
@@ -65,62 +49,21 @@ class CatalogStorage:
         self.store = store
         self.keys = keys
         self.runtime = runtime
-        self._codec = codec
-        self._own = own if own is not None else RecentBatches()
+        self.codec = codec
+        self.own = own if own is not None else {}
+        self.view = CatalogView(self)
+        """The newest state that this process has read; shared by its catalog and its leader."""
 
     def head(self) -> Cell[CatalogHead]:
         """The cell of the head."""
         return Cell(self.store, self.keys.head, HEADS, self.runtime)
 
     def batch(self, path: str) -> LedgerBatch:
-        """A batch of events.   Raises: Missing; Corrupt.   Cost: 1 GET; 0 if this process wrote it just now."""
-        own = self._own.get(path)
-        if own is not None:
-            return own
+        """A stored batch.   Raises: Missing; Corrupt.   Cost: 1 GET."""
         return self._decoded(self.store.get(Key(path), size_max=OBJECT_BYTES_MAX).data, LedgerBatch, path)
 
-    def add_batch(self, id_: str, batch: LedgerBatch, writes: Sequence[Put] = ()) -> Key:
-        """Write a batch under a name of its own, and beside it the objects that its rows will name, all at once.
-
-        Raises: OutcomeUnknown; Unavailable; nobody else knows the names.   Cost: 1 PUT, and 1 for each of `writes`.
-        """
-        key = self.keys.batch(id_)
-        puts = [Put(key, records.encode(batch)), *writes]
-        for outcome in self.runtime.fan_out(self._create, puts, at_once=WIDER * self.store.at_once):
-            if outcome is not None:
-                raise outcome
-        self._own.add(key, batch)
-        return key
-
-    def _create(self, put: Put) -> LimpetError | None:
-        try:
-            put_bytes(self.store, self.runtime, put.key, put.data, Absent())
-        except LimpetError as error:
-            return error
-        return None
-
-    def add_commit(self, link: Link, commit: CommitRecord) -> None:
-        """Write the commit record that `link` points to; everybody writes the same bytes there.
-
-        Raises: Corrupt if they are others; OutcomeUnknown.   Cost: 1 PUT.
-        """
-        if self.link(commit) != link:
-            raise Corrupt(f"{self.keys.head} does not hold the commit that it names")
-        key, data = self.keys.commit(link.id), records.encode(commit)
-        try:
-            put_bytes(self.store, self.runtime, key, data, Absent())
-        except OutcomeUnknown:
-            with suppress(Missing):
-                if self.store.get(key, size_max=OBJECT_BYTES_MAX).data != data:
-                    raise Corrupt(f"{key} is not what the head names", hint="delete it: it is written anew") from None
-            raise
-
-    def link(self, commit: CommitRecord) -> Link:
-        """What points to a commit record."""
-        return Link(commit.version, commit.id, _digest(records.encode(commit)))
-
     def commit(self, link: Link) -> CommitRecord:
-        """A commit record that another one points to.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+        """The commit record of a link.   Raises: Missing; Corrupt.   Cost: 1 GET."""
         key = self.keys.commit(link.id)
         data = self._checked(key, link.sha256, OBJECT_BYTES_MAX)
         commit = self._decoded(data, CommitRecord, key)
@@ -128,18 +71,12 @@ class CatalogStorage:
             raise Corrupt(f"{key} is of version {commit.version}, not {link.version}")
         return commit
 
-    def add_snapshot(self, id_: str, state: CatalogState, version: int) -> SnapshotRef:
-        """Write a snapshot under a name of its own.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
-        data = self._codec.to_bytes(state)
-        put_bytes(self.store, self.runtime, self.keys.snapshot(id_), data, Absent())
-        return SnapshotRef(id_, _digest(data), version, len(data))
-
     def snapshot(self, ref: SnapshotRef | None) -> CatalogState:
-        """The state of a snapshot; an empty one if there is none yet.   Raises: Missing; Corrupt.   Cost: 1 GET."""
+        """The state of a snapshot; empty without one.   Raises: Missing; Corrupt.   Cost: 1 GET."""
         if ref is None:
             return CatalogState()
         key = self.keys.snapshot(ref.id)
-        return self._codec.from_bytes(self._checked(key, ref.sha256, ref.size), what=key)
+        return self.codec.from_bytes(self._checked(key, ref.sha256, ref.size), what=key)
 
     def is_empty(self) -> bool:
         """Whether nothing was ever published here.   Cost: 2 LISTs."""
@@ -147,8 +84,8 @@ class CatalogStorage:
 
     def _checked(self, key: Key, sha256: str, size_max: int) -> bytes:
         data = self.store.get(key, size_max=size_max).data
-        if _digest(data) != sha256:
-            raise Corrupt(f"{key} is not what was published: its digest differs")
+        if digest_of(data) != sha256:
+            raise Corrupt(f"{key} was modified since it was published: its digest differs")
         return data
 
     def _decoded(self, data: bytes, kind: type[S], what: str) -> S:
@@ -162,36 +99,12 @@ class CatalogStorage:
         return found
 
 
-def _sealed(head: CatalogHead) -> CatalogHead:
-    bare = msgspec.structs.replace(head, seal="")
-    return msgspec.structs.replace(bare, seal=_seal(bare))
-
-
-def _unsealed(data: bytes, what: str) -> CatalogHead:
-    sealed = records.decode(data, CatalogHead, what=what)
-    head = msgspec.structs.replace(sealed, seal="")
-    if sealed.seal != _seal(head):
-        raise Corrupt(f"{what} is not as it was written: its digest differs", hint="restore it from a backup")
-    return head
-
-
-def _seal(head: CatalogHead) -> str:
-    return _digest(records.encode(head))
-
-
-HEADS: Codec[CatalogHead] = Codec(CatalogHead, _sealed, _unsealed)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 TRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """The state that a head stands for. Nobody changes it."""
+    """The state of a head. Immutable."""
 
     seen: Versioned[CatalogHead]
     state: CatalogState
@@ -203,7 +116,7 @@ class LoadedState:
 
 
 class CatalogView:
-    """The last head that was seen, with its state. Every read asks the store whether there is a newer one."""
+    """The last head that was read, with its state. Every read checks the store for a newer one."""
 
     def __init__(self, storage: CatalogStorage) -> None:
         self._storage = storage
@@ -227,14 +140,14 @@ class CatalogView:
             try:
                 return self.take(seen)
             except Missing as error:
-                # Counterexample 11: while we were slow GC removed what an older head named.
+                # Counterexample 11: GC may have removed an object of an older head meanwhile.
                 if seen.version == incomplete:
-                    raise Corrupt(f"the newest head names an object that is not there: {error}") from None
+                    raise Corrupt(f"an object of the newest head is missing: {error}") from None
                 incomplete = seen.version
-        raise Unavailable("new snapshots came faster than they could be read")
+        raise Unavailable("snapshots were replaced faster than they could be read")
 
     def take(self, seen: Versioned[CatalogHead]) -> LoadedState:
-        """Go on to a head that was read elsewhere.   Raises: Missing if it is so old that its snapshot is gone."""
+        """Advance to a head that was read elsewhere.   Raises: Missing if its snapshot was collected."""
         loaded = load(self._storage, seen, self._loaded)
         with self._mutex:
             if self._loaded is None or loaded.head.version >= self._loaded.head.version:
@@ -242,7 +155,7 @@ class CatalogView:
         return loaded
 
     def _look(self, known: Version | None) -> Versioned[CatalogHead] | None:
-        """The head, if it is not the known one. None also if there is no head at all."""
+        """The head, if it is not the known one; None also if there is no head."""
         try:
             return self._cell.decode(self._storage.store.get(self._cell.key, if_none_match=known))
         except NotModified:
@@ -254,7 +167,7 @@ class CatalogView:
 
 
 def newest_head(storage: CatalogStorage) -> Versioned[CatalogHead] | None:
-    """The head as it is now; None if nothing was ever published.   Raises: Corrupt, also if it is lost.
+    """The current head; None if nothing was ever published.   Raises: Corrupt, also if it is lost.
 
     Cost: 1 GET; without a catalog 2 LISTs more.
     """
@@ -262,18 +175,18 @@ def newest_head(storage: CatalogStorage) -> Versioned[CatalogHead] | None:
 
 
 def first_head(storage: CatalogStorage) -> Versioned[CatalogHead] | None:
-    """There was no head: because nothing was ever published, or is it lost?   Raises: Corrupt.   Cost: 2 LISTs."""
+    """Read the head again after it was missing; None if nothing was published.   Raises: Corrupt.   Cost: 2 LISTs."""
     if storage.is_empty():
         return None
     cell = storage.head()
-    seen = cell.read()  # commits may have come since
+    seen = cell.read()  # it may have been created since
     if seen is None:
         raise Corrupt(f"{cell.key} is missing, and there are commits", hint="restore it from a backup")
     return seen
 
 
 def load(storage: CatalogStorage, seen: Versioned[CatalogHead], before: LoadedState | None) -> LoadedState:
-    """The state of a head; from an earlier one, if the head's tail reaches back to it.
+    """The state of a head; computed from an earlier one if the head's tail continues it.
 
     Raises: Missing; Corrupt.   Cost: 0, or 1 GET of the snapshot.
     """
@@ -286,7 +199,7 @@ def load(storage: CatalogStorage, seen: Versioned[CatalogHead], before: LoadedSt
     for tail in head.tail:
         if tail.version > version:
             if tail.version != version + 1:
-                raise Corrupt(f"{storage.keys.head} has a hole in its tail at version {version + 1}")
+                raise Corrupt(f"version {version + 1} is missing in the tail of {storage.keys.head}")
             state = state.after(tail.rows, tail.at)
             version = tail.version
     if version != head.version:
@@ -305,19 +218,68 @@ def _snapshot_schema() -> Any:
     return pa.schema([(name, pa.string()) for name in ("kind", "key", "value")])
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The entries of a snapshot as Arrow arrays, and the first row of each leaf of the state, by the leaf's `id()`.
+
+    `leaves` keeps the leaves alive, so that their ids are not reused.
+    """
+
+    leaves: Sequence[Leaf]
+    first_rows: Mapping[int, int]
+    keys: Any
+    texts: Any
+
+
 class ParquetSnapshots:
-    """The `SnapshotCodec` of the catalog: a row for each entry in the order of keys, then one row with all answers."""
+    """The `SnapshotCodec` of the catalog: a row for each entry, sorted by key, then one row with all answers.
+
+    It caches the columns of the last snapshot. The next one reuses the rows of all leaves that are still in the state,
+    and converts only the others: those that commits in between have changed.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Columns | None = None
+        self.converted = 0
+        """How many entries were converted for the last snapshot."""
 
     def to_bytes(self, state: CatalogState) -> bytes:
         """Equal states give equal bytes.   Raises: Unsupported without pyarrow."""
-        entries = [*state.entries().items()]
-        columns = {
-            "kind": [ENTRY] * len(entries) + [ANSWERS],
-            "key": [key for key, _ in entries] + [""],
-            "value": [json_text(value) for _, value in entries] + [json_text(state.answers())],
-        }
-        table = arrow().table(columns, schema=_snapshot_schema())
+        pa = arrow()
+        columns = self._last = self._columns(state)
+        kinds = [pa.repeat(ENTRY, len(columns.keys)), pa.array([ANSWERS])]
+        keys, texts = [columns.keys, pa.array([""])], [columns.texts, pa.array([json_text(state.answers())])]
+        table = pa.table([*map(pa.chunked_array, (kinds, keys, texts))], schema=_snapshot_schema())
         return write_table(table, use_dictionary=["kind"], write_statistics=False)
+
+    def _columns(self, state: CatalogState) -> _Columns:
+        pa, string, leaves, last = arrow(), arrow().string(), state.leaves(), self._last
+        known = last.first_rows if last is not None else {}
+        first_rows: dict[int, int] = {}
+        rows = converted = 0
+        for leaf in leaves:
+            first_rows[id(leaf)] = rows
+            rows += len(leaf[0])
+
+        def moved(leaf: Leaf) -> int | None:
+            """By how many rows a leaf has moved since the last snapshot; None if it is new."""
+            before = known.get(id(leaf))
+            return None if before is None else before - first_rows[id(leaf)]
+
+        keys, texts = [], []
+        for shift, group in groupby(leaves, moved):
+            run = [*group]
+            size = sum(len(leaf[0]) for leaf in run)
+            if shift is None or last is None:
+                keys.append(pa.array(chain.from_iterable(leaf[0] for leaf in run), string))
+                texts.append(pa.array(chain.from_iterable(leaf[1] for leaf in run), string))
+                converted += size
+            else:
+                first = known[id(run[0])]
+                keys.append(last.keys.slice(first, size))
+                texts.append(last.texts.slice(first, size))
+        self.converted = converted
+        return _Columns(leaves, first_rows, pa.concat_arrays(keys), pa.concat_arrays(texts))
 
     def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
         """Raises: Corrupt, with the reason; Unsupported without pyarrow."""
@@ -328,14 +290,14 @@ class ParquetSnapshots:
         if None in keys or None in values:
             raise Corrupt(f"{what} lacks values")
         keys.pop()
-        told = values.pop()
+        answer_text = values.pop()
         if any(first >= second for first, second in pairwise(keys)):
             raise Corrupt(f"{what} has a key twice, or keys out of order")
         try:
-            entries = dict(zip(keys, map(msgspec.json.decode, values), strict=True))
-            answers = _answers(told)
+            lacking = None in map(msgspec.json.decode, values)
+            answers = _answers(answer_text)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise Corrupt(f"{what} holds a value that is not what it should be: {error}") from None
-        if None in entries.values():
+            raise Corrupt(f"{what} has an invalid value: {error}") from None
+        if lacking:
             raise Corrupt(f"{what} has an entry without a value")
-        return CatalogState(entries, answers)
+        return CatalogState.of_texts(dict(zip(keys, values, strict=True)), answers)

@@ -1,10 +1,10 @@
-"""The warehouse: where table data and metadata lie, and which locations a client may name.
+"""The warehouse: the locations of table data and metadata, and which locations a client may name.
 
-Clients read and write table data by themselves, with URLs that the catalog hands out. So every URL that a client sends
-is checked before anything is written: it must lie in this very warehouse (F29, F30).
+Clients read and write table data directly, with URLs from the catalog. So every URL that a client sends is checked
+before anything is written: it must be in this warehouse (F29, F30).
 
-The name of a metadata file holds the SHA-256 digest of its bytes, and the catalog's entry names the file: what is
-served was compared with what was committed (F23). Files that version 0.1 wrote have no digest in their names.
+The name of a metadata file contains the SHA-256 digest of its bytes, and the catalog's entry has the name: so metadata
+is compared with what was committed (F23). Files of version 0.1 have no digest in their names.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import msgspec
 
 from limpet import records
 from limpet.catalog.state import Namespace, slug
-from limpet.errors import Corrupt, Denied, Invalid, Missing
+from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
 from limpet.keys import Key, check, disk_name
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Put, Store
+from limpet.store.api import Absent, Put, Stat, Store
 from limpet.store.directory.files import failure
 from limpet.store.directory.plain import PlainFiles
 
@@ -34,7 +34,7 @@ WAREHOUSE = "warehouse"
 METADATA_BYTES_MAX = 64 << 20
 CACHE_BYTES_MAX = 64 << 20
 IN_MEMORY = 8
-"""How many bytes a byte of metadata takes in memory once it is decoded, about."""
+"""Approximate bytes in memory for a byte of metadata, once it is decoded."""
 PATH_CHARACTERS_MAX = 100
 FILES_AT_ONCE = 1000
 
@@ -56,11 +56,11 @@ _SECRETS = frozenset(("impl", "uri", "token", "credential"))
 
 
 class Document:
-    """The bytes of a metadata file. What is made of them is kept: the JSON, and for tables PyIceberg's `model`.
+    """The bytes of a metadata file, with its cached JSON and, for tables, PyIceberg's `model`.
 
-    Neither is ever changed: the metadata of the next commit shares most of it. `is_plain`: whether a table is of the
-    form that is updated as JSON; None if nobody has looked. Models are large, and most commits need none, so they are
-    not kept in memory.
+    Both are immutable: the metadata of the next commit shares most of it. `is_plain`: whether a table can be updated as
+    JSON; None if that was not checked yet. Models are large, and most commits need none, so the warehouse does not
+    cache them.
     """
 
     __slots__ = ("_digest", "_json", "data", "is_plain", "model")
@@ -75,18 +75,18 @@ class Document:
     def digest(self) -> str:
         """SHA-256 of the bytes, in hexadecimal."""
         if self._digest is None:
-            self._digest = hashlib.sha256(self.data).hexdigest()
+            self._digest = records.digest_of(self.data)
         return self._digest
 
     def json(self) -> dict[str, Any]:
-        """The metadata as JSON; only for bytes that are known to be an object (`Warehouse.read` has looked)."""
+        """The metadata as JSON; only for bytes that are known to be an object (checked by `Warehouse.read`)."""
         if self._json is None:
             found: dict[str, Any] = msgspec.json.decode(self.data)
             self._json = found
         return self._json
 
     def without_model(self) -> Document:
-        """The same, as it is kept in memory."""
+        """The same without the model, for the cache."""
         if self.model is None:
             return self
         slim = Document(self.data, self._json)
@@ -95,10 +95,10 @@ class Document:
 
 
 class Warehouse:
-    """Metadata files by key, the URLs that clients know them by, and the newest ones in memory.
+    """Metadata files by key, their URLs for clients, and a cache of the newest ones.
 
-    `base_url` is where the root of `store` is for clients: a path, `file:///...` or `s3://bucket/prefix`. `config` is
-    what every client is told along with a table.
+    `base_url`: the root of `store` for clients: a path, `file:///...` or `s3://bucket/prefix`. `config`: settings that
+    clients get with every table.
     """
 
     def __init__(self, store: Store, base_url: str, runtime: Runtime, config: Mapping[str, str] | None = None) -> None:
@@ -121,9 +121,9 @@ class Warehouse:
     def new_root(
         self, namespace: Namespace, name: str, is_free: Callable[[str], bool], location: str | None = None
     ) -> str:
-        """A path that no table ever had: readable, and unique by a part of chance.
+        """A new path for a table: readable, and unique by a random part.
 
-        It lies in the folder of its namespace (`location`, if that has one), unless a table was given all of that.
+        It is in the folder of its namespace (`location`, if that has one), unless a table owns that folder.
         """
         folders = "/".join(slug(level) for level in namespace)[:PATH_CHARACTERS_MAX].rstrip("/-")
         if location is not None:
@@ -143,13 +143,13 @@ class Warehouse:
     def root_of(self, url: str, what: str = "location") -> str:
         """The path below the warehouse of a folder that a client names.
 
-        Raises: Invalid unless it lies below this warehouse, and on a disk has the path that its name says.
+        Raises: Invalid unless it is inside this warehouse, and on a disk reached without links.
         """
-        path = self._inside(url, what)
+        path = self.path_of(url, what)
         if self._folder is not None:
             if any(disk_name(part, leaf=False) != part for part in path.split("/")):
                 raise Invalid(
-                    f"the {what} {url!r} has characters that limpet does not put into names of folders",
+                    f"the {what} {url!r} has characters that are not allowed in names of folders",
                     hint="use lower-case letters, digits, - and _",
                 )
             real = os.path.realpath(f"{self._folder}/{path}")
@@ -161,44 +161,41 @@ class Warehouse:
         """The path below the warehouse of a metadata file that a client names.   Raises: Invalid."""
         folder, _, name = url.rpartition("/")
         path = f"{self.root_of(folder, 'metadata location')}/{name}"
-        self._inside(url, "metadata location")
+        self.path_of(url, "metadata location")
         if self._folder is not None and disk_name(name, leaf=True) != name:
             raise Invalid(
-                f"the metadata location {url!r} is no file name of limpet's", hint="it ends in .metadata.json"
+                f"the metadata location {url!r} is not a valid file name", hint="it must end in .metadata.json"
             )
         return path
 
-    def check_file(self, url: object, what: str) -> None:
-        """Nothing, if the file that a client names lies in the warehouse.   Raises: Invalid."""
-        self._inside(url, what)
-
     def check_properties(self, properties: Mapping[str, Any]) -> dict[str, str]:
-        """The folders that properties name, as paths by property.
+        """The folders in properties, as paths by property.
 
-        Checked is whatever is called a path, location or folder, whatever begins like the URL of a store, and what
-        would tell a client to use another store, or code, than the catalog says.   Raises: Invalid.
+        Checked are properties that are named like a path, location or folder, values that look like the URL of a store,
+        and properties that would make a client use another store, or run code.   Raises: Invalid.
         """
         if len(properties) > PROPERTIES_MAX:
-            raise Invalid(f"there are {len(properties)} properties; at most {PROPERTIES_MAX} are taken at once")
+            raise Invalid(f"there are {len(properties)} properties; at most {PROPERTIES_MAX} are allowed at once")
         places: dict[str, str] = {}
         for key, value in properties.items():
             text = property_text(key, value)
             if _is_for_clients(key):
-                raise Invalid(f"the property {key!r} says how files are reached", hint="set it in the client instead")
+                raise Invalid(f"the property {key!r} configures access to files", hint="set it in the client instead")
             if _is_place(key) or _is_url(text):
                 places[key] = self.root_of(text, f"property {key}")
         return places
 
     def canonical(self, url: str) -> str:
-        """A URL as this catalog writes it: `file:/x`, as Java and Hadoop write it, is `file:///x`.
+        """A URL in canonical form: `file:/x`, as Java and Hadoop write it, is `file:///x`.
 
-        No other form is taken for the same: `s3a:` and `s3n:` reach a bucket through other credentials and settings.
+        Other forms are not equivalent: `s3a:` and `s3n:` use other credentials and settings.
         """
         if self._folder is not None and _ONE_SLASH.match(url):
             return f"file://{url[5:]}"
         return url
 
-    def _inside(self, url: object, what: str) -> str:
+    def path_of(self, url: object, what: str) -> str:
+        """The path below the warehouse of what a client names; `what` is for errors.   Raises: Invalid."""
         if not isinstance(url, str):
             raise Invalid(f"the {what} must be a string")
         whole = self.canonical(url).rstrip("/")
@@ -214,7 +211,7 @@ class Warehouse:
         return path
 
     def make_folder(self, root: str) -> None:
-        """Make the folder for the metadata of a staged table, where there are folders: DuckDB writes there at once.
+        """In a directory, create the metadata folder of a staged table: DuckDB writes there without creating it.
 
         Raises: Denied; Unavailable.
         """
@@ -225,21 +222,20 @@ class Warehouse:
     # ---- metadata files ----
 
     def new_file(self, folder: str, before: str | None, document: Document) -> str:
-        """The path of a table's next metadata file, in `folder`; `before` is the path of the last one.
+        """The path of a table's next metadata file, in `folder`; `before`: the path of the last one.
 
-        Equal bytes have one name: whoever writes them again writes the same file.
+        Equal bytes have the same name: writing them again does not change the file.
         """
         found = _NUMBER.match(before.rpartition("/")[2]) if before else None
         number = int(found[1]) + 1 if found else 0
         return f"{folder}/{number:05d}-{document.digest()}.metadata.json"
 
     def put_of(self, path: str, document: Document) -> Put:
-        """The write that creates a metadata file; from now on it is in memory too, under its unique name."""
-        self._keep(path, document)
+        """The write that creates a metadata file."""
         return Put(_key(path), document.data, Absent())
 
     def cached(self, path: str) -> Document | None:
-        """A metadata file, if it is in memory."""
+        """A metadata file, if it is cached."""
         with self._mutex:
             found = self._cache.get(path)
             if found is not None:
@@ -247,24 +243,24 @@ class Warehouse:
             return found
 
     def read(self, path: str) -> Document:
-        """A metadata file that the catalog names, with the bytes that were committed.
+        """A metadata file of the catalog, with the committed bytes.
 
-        Raises: Corrupt, also if its bytes are others.   Cost: 1 GET; 0 if it is in memory.
+        Raises: Corrupt, also if its bytes were changed.   Cost: 1 GET; 0 if it is cached.
         """
         found = self.cached(path)
         if found is None:
             try:
                 found = self.fetch(path)
             except (Missing, Invalid) as error:
-                raise Corrupt(f"the catalog names metadata that cannot be read: {error}") from None
-            self._keep(path, found)
+                raise Corrupt(f"the metadata of a table cannot be read: {error}") from None
+            self.keep(path, found)
         return found
 
     def fetch(self, path: str) -> Document:
-        """A metadata file as it lies there now.
+        """A metadata file as it is stored now.
 
-        Raises: Missing; Corrupt if it is not what its name says; Invalid unless it is a JSON object without doubled
-        names.   Cost: 1 GET.
+        Raises: Missing; Corrupt if it does not match the digest in its name; Invalid unless it is a JSON object without
+        duplicate names.   Cost: 1 GET.
         """
         wanted = _DIGEST.fullmatch(path.rpartition("/")[2])
         if wanted is None:
@@ -272,13 +268,13 @@ class Warehouse:
         document = Document(self._bytes(path))
         if document.digest() != wanted[1]:
             raise Corrupt(
-                f"{path} is not what was committed: its digest differs",
+                f"{path} was modified since it was committed: its digest differs",
                 hint="another program rewrote it: restore the file from a backup, or roll the table back",
             )
         return document
 
     def fetch_foreign(self, path: str) -> Document:
-        """A metadata file that another program may have written.   Raises, cost: as `fetch`, whatever its name says."""
+        """A metadata file that another program may have written.   Raises, cost: as `fetch`, without the digest."""
         data = self._bytes(path)
         return Document(data, _strict_object(path, data))
 
@@ -289,14 +285,15 @@ class Warehouse:
             raise Invalid(f"{path} cannot be read: {error}") from None
 
     def has_digest(self, path: str) -> bool:
-        """Whether the name of a metadata file holds its digest; those that version 0.1 wrote do not."""
+        """Whether the name of a metadata file contains its digest; those of version 0.1 do not."""
         return _DIGEST.fullmatch(path.rpartition("/")[2]) is not None
 
     def etag(self, path: str) -> str:
-        """What a client may remember a version of a table by."""
+        """The ETag of a version of a table."""
         return hashlib.sha256(self.location(path).encode()).hexdigest()[:32]
 
-    def _keep(self, path: str, document: Document) -> None:
+    def keep(self, path: str, document: Document) -> None:
+        """Cache a metadata file, under its unique path."""
         slim = document.without_model()
         with self._mutex:
             old = self._cache.pop(path, None)
@@ -306,27 +303,56 @@ class Warehouse:
                 self._cached_bytes -= _weight(self._cache.popitem(last=False)[1])
 
     def forget(self, root: str) -> None:
-        """Drop what is in memory of the files below a path."""
+        """Remove the files below a path from the cache."""
         with self._mutex:
             for path in [path for path in self._cache if path.startswith(f"{root}/")]:
                 self._cached_bytes -= _weight(self._cache.pop(path))
+
+    # ---- files of clients ----
+
+    def data(self, path: str, *, size_max: int) -> bytes:
+        """A file that a client wrote.   Raises: Missing; Corrupt beyond `size_max`; Denied; Unavailable.
+
+        In a directory it is read directly, without following a link: clients use file names that are not valid keys.
+        Cost: 1 GET.
+        """
+        if self._folder is None:
+            return self.store.get(_key(path), size_max=size_max).data
+        try:
+            with _explained(f"read {path}"), open(self._files.read(f"{WAREHOUSE}/{path}"), "rb") as file:
+                found = file.read(size_max + 1)
+        except Unavailable as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise Missing(f"there is no file {path}") from None
+            raise
+        if len(found) > size_max:
+            raise Corrupt(f"{path} has more than the {size_max} bytes that it may have")
+        return found
+
+    def stats_in(self, root: str) -> Iterator[Stat]:
+        """The files below a path; links are left out.   Raises: Denied; Unavailable.   Cost: 1 LIST per 1,000."""
+        if self._folder is None:
+            yield from self.store.list(f"{WAREHOUSE}/{root}")
+            return
+        with _explained(f"read the folder of {root}"):
+            yield from self._files.stats(f"{WAREHOUSE}/{root}")
 
     # ---- purging ----
 
     def files_in(self, root: str) -> list[str]:
         """Up to 1,000 files below a path, for `delete`.   Raises: Denied; Unavailable.   Cost: 1 LIST.
 
-        In a directory they are files as such: clients give theirs names that the store does not know.
+        In a directory they are listed directly: clients use file names that are not valid keys.
         """
         if self._folder is None:
             return [stat.key for stat in islice(self.store.list(f"{WAREHOUSE}/{root}"), FILES_AT_ONCE)]
         if not root:
-            raise Denied("the whole warehouse is no folder of a table; nothing was deleted")
+            raise Denied("the warehouse itself is not the folder of a table; nothing was deleted")
         with _explained(f"read the folder of {root}"):
             return [file.path for file in islice(self._files.walk(f"{WAREHOUSE}/{root}"), FILES_AT_ONCE)]
 
     def delete(self, files: Sequence[str]) -> None:
-        """Delete exactly those files.   Raises: Denied; Unavailable.   Cost: 1 DELETE each."""
+        """Delete exactly these files.   Raises: Denied; Unavailable.   Cost: 1 DELETE each."""
         if self._folder is None:
             for failed in self.store.delete_many(Key(file) for file in files).values():
                 if failed is not None:
@@ -337,7 +363,7 @@ class Warehouse:
                 self._files.delete(file)
 
     def prune(self, root: str) -> None:
-        """Remove folders that are empty, where there are folders.   Raises: Denied; Unavailable."""
+        """In a directory, remove empty folders.   Raises: Denied; Unavailable."""
         if self._folder is not None:
             with _explained(f"prune the folder of {root}"):
                 self._files.prune(f"{WAREHOUSE}/{root}")
@@ -345,7 +371,7 @@ class Warehouse:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """What an OSError of the block means.   Raises: Denied, also for a link on the way; Unavailable."""
+    """Convert an OSError of the block.   Raises: Denied, also for a symbolic link in the path; Unavailable."""
     try:
         yield
     except OSError as error:
@@ -353,20 +379,20 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _folder(base_url: str) -> str | None:
-    """The warehouse's folder below what a URL or path names; None for a bucket.   Raises: Invalid."""
+    """The warehouse's folder below a URL or path; None for a bucket.   Raises: Invalid."""
     if "://" in base_url and not base_url.startswith("file://"):
         return None
     path = unquote(urlsplit(base_url).path) if "://" in base_url else base_url
     if "%" in path:
         raise Invalid(
-            f"tables cannot lie below {path!r}: some clients decode the % in a path, and others do not",
+            f"tables cannot be stored below {path!r}: some clients decode the % in a path, and others do not",
             hint="use a folder without % in its path",
         )
     return f"{os.path.abspath(path)}/{WAREHOUSE}"
 
 
 def property_text(key: object, value: object) -> str:
-    """A property as it is stored: always text.   Raises: Invalid."""
+    """A property as text.   Raises: Invalid."""
     if not isinstance(key, str) or not isinstance(value, str | int | float):
         raise Invalid(f"the property {_cut(key)} must be a string")
     if len(key) > NAME_CHARACTERS_MAX:
@@ -377,37 +403,44 @@ def property_text(key: object, value: object) -> str:
     return text
 
 
+def property_texts(properties: object) -> dict[str, str]:
+    """Properties as text.   Raises: Invalid."""
+    if not isinstance(properties, Mapping):
+        raise Invalid("properties must be an object")
+    return {key: property_text(key, value) for key, value in properties.items()}
+
+
 def _is_place(key: str) -> bool:
-    """Whether a property is called a path, location or folder."""
+    """Whether a property is named like a path, location or folder."""
     name = key.rstrip().lower()
     return name[max(name.rfind(mark) for mark in "._-") + 1 :] in _PLACES
 
 
 def _is_url(text: str) -> bool:
-    """Whether a value begins like the URL of a store."""
+    """Whether a value looks like the URL of a store."""
     scheme, colon, _ = text.lstrip()[:16].partition(":")
     return bool(colon) and scheme.lower() in _STORAGES
 
 
 def _is_for_clients(key: str) -> bool:
-    """Whether a property would tell a client to use another store, or code, than the catalog says."""
+    """Whether a property would make a client use another store, or run code."""
     name = key.strip().lower()
     return name.startswith(_CLIENTS) or name[max(name.rfind(mark) for mark in ".-") + 1 :] in _SECRETS
 
 
 def _strict_object(path: str, data: bytes) -> dict[str, Any]:
-    """The JSON of a file that no digest vouches for: no name twice, which programs read in different ways (F30)."""
+    """The JSON of a file without a digest. Duplicate names are refused: programs read them differently (F30)."""
     try:
         found = records.parse_json(data, what=path, bytes_max=METADATA_BYTES_MAX)
     except Invalid as error:
-        raise Invalid(f"{path} is not JSON that can be used: {error}") from None
+        raise Invalid(f"{path} is not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise Invalid(f"{path} is not a JSON object")
     return found
 
 
 def _cut(value: object) -> str:
-    """For messages: what a client sent, and not all of it."""
+    """A client's value, shortened for messages."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 

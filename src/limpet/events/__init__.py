@@ -1,8 +1,7 @@
-"""Events: task runs and compactions of the fleet. Other packages emit them through `EventSink` and know no more.
+"""Events: task runs and compactions of the fleet. Other packages emit them through `EventSink`.
 
-`sink` writes them in batches to the ledger, `fold` merges the batches into Parquet files that a head names, and
-`quarantine` keeps what could not be read. Nothing depends on an event: a sink that is slow or broken never holds up,
-fails or changes the work itself.
+`sink` writes them in batches to the ledger; `fold` merges the batches into the Parquet files of a head, and quarantines
+unreadable ones. Events are informational: a slow or broken sink never delays, fails or changes the work itself.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ import msgspec
 from limpet.records import Name
 from limpet.runtime import Runtime
 
-__all__ = ["EXECUTIONS", "Event", "EventSink", "compaction", "task_run"]
+__all__ = ["EXECUTIONS", "OUTCOMES", "Event", "EventSink", "compaction", "task_run"]
 
 EXECUTIONS = "executions"
-"""The domain that events are kept under."""
+"""The domain of events."""
+OUTCOMES = ("done", "failed", "retried", "lost", "released")
+"""The outcomes of a task run."""
 
 ERROR_CHARS_MAX = 200
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """Something that happened: a "task run" or a "compaction". `id` is a ULID: an event that comes twice is one event.
-    `at` is the wall clock of the machine where it happened, for people."""
+    """A "task run" or a "compaction". `id` is a ULID, by which duplicates are recognised. `at` is the wall clock of the
+    machine, for people."""
 
     id: Name
     kind: Name
@@ -34,23 +35,23 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventSink(Protocol):
-    """Where events go. None of these ever raises or blocks the work that they tell of; `flush` and `close` may take as
-    long as the store takes."""
+    """Where events go. No method raises, and `emit` never blocks; `flush` and `close` may take as long as the store
+    takes."""
 
     def emit(self, event: Event) -> None:
-        """Take an event."""
+        """Accept an event."""
 
     def flush(self) -> None:
-        """Write down what was taken, if the store lets it."""
+        """Write the accepted events, if the store is available."""
 
     def close(self) -> None:
-        """Flush, and take nothing more."""
+        """Flush, and accept no more events."""
 
 
 def task_run(
     runtime: Runtime, *, queue: str, task: str, attempt: int, worker: str, took_s: float, outcome: str, error: str = ""
 ) -> Event:
-    """A handler ran, and this came of it: done, failed, retried, lost or released."""
+    """A handler ran, with one of `OUTCOMES`."""
     ended = runtime.wall()
     fields: dict[str, Any] = {
         "queue": queue,
@@ -67,7 +68,7 @@ def task_run(
 
 
 def compaction(runtime: Runtime, *, index: str, counts: dict[str, int], took_s: float, error: str = "") -> Event:
-    """A compiler folded or packed shards of an index: how many, of how much."""
+    """A compile run folded or packed shards of an index; `counts` says how many."""
     fields: dict[str, Any] = {"index": index, **counts, "took_s": took_s}
     if error:
         fields["error"] = _sound(error[:ERROR_CHARS_MAX])
@@ -75,5 +76,5 @@ def compaction(runtime: Runtime, *, index: str, counts: dict[str, int], took_s: 
 
 
 def _sound(text: str) -> str:
-    """`text` as something that UTF-8 can hold: an error may quote half a character."""
+    """`text` as valid Unicode: an error message may contain half a character."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

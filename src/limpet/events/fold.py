@@ -1,14 +1,13 @@
-"""Executions: events of the whole fleet, folded into Parquet files that a head names.
+"""Executions: events of the whole fleet, folded into the Parquet files of a head.
 
-Whoever folds needs no lock. The swap of the head decides; an event is known by its id, so one that is handed over
-twice, by any number of compactors, in any order, is kept once.
+Folding needs no lock: the swap of the head decides. Events are identified by id, so an event that is submitted several
+times, to any number of compactors, in any order, is kept once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -18,27 +17,15 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
-from limpet.events import Event
-from limpet.events.parquet import ParquetEvents
-from limpet.events.quarantine import isolate
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unavailable, Unsupported
+from limpet.events import EXECUTIONS, OUTCOMES, Event
+from limpet.events.parquet import event_table, events_in, ids_in, merged, read_event_table, write_table
 from limpet.events.sink import SCHEMA, EventBatch
 from limpet.keys import CatalogKeys, Key, is_ulid
-from limpet.ledger import (
-    OBJECT_BYTES_MAX,
-    AppliedBatch,
-    Moment,
-    MomentOrNone,
-    Publication,
-    Publisher,
-    above,
-    delete_all,
-    moment,
-    store_time,
-)
-from limpet.records import Count, Digest, Name
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Blob, Stat, Store
+from limpet.ledger import OBJECT_BYTES_MAX, AppliedBatch, Publication, Publisher, delete_all, store_time
+from limpet.records import Count, Digest, Moment, MomentOrNone, Name, digest_of, moment
+from limpet.runtime import Runtime, ulid, ulid_above
+from limpet.store.api import Absent, Blob, Stat, Store, batched
 from limpet.store.outcome import put_bytes
 
 TRIES_MAX = 10
@@ -49,12 +36,14 @@ ROWS_MAX = 250_000
 FILES_MAX = 100_000
 STATE_BYTES_MAX = 1 << 30
 LATE_S = 3600.0
+STEP_S = 300.0
+"""By how much a machine's clock may be set back between an event and the batch with it."""
 
 _log = logging.getLogger("limpet.events")
 
 
 class StateFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file of folded events: its digest, its size, and the first and last id in it."""
+    """A file of folded events: its digest, size, rows, and first and last id."""
 
     id: Name
     sha256: Digest
@@ -65,15 +54,15 @@ class StateFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MergedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file that was merged into another one, and when. Readers may still be at it."""
+    """A file that was merged into another one, and when. Readers may still use it."""
 
     id: Name
     at: Moment
 
 
 class EventHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `manifests/executions.json` beside the cell's header. `newest` is when the newest batch that was
-    folded was written, by the store's clock."""
+    """The fields of `manifests/executions.json` beside the cell's header. `newest`: when the newest folded batch was
+    written, by the store's clock."""
 
     version: Count = 0
     files: Annotated[tuple[StateFile, ...], msgspec.Meta(max_length=FILES_MAX)] = ()
@@ -88,10 +77,10 @@ class EventHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_merge(files: Sequence[StateFile], rows: int) -> int:
-    """How many of the last files to write anew together with that many rows.
+    """How many of the last files to merge with this many new rows.
 
-    A full file stays; of the others each is at least twice as large as the one after it. So there is a file for each
-    250,000 events, and as many more as that number has bits.
+    A full file stays; each of the others is at least twice as large as the next one. So there is a file for each
+    250,000 events, and a logarithmic number of smaller ones.
     """
     taken = 0
     while taken < len(files) and files[-1 - taken].rows < min(2 * rows, ROWS_MAX):
@@ -101,14 +90,14 @@ def to_merge(files: Sequence[StateFile], rows: int) -> int:
 
 
 def is_late(event: Event, newest: str) -> bool:
-    """Whether an event comes more than an hour after what was folded already: a reader may have counted without it."""
+    """Whether an event is more than an hour older than the newest fold: a reader may have counted without it."""
     if not newest:
         return False
     return moment(event.at) < moment(newest) - timedelta(seconds=LATE_S)
 
 
 def read_batch(data: bytes, domain: str) -> EventBatch:
-    """A batch of events, checked.   Raises: Invalid, with the reason why it belongs in quarantine."""
+    """A valid batch of events.   Raises: Invalid, with the reason for quarantine."""
     try:
         batch = records.decode(data, EventBatch, what="it", size_max=OBJECT_BYTES_MAX)
     except Corrupt as error:
@@ -131,7 +120,7 @@ def read_batch(data: bytes, domain: str) -> EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the objects at some paths hold: events by id with their positions, and what cannot be read."""
+    """The content of ledger objects: events by id with their positions, and unreadable objects."""
 
     paths: tuple[str, ...]
     events: Mapping[str, tuple[Event, int | None]]
@@ -141,25 +130,24 @@ class _Read:
 
 
 class Executions:
-    """The events of a domain: folding them, and reading them. Any number of processes may fold at once."""
+    """Folds and reads the events of a domain. Any number of processes may fold concurrently."""
 
     def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime) -> None:
         self.store = store
         self.keys = keys
         self.runtime = runtime
-        self._codec = ParquetEvents()
 
     def cell(self) -> Cell[EventHead]:
         """The cell of the head."""
         return Cell(self.store, self.keys.head, struct_codec(EventHead), self.runtime)
 
     def publish(self, paths: Sequence[str], token: int = 0) -> Publication:
-        """Fold those ledger objects. When it returns, each is folded or in quarantine, or was and has been removed.
+        """Fold ledger objects. After it returns, each is folded, in quarantine, or was removed after a fold.
 
-        `token` is not looked at: events are facts, and nobody leads here.
-        Raises: Invalid for paths that are no batches of it; Unavailable, OutcomeUnknown (hand them over again).
+        `token` is ignored: there is no leader of events.
+        Raises: Invalid for paths that are not batches; Unavailable, OutcomeUnknown (call it again).
         Cost: 1 GET + 1 a path + 1 for each file that they overlap or are merged with; 2 PUTs, and 2 for each object
-        that goes to quarantine.   Crash: folded or not; at worst a file that no head names, which GC removes.
+        that goes to quarantine.   Crash: folded or not; at worst an unused file remains, which GC removes.
         """
         if not paths or len({*paths}) != len(paths) or len(paths) > PATHS_MAX:
             raise Invalid(f"give 1 to {PATHS_MAX} paths, and none twice")
@@ -181,10 +169,10 @@ class Executions:
             published = self._attempt(cell, seen, self._read(waiting))
             if published is not None:
                 return Publication(published.version, published.last_id)
-        raise Unavailable("the head was swapped by others too often")
+        raise Unavailable("too many concurrent swaps of the head")
 
     def fold(self, id_: str, blob: Blob) -> int:
-        """Fold one batch that came out of quarantine; how many of its events are new.
+        """Fold one batch from quarantine; returns how many of its events are new.
 
         Raises: Invalid if it still cannot be read.   Cost: as `publish`.
         """
@@ -197,24 +185,24 @@ class Executions:
             after = self._attempt(cell, seen, read)
             if after is not None:
                 return after.events - seen.value.events
-        raise Unavailable("the head was swapped by others too often")
+        raise Unavailable("too many concurrent swaps of the head")
 
     def head(self) -> EventHead:
-        """What is folded; an empty one if nothing ever was.   Raises: Corrupt.   Cost: 1 GET."""
+        """The current head; an empty one if nothing was folded yet.   Raises: Corrupt.   Cost: 1 GET."""
         seen = self.cell().read()
         return seen.value if seen else EventHead()
 
     def scan(self) -> Iterator[tuple[Event, int | None]]:
-        """Every event as of one head, with its position, in no order.
+        """Every event as of one head, with its position, unordered.
 
-        Raises: Corrupt, after all events of the other files, if files are damaged or missing; Conflict if it took so
-        long that files were merged and removed meanwhile.   Cost: 1 GET + 1 for each file.
+        Raises: Corrupt, after all events of the other files, if files are damaged or missing; Conflict if files were
+        merged and removed meanwhile.   Cost: 1 GET + 1 for each file.
         """
         head = self.head()
         damaged: list[str] = []
         for file in head.files:
             try:
-                yield from self._codec.events(self._table(file))
+                yield from events_in(self._table(file))
             except Corrupt as error:
                 damaged.append(str(error))
             except Missing:
@@ -224,20 +212,22 @@ class Executions:
         if damaged:
             raise Corrupt(f"{len(damaged)} of {len(head.files)} files of events cannot be read: {damaged[0]}")
 
-    def newest_first(self) -> Iterator[tuple[str, list[Event]]]:
-        """The folded events, a file at a time; each with the last id in it, and files with later ids come first.
+    def newest_first(self, floor: str = "") -> Iterator[tuple[str, list[Event]]]:
+        """The folded events by file, with the last id of the file; files with later ids come first.
 
-        A damaged file is left out, and said in the log.   Cost: 1 GET + 1 for each file.
+        A damaged file is skipped and logged. Files whose last id is below `floor` are not read.
+        Cost: 1 GET + 1 for each file.
         """
-        for file in sorted(self.head().files, key=lambda each: each.last, reverse=True):
+        files = [file for file in self.head().files if file.last >= floor]
+        for file in sorted(files, key=lambda each: each.last, reverse=True):
             try:
                 table = self._sound_table(file)
-            except Missing:  # it was merged into another one since, which the next look will show
+            except Missing:  # it was merged into another one since
                 continue
-            yield file.last, [] if table is None else [event for event, _ in self._codec.events(table)]
+            yield file.last, [] if table is None else [event for event, _ in events_in(table)]
 
     def _begin(self, cell: Cell[EventHead]) -> Versioned[EventHead]:
-        """An empty head, before any file: so a head that is lost is never taken for one that never was."""
+        """Create an empty head before any file, so that a lost head is never mistaken for a new domain."""
         if next(iter(self.store.list(self.keys.states)), None) is not None:
             seen = cell.read()
             if seen is None:
@@ -254,7 +244,7 @@ class Executions:
             return seen
 
     def _get(self, paths: Sequence[str]) -> dict[str, Blob]:
-        """The objects that are there: one that is not was folded and removed.   Raises: Corrupt for one too large."""
+        """The existing objects: a missing one was folded and removed.   Raises: Corrupt for one that is too large."""
         found: dict[str, Blob] = {}
         for path, outcome in self.store.get_many([Key(path) for path in paths], size_max=OBJECT_BYTES_MAX).items():
             if isinstance(outcome, Blob):
@@ -281,7 +271,7 @@ class Executions:
         return _Read(tuple(blobs), events, count - len(events), bad, said)
 
     def _attempt(self, cell: Cell[EventHead], seen: Versioned[EventHead], read: _Read) -> EventHead | None:
-        """One try on one head; None: the head moved, look again. Nothing of a lost try is used by the next one."""
+        """One attempt on one head; None: the head has changed, read it again. A lost attempt leaves nothing behind."""
         for path, (blob, reason) in read.bad.items():
             isolate(self.store, self.keys, str(self.keys.batch_id(path)), blob, reason)
         try:
@@ -290,7 +280,7 @@ class Executions:
             now = cell.read()
             if now is not None and now.version != seen.version:
                 return None
-            raise Corrupt(f"the head names a file that is not there: {error}") from None
+            raise Corrupt(f"a file of the head is missing: {error}") from None
         match cell.attempt(seen, new):
             case Won() | Replaced():
                 return new
@@ -298,29 +288,29 @@ class Executions:
                 return None
 
     def _build(self, head: EventHead, read: _Read) -> EventHead:
-        """The head after those events, with its new files written under new names above all that the head knows."""
+        """The head after these events; its new files are written under names above all names in the head."""
         merging = to_merge(head.files, len(read.events))
         tables: list[Any] = []
         for file in reversed(head.files[len(head.files) - merging :]):
             table = self._sound_table(file)
             if table is None:
-                break  # a damaged file stays as it is, and the smaller ones after it are merged
+                break  # a damaged file stays unchanged, and the smaller ones after it are merged
             tables.insert(0, table)
         split = len(head.files) - len(tables)
-        kept, merged = head.files[:split], head.files[split:]
-        known = {id_ for table in tables for id_ in self._codec.ids(table)}
+        kept, replaced = head.files[:split], head.files[split:]
+        known = {id_ for table in tables for id_ in ids_in(table)}
         first, last = min(read.events, default=""), max(read.events, default="")
         for file in kept:
             if file.first <= last and first <= file.last and (table := self._sound_table(file)) is not None:
-                known.update(self._codec.ids(table))
+                known.update(ids_in(table))
         fresh = [found for id_, found in read.events.items() if id_ not in known]
         last_id, files, gone = head.last_id, head.files, head.gone
         if fresh:
-            whole = self._codec.merged([*tables, self._codec.table(fresh)])
+            whole = merged([*tables, event_table(fresh)])
             written = [*self._write(whole, head.last_id)]
             last_id, files = written[-1].id, (*kept, *written)
             at = self.store.now().isoformat(timespec="microseconds")
-            gone = (*head.gone, *(MergedFile(file.id, at) for file in merged))[-GONE_MAX:]
+            gone = (*head.gone, *(MergedFile(file.id, at) for file in replaced))[-GONE_MAX:]
         version = head.version + 1
         return EventHead(
             version=version,
@@ -338,28 +328,110 @@ class Executions:
     def _write(self, table: Any, floor: str) -> Iterator[StateFile]:
         for start in range(0, table.num_rows, ROWS_MAX):
             part = table.slice(start, ROWS_MAX)
-            data, ids = self._codec.to_bytes(part), self._codec.ids(part)
-            floor = above(self.runtime.new_id(), floor)
+            data, ids = write_table(part), ids_in(part)
+            floor = ulid_above(self.runtime.new_id(), floor)
             put_bytes(self.store, self.runtime, self.keys.state(floor), data, Absent())
-            yield StateFile(floor, hashlib.sha256(data).hexdigest(), len(data), len(ids), ids[0], ids[-1])
+            yield StateFile(floor, digest_of(data), len(data), len(ids), ids[0], ids[-1])
 
     def _sound_table(self, file: StateFile) -> Any | None:
-        """The table of a file; None for a damaged one, which is said in the log: the others go on (A5).
+        """The table of a file; None for a damaged one, which is logged and skipped (A5).
 
-        Events that it holds and that are handed over again are kept twice.
+        Its events are stored again if they are submitted again.
         """
         try:
             return self._table(file)
         except Corrupt as error:
-            _log.warning("a file of folded events is damaged and is left out: %s", error)
+            _log.warning("a file of folded events is damaged and was skipped: %s", error)
             return None
 
     def _table(self, file: StateFile) -> Any:
         key = self.keys.state(file.id)
         data = self.store.get(key, size_max=file.size).data
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise Corrupt(f"{key} is not what was folded: its digest differs")
-        return self._codec.from_bytes(data, what=key)
+        if digest_of(data) != file.sha256:
+            raise Corrupt(f"{key} was modified since it was folded: its digest differs")
+        return read_event_table(data, what=key)
+
+
+# ---- the newest events ----
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Which events to list. An empty field matches all.   Raises: Invalid for an unknown outcome."""
+
+    queues: Collection[str] = ()
+    outcomes: Collection[str] = ()
+    task: str | None = None
+    since: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for outcome in self.outcomes:
+            if outcome not in OUTCOMES:
+                raise Invalid(f"there is no outcome {outcome!r}", hint=f"there are {', '.join(OUTCOMES)}")
+
+    def fits(self, event: Event) -> bool:
+        """Whether the event matches."""
+        fields = event.fields
+        return (
+            (not self.queues or fields.get("queue") in self.queues)
+            and (not self.outcomes or fields.get("outcome") in self.outcomes)
+            and (self.task is None or fields.get("task") == self.task)
+            and (self.since is None or datetime.fromisoformat(event.at) >= self.since)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Events, the newest first, and the errors of unreadable objects. `cut`: more objects may hold some."""
+
+    events: list[Event]
+    unreadable: list[str]
+    cut: bool = False
+
+
+def recent(
+    store: Store,
+    runtime: Runtime,
+    n: int,
+    wanted: EventFilter = EventFilter(),
+    *,
+    batches_max: int | None = None,
+    files_max: int | None = None,
+) -> Recent:
+    """The newest `n` matching events that were written, in the ledger or in folded files.
+
+    `batches_max`, `files_max`: read no more objects of the ledger, or folded files, than the newest so many.
+    Raises: Unsupported if there are folded events and pyarrow is not installed.
+    Cost: 1 LIST per 1,000 objects of the ledger, 1 GET each; 1 GET + 1 for each file that may hold one of the newest.
+    With `wanted.since`, objects that were written before are neither listed nor read.
+    """
+    keys = CatalogKeys.of(EXECUTIONS)
+    found: dict[str, Event] = {}
+    bad: list[str] = []
+    floor = "" if wanted.since is None else ulid(max(0, int(1000 * (wanted.since.timestamp() - STEP_S))), 0)
+    after = f"{keys.ledger}/{floor}" if floor else None
+    listed = [stat.key for stat in store.list(keys.ledger, after=after) if keys.batch_id(stat.key) is not None]
+    cut = batches_max is not None and len(listed) > batches_max
+    if cut:
+        listed = listed[-(batches_max or 0) :]
+    for key, blob in store.get_many(listed, size_max=OBJECT_BYTES_MAX).items():
+        try:
+            if isinstance(blob, LimpetError):
+                raise blob
+            found |= {event.id: event for event in read_batch(blob.data, EXECUTIONS).events if wanted.fits(event)}
+        except Missing:  # it was folded since
+            continue
+        except (Corrupt, Invalid, Unsupported) as error:
+            bad.append(f"{key}: {error}")
+    for number, (last, events) in enumerate(Executions(store, keys, runtime).newest_first(floor)):
+        newest = sorted(found, reverse=True)[:n]
+        if len(newest) == n and last < newest[-1]:
+            break
+        found |= {event.id: event for event in events if wanted.fits(event)}
+        if number + 1 == files_max:
+            cut = True
+            break
+    return Recent([found[id_] for id_ in sorted(found, reverse=True)[:n]], bad, cut)
 
 
 # ---- handing over, and garbage ----
@@ -372,54 +444,51 @@ GRACE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class HandoverReport:
-    """What a pass over the events found: batches that were handed over and removed, and objects that are no batch, or
-    too large for one, or that the compactor does not take. Those stay where they are."""
+    """The result of a pass over the ledger of events: batches that were folded and removed; objects that stay:
+    not batches, too large, or rejected by the compactor."""
 
     batches: int
     strays: int
 
 
 def hand_over(store: Store, keys: CatalogKeys, publish: Publisher, *, most: int = HANDED_MOST) -> HandoverReport:
-    """Have the batches of events that wait folded, and remove each from the ledger once that is published.
+    """Fold the waiting batches of events, and remove each from the ledger after that.
 
-    One that the compactor does not take holds up no other: then they are handed over one by one.
-    Raises: Unavailable and the like; what was not folded still waits.   Cost: 1 LIST per 1,000 batches, 1 publication
-    for each 64 of them or 16 MiB, 1 DELETE each.   Crash: what was folded and not removed is recognised by the next.
+    A rejected batch does not delay the others: then they are submitted one by one.
+    Raises: Unavailable and other errors of the store; batches that were not folded still wait.   Cost: 1 LIST per 1,000
+    batches, 1 publication for each 64 of them or 16 MiB, 1 DELETE each.   Crash: folded batches that were not removed
+    are recognised next time.
     """
     batches = strays = 0
-    waiting: list[Stat] = []
 
-    def send() -> None:
-        nonlocal batches, strays
-        groups = [[stat.key for stat in waiting]] if waiting else []
-        waiting.clear()
+    def waiting() -> Iterator[Stat]:
+        nonlocal strays
+        for stat in islice(store.list(keys.ledger), most):
+            if keys.batch_id(stat.key) is None or stat.size > OBJECT_BYTES_MAX:
+                strays += 1  # it stays; the compactor would have to read all of it into memory (F32)
+            else:
+                yield stat
+
+    for some in batched(waiting(), lambda stat: stat.size, size=HANDED_BYTES_MAX, count=HANDED_PATHS_MAX):
+        groups = [[stat.key for stat in some]]
         while groups:
-            keys_ = groups.pop(0)
+            group = groups.pop(0)
             try:
-                publish(keys_, 0)
+                publish(group, 0)
             except (Invalid, Corrupt) as error:
-                if len(keys_) > 1:
-                    groups = [[key] for key in keys_]
-                    continue
-                _log.warning("the events in %s cannot be folded, and stay there: %s", keys_[0], error)
-                batches, strays = batches - 1, strays + 1
+                if len(group) > 1:
+                    groups = [[key] for key in group]
+                else:
+                    _log.warning("the events in %s cannot be folded, and stay there: %s", group[0], error)
+                    strays += 1
                 continue
-            delete_all(store, keys_)
-
-    for stat in islice(store.list(keys.ledger), most):
-        if keys.batch_id(stat.key) is None or stat.size > OBJECT_BYTES_MAX:
-            strays += 1  # it stays; the compactor would have to take all of it into memory (F32)
-            continue
-        if len(waiting) == HANDED_PATHS_MAX or sum(each.size for each in waiting) + stat.size > HANDED_BYTES_MAX:
-            send()
-        waiting.append(stat)
-        batches += 1
-    send()
+            delete_all(store, group)
+            batches += len(group)
     return HandoverReport(batches, strays)
 
 
 def garbage(head: EventHead, listed: Iterable[Stat], ids: Iterable[str | None], before: datetime) -> list[str]:
-    """The files of events that no head names: merged before that time, or written before it and never named."""
+    """The unused files of events: merged, or written without being named by a head, before that time."""
     named = {file.id for file in head.files}
     merged = {gone.id: moment(gone.at) for gone in head.gone}
     return [
@@ -430,11 +499,11 @@ def garbage(head: EventHead, listed: Iterable[Stat], ids: Iterable[str | None], 
 
 
 def collect_events(executions: Executions, *, grace_s: float = GRACE_S) -> int:
-    """Delete files of events that were merged into others, or that no head ever named; how many. For the compactor.
+    """Delete files of events that were merged or never used; returns how many. For the compactor.
 
-    Before it deletes it swaps the head: whoever was about to name one of them loses, and begins anew with new names.
-    Raises: OutcomeUnknown (do it again).   Cost: 1 GET, 1 LIST per 1,000 files; if there is garbage 1 GET + 1 PUT, and
-    1 DELETE each.   Crash: the rest goes next time.
+    It swaps the head before it deletes: a process that was about to use one of them loses, and writes new files.
+    Raises: OutcomeUnknown (run it again).   Cost: 1 GET, 1 LIST per 1,000 files; if there is garbage 1 GET + 1 PUT, and
+    1 DELETE each.   Crash: the next run deletes the rest.
     """
     cell, store, keys = executions.cell(), executions.store, executions.keys
     before = store_time(store, cell.read) - timedelta(seconds=grace_s)
@@ -457,3 +526,82 @@ def collect_events(executions: Executions, *, grace_s: float = GRACE_S) -> int:
     doomed -= {file.id for file in after.value.files}  # named between the listing and the swap
     delete_all(store, [keys.state(id_) for id_ in sorted(doomed)])
     return len(doomed)
+
+
+REASON_CHARS_MAX = 500
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a batch is in quarantine: its path, the reason, size, digest and time."""
+
+    id: Name
+    path: Name
+    reason: Name
+    size: Count
+    sha256: Digest
+    written_at: Name
+
+
+def isolate(store: Store, keys: CatalogKeys, id_: str, blob: Blob, reason: str) -> None:
+    """Copy a batch to quarantine, then write the reason. Idempotent.   Cost: 2 PUTs.
+
+    Crash: a copy without a reason; the batch is still in the ledger, and is found again.
+    """
+    said = Reason(
+        id=id_,
+        path=keys.batch(id_),
+        reason=reason[:REASON_CHARS_MAX],
+        size=len(blob.data),
+        sha256=digest_of(blob.data),
+        written_at=blob.modified.isoformat(timespec="seconds"),
+    )
+    store.put(keys.quarantined(id_), blob.data)
+    store.put(keys.reason(id_), records.encode(said))
+
+
+def quarantined(store: Store, keys: CatalogKeys) -> Iterator[Reason]:
+    """The batches in quarantine, sorted by id; for a damaged reason, that is the reason.
+
+    Cost: 1 LIST per 1,000 objects, 1 GET each.
+    """
+    for stat in store.list(keys.quarantine):
+        id_ = keys.id_of(stat.key)
+        if id_ is not None and stat.key == keys.reason(id_):
+            try:
+                yield reason_of(store, keys, id_)
+            except Missing:
+                continue  # it was taken out since
+            except Corrupt as error:
+                at = stat.modified.isoformat(timespec="seconds")
+                said = f"the reason cannot be read: {error}"[:REASON_CHARS_MAX]
+                yield Reason(id=id_, path=keys.batch(id_), reason=said, size=stat.size, sha256="0" * 64, written_at=at)
+
+
+def reason_of(store: Store, keys: CatalogKeys, id_: str) -> Reason:
+    """Why a batch is in quarantine.   Raises: Missing if it is not there; Corrupt.   Cost: 1 GET."""
+    try:
+        data = store.get(keys.reason(id_)).data
+    except Missing:
+        raise Missing(f"there is no batch {id_} in quarantine") from None
+    return records.decode(data, Reason, what=keys.reason(id_))
+
+
+def retry(store: Store, keys: CatalogKeys, id_: str, fold: Callable[[str, Blob], int]) -> int:
+    """Fold a batch from quarantine, for example with a newer Limpet, and remove it; returns how many events are new.
+
+    Raises: Missing if it is not there; Invalid if it still cannot be read: then it stays; errors of `fold`.
+    Cost: 2 GETs, a fold, 2 DELETEs.   Crash: it stays, and the next retry finds its events folded.
+    """
+    said = reason_of(store, keys, id_)
+    blob = store.get(keys.quarantined(id_), size_max=said.size)
+    if digest_of(blob.data) != said.sha256:
+        raise Corrupt(f"{keys.quarantined(id_)} was modified in quarantine: its digest differs")
+    new = fold(id_, blob)
+    forget(store, keys, id_)
+    return new
+
+
+def forget(store: Store, keys: CatalogKeys, id_: str) -> None:
+    """Delete a batch from quarantine.   Raises: Denied for a role that may not.   Cost: 2 DELETEs."""
+    for key in (keys.quarantined(id_), keys.reason(id_)):
+        store.delete(Key(key))

@@ -1,4 +1,4 @@
-"""Parquet files that any engine can read: tables with a fixed schema, and folded events as such."""
+"""Parquet files that any engine can read: tables with a fixed schema, and tables of events."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 from limpet.errors import Corrupt, Unsupported
 from limpet.events import Event
+from limpet.records import json_text
 
 TABLE_BYTES_MAX = 4 << 30
 ROWS_ALWAYS = 1000
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
-_decode = msgspec.json.Decoder().decode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def arrow() -> Any:
@@ -45,58 +45,56 @@ def read_table(data: bytes, schema: Any, *, what: str) -> Any:
         if not 0 <= sum(sizes) <= TABLE_BYTES_MAX or min(sizes, default=0) < 0:
             raise Corrupt(f"{what} would take {sum(sizes)} bytes in memory, more than {TABLE_BYTES_MAX}")
         if file.metadata.num_rows > max(len(data), ROWS_ALWAYS):
-            # No two rows that we write are equal, and each has an id or a digest that cannot be compressed.
+            # All rows that we write differ by an id or a digest, which cannot be compressed.
             raise Corrupt(f"{what} has {file.metadata.num_rows} rows in {len(data)} bytes, more than can differ")
         table = file.read(use_threads=False)
         table.validate(full=True)
         alike = table.schema.equals(schema)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{what} is no sound Parquet file: {' '.join(str(error).split())[:160]}") from None
+        raise Corrupt(f"{what} is not a valid Parquet file: {' '.join(str(error).split())[:160]}") from None
     if not alike:
         raise Corrupt(f"{what} has other columns than {', '.join(schema.names)}")
     return table
 
 
-class ParquetEvents:
-    """Folded events as Parquet: a row an event, in the order of their ids; `fields` is JSON text."""
-
-    def schema(self) -> Any:
-        """The columns: id, kind, at, position (null if there is none) and fields."""
-        pa = arrow()
-        texts = {name: pa.string() for name in ("id", "kind", "at", "fields")}
-        return pa.schema([(name, texts.get(name, pa.int64())) for name in ("id", "kind", "at", "position", "fields")])
-
-    def table(self, events: Iterable[tuple[Event, int | None]]) -> Any:
-        """A table of events with their positions."""
-        rows = [(each.id, each.kind, each.at, position, json_text(each.fields)) for each, position in events]
-        columns = [[*column] for column in zip(*rows, strict=True)] or [[] for _ in self.schema().names]
-        return arrow().table(columns, schema=self.schema())
-
-    def merged(self, tables: Sequence[Any]) -> Any:
-        """One table of all, in the order of ids. No id may be in two of them."""
-        return arrow().concat_tables(tables).sort_by("id").combine_chunks()
-
-    def ids(self, table: Any) -> list[str]:
-        """The ids, in the order of the rows."""
-        return [*map(str, table.column("id").to_pylist())]
-
-    def events(self, table: Any) -> Iterator[tuple[Event, int | None]]:
-        """The events of a table, with their positions."""
-        for id_, kind, at, position, fields in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            yield Event(id_, kind, at, _decode(fields)), position
-
-    def to_bytes(self, table: Any) -> bytes:
-        """The file of a table."""
-        return write_table(table)
-
-    def from_bytes(self, data: bytes, *, what: str) -> Any:
-        """The table of a file.   Raises: Corrupt."""
-        table = read_table(data, self.schema(), what=what)
-        if any(table.column(name).null_count for name in ("id", "kind", "at", "fields")):
-            raise Corrupt(f"{what} lacks values")
-        return table
+def event_schema() -> Any:
+    """The columns of folded events: id, kind, at, position (null if there is none) and fields, which is JSON text."""
+    pa = arrow()
+    texts = {name: pa.string() for name in ("id", "kind", "at", "fields")}
+    return pa.schema([(name, texts.get(name, pa.int64())) for name in ("id", "kind", "at", "position", "fields")])
 
 
-def json_text(value: Any) -> str:
-    """A value as JSON text. Equal values give equal texts."""
-    return _encode(value).decode()
+def event_table(events: Iterable[tuple[Event, int | None]]) -> Any:
+    """A table of events with their positions, a row each."""
+    schema = event_schema()
+    rows = [(each.id, each.kind, each.at, position, json_text(each.fields)) for each, position in events]
+    columns = [[*column] for column in zip(*rows, strict=True)] or [[] for _ in schema.names]
+    return arrow().table(columns, schema=schema)
+
+
+def read_event_table(data: bytes, *, what: str) -> Any:
+    """The table of a file of events.   Raises: Corrupt."""
+    table = read_table(data, event_schema(), what=what)
+    if any(table.column(name).null_count for name in ("id", "kind", "at", "fields")):
+        raise Corrupt(f"{what} lacks values")
+    return table
+
+
+def merged(tables: Sequence[Any]) -> Any:
+    """One table of all, sorted by id. Ids must be unique."""
+    return arrow().concat_tables(tables).sort_by("id").combine_chunks()
+
+
+def ids_in(table: Any) -> list[str]:
+    """The ids of a table of events, in the order of the rows."""
+    return [*map(str, table.column("id").to_pylist())]
+
+
+def events_in(table: Any) -> Iterator[tuple[Event, int | None]]:
+    """The events of a table, with their positions.   Raises: Corrupt for `fields` that are not a JSON object."""
+    for id_, kind, at, position, fields in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        try:
+            event = Event(id_, kind, at, _decode(fields))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Corrupt(f"the fields of the event {id_[:40]!r} cannot be read: {error}") from None
+        yield event, position

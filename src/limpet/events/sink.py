@@ -1,4 +1,4 @@
-"""`LedgerSink`: events gathered in memory and appended to the ledger in batches."""
+"""`LedgerSink`: events are collected in memory and appended to the ledger in batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = 1
 EVENTS_MAX = 100_000
 POSITION_MAX = (1 << 62) - 1
 SHARE = 0.015
-"""Requests that events may take for each request of the work itself. With the last flush they stay below 2 %."""
+"""Requests for events per request of the work itself. With the last flush they stay below 2 %."""
 FLUSH_COUNT = 10_000
 FLUSH_AGE_S = 10.0
 FLUSH_AGE_MAX_S = 900.0
@@ -36,7 +36,7 @@ _log = logging.getLogger("limpet.events")
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger object of the domain `executions`. The events have the positions from `position` on, or none."""
+    """A ledger object of the domain `executions`. `position`: that of the first event; None: without positions."""
 
     schema: Positive = SCHEMA
     domain: Name
@@ -47,8 +47,8 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SinkLoad:
-    """What a sink holds: how many events, for how long the oldest has waited, what writing them costs, and how many
-    requests events and everything else took so far."""
+    """The state of a sink: the number of events, the age of the oldest, the requests that a flush takes, and those that
+    the sink and everything else have made so far."""
 
     count: int
     age_s: float
@@ -58,10 +58,10 @@ class SinkLoad:
 
 
 def is_due(held: SinkLoad) -> bool:
-    """Whether it is time to write: 10,000 wait, or they wait for 15 minutes, or for 10 s and the work pays for it.
+    """Whether to flush: after 10,000 events, after 15 minutes, or after 10 s if the share of requests allows it.
 
-    So events take at most 1.5 % of the requests, or one for 10,000 tasks, or one in 15 minutes, whichever is most; and
-    the last flush of a process takes at most 3.
+    So events take at most 1.5 % of the requests, or one for 10,000 tasks, or one in 15 minutes, whichever is most; the
+    last flush of a process takes at most 3.
     """
     if held.count >= FLUSH_COUNT or (held.count and held.age_s >= FLUSH_AGE_MAX_S):
         return True
@@ -72,7 +72,7 @@ def is_due(held: SinkLoad) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _UnsentBatch:
-    """A batch on its way: the same bytes under the same name, however often it takes."""
+    """A batch that is being written: every attempt sends the same bytes under the same name."""
 
     key: Key
     data: bytes
@@ -80,11 +80,11 @@ class _UnsentBatch:
 
 
 class LedgerSink:
-    """Takes events from any thread; a thread of its own writes them. Order within a process is kept.
+    """Accepts events from any thread; a background thread writes them. Order within a process is kept.
 
-    `spent` tells how many requests this process has made in all, those of this sink too. While the store is away up to
-    50,000 events wait in memory; what could not be written is counted in `lost`, and said once in the log.
-    Crash: what was in memory is lost: at most 10,000 events or those of 15 minutes, while the store is there.
+    `spent` returns the number of all requests of this process, including this sink's. While the store is unavailable up
+    to 50,000 events are kept in memory; events that could not be written are counted in `lost`, and logged once.
+    Crash: events in memory are lost: at most 10,000, or those of 15 minutes, while the store is available.
     """
 
     def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime, spent: Callable[[], int]) -> None:
@@ -128,7 +128,7 @@ class LedgerSink:
                 pass
 
     def close(self) -> None:
-        """What the store does not take now is lost, and counted."""
+        """Events that cannot be written now are lost, and counted."""
         self._closed.set()
         self._wake.set()
         for _ in range(CLOSE_TRIES_MAX):
@@ -156,10 +156,10 @@ class LedgerSink:
         return SinkLoad(count, age_s, cost, own, self._spent() - own)
 
     def _write(self) -> bool:
-        """Write one batch; whether it is settled. One whose fate is open stays, to be sent again."""
+        """Write one batch; False if the outcome is unknown or the store is unavailable: then it is sent again."""
         ready = self._ready = self._ready or self._gather()
         try:
-            # Folded and removed since, it would come back: the compactor knows its events by their ids.
+            # If it was folded and removed since, it is written again: the compactor recognises its events by their ids.
             put_bytes(self._store, self._runtime, ready.key, ready.data, Absent())
         except (Unavailable, OutcomeUnknown):
             return False
@@ -188,7 +188,7 @@ class LedgerSink:
             self.lost += count
             said, self._said = self._said, True
         if not said:
-            _log.warning("events could not be written and are lost (said once): %s", why)
+            _log.warning("events could not be written and are lost (logged once): %s", why)
 
 
 def _is_sound(event: Event) -> bool:
@@ -204,13 +204,13 @@ NEXT_MAX = 1 << 62
 
 
 class SequenceRecord(msgspec.Struct, frozen=True):
-    """The fields of `sequence/<domain>.json` beside the cell's header: the first position that nobody has."""
+    """The fields of `sequence/<domain>.json` beside the cell's header: the next free position."""
 
     next: Annotated[int, msgspec.Meta(ge=0, le=NEXT_MAX)]
 
 
 class Sequence:
-    """The positions of one process: a block at a time. What is left of a block when the process ends is left out."""
+    """The positions of one process, reserved in blocks. The rest of a block is skipped when the process ends."""
 
     def __init__(self, store: Store, keys: CatalogKeys, runtime: Runtime) -> None:
         self._cell = Cell(store, keys.sequence, struct_codec(SequenceRecord), runtime)
@@ -218,13 +218,13 @@ class Sequence:
         self._end = 0
 
     def cost(self, count: int) -> int:
-        """How many requests `take` would make."""
+        """The number of requests of `take`."""
         return 0 if self._next + count <= self._end else 2
 
     def take(self, count: int) -> int | None:
-        """The first of `count` positions in a row; None if they cannot be had now. Never raises.
+        """The first of `count` consecutive positions; None if the store is not available. Never raises.
 
-        Cost: nothing mostly; for each block 1 GET + 1 PUT.   Crash: the block is left out.
+        Cost: mostly none; for each block 1 GET + 1 PUT.   Crash: the block is skipped.
         """
         if self.cost(count):
             size = max(BLOCK, count)
@@ -232,7 +232,7 @@ class Sequence:
             def further(record: SequenceRecord | None) -> SequenceRecord:
                 after = (record.next if record else 1) + size
                 if after > NEXT_MAX:
-                    raise Invalid(f"{self._cell.key} stands at {after}: no process hands out so many")
+                    raise Invalid(f"{self._cell.key} has the implausible position {after}")
                 return SequenceRecord(after)
 
             try:

@@ -1,48 +1,34 @@
-"""Bearer tokens with names and rights. A service without tokens answers only to its own machine (F31).
+"""Where the tokens of a service come from. A service without tokens accepts only local requests (F31).
 
-Tokens come from a variable, from a file of secrets, or from a file of named tokens (`--tokens-file`). Files are read
-again when they change. If the new content cannot be used, that is logged, and the tokens read last stay in force.
+Tokens come from an environment variable, a file of secrets, or a file of named tokens (`--tokens-file`). Files are read
+again when they change. If the new content is not valid, that is logged, and the last valid tokens stay in force.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from ipaddress import ip_address
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any
 
 import msgspec
 
 from limpet import records
-from limpet.errors import Denied, Invalid
+from limpet.errors import Invalid
 from limpet.records import Name
 from limpet.runtime import Runtime
+from limpet.service.client import check_secrets, parsed_secrets, secrets_of
+from limpet.service.http import DEFAULT, RIGHTS, Caller, Known, Right, digest_of, is_loopback
 
-API_TOKENS = "LIMPET_API_TOKENS"
 RPC_SECRET = "LIMPET_RPC_SECRET"
 METRICS_TOKEN = "LIMPET_METRICS_TOKEN"
 TOKENS_FILE = "LIMPET_TOKENS_FILE"
-SECRET_MIN = 16
 FILE_BYTES_MAX = 1 << 20
 TOKENS_MAX = 1000
 LOOK_EVERY_S = 1.0
-DEFAULT = "default"
-"""The name of a token that was given without one."""
-
-Headers = Sequence[tuple[bytes, bytes]]
-
-Right = Literal["read", "write", "metrics", "publish"]
-RIGHTS: frozenset[Right] = frozenset(("read", "write", "metrics", "publish"))
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _GRANTS: dict[str, frozenset[Right]] = {
     "read": frozenset(("read",)),
@@ -52,97 +38,17 @@ _GRANTS: dict[str, frozenset[Right]] = {
 }
 
 
-class TokenUnknown(Denied):
-    """The request carries no token, or one that the service does not know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The sender of a request: the name of the token, its rights, and the namespaces in which they hold.
-
-    `prefixes` are namespaces; the rights hold in them and in everything below. None: in every namespace.
-    """
-
-    name: str
-    rights: frozenset[Right]
-    prefixes: tuple[tuple[str, ...], ...] | None = None
-
-    def demand(self, right: Right) -> None:
-        """Raises: Denied without the right."""
-        if right not in self.rights:
-            raise Denied(f"the token {self.name!r} does not have the right {right!r}", hint="")
-
-    def demand_in(self, namespaces: Iterable[Sequence[str]], *, sight: bool = False) -> None:
-        """Raises: Denied unless the rights hold in all of these namespaces; with `sight`, unless it sees them all."""
-        may = self.sees if sight else self.acts_in
-        if not all(map(may, namespaces)):
-            raise Denied(f"the token {self.name!r} has no rights in that namespace", hint="")
-
-    def acts_in(self, namespace: Sequence[str]) -> bool:
-        """Whether the rights hold in a namespace."""
-        if self.prefixes is None:
-            return True
-        return any(tuple(namespace[: len(prefix)]) == prefix for prefix in self.prefixes)
-
-    def sees(self, namespace: Sequence[str]) -> bool:
-        """Whether a namespace is shown to the caller: it lies in one of the prefixes, or on the way to one."""
-        if self.prefixes is None:
-            return True
-        levels = tuple(namespace)
-        return any(levels[: len(prefix)] == prefix[: len(levels)] for prefix in self.prefixes)
-
-
-ANYBODY = Caller("", RIGHTS)
-"""The caller of a service without tokens."""
-
-Known = tuple[tuple[bytes, Caller], ...]
-"""SHA-256 of each token, and its owner."""
-
-
-class Tokens:
-    """The tokens that a service takes.
-
-    Without any it takes every request that names this machine as its host. It refuses a page in a local browser whose
-    host name points to this machine (DNS rebinding), and a POST of anything but JSON (`Request.json`).
-    """
-
-    def __init__(self, tokens: Sequence[str] = (), *sources: Callable[[], Known]) -> None:
-        fixed = tuple((digest_of(token), Caller(DEFAULT, RIGHTS)) for token in tokens)
-        self._sources = [*((lambda: fixed,) if fixed else ()), *sources]
-
-    def __bool__(self) -> bool:
-        return bool(self._sources)
-
-    def demand(self, headers: Headers) -> Caller:
-        """The owner of the token in the headers.   Raises: TokenUnknown; Denied."""
-        if not self._sources:
-            _demand_local(headers)
-            return ANYBODY
-        sent = [value for name, value in headers if name == b"authorization"]
-        scheme, _, token = sent[0].partition(b" ") if len(sent) == 1 else (b"", b"", b"")
-        digest = hashlib.sha256(token.strip()).digest()
-        caller: Caller | None = None
-        for source in self._sources:
-            for each, owner in source():
-                # every token is compared, in constant time, so that the time taken reveals nothing
-                if hmac.compare_digest(digest, each):
-                    caller = owner
-        if caller is None or scheme.lower() != b"bearer":
-            raise TokenUnknown("no token, or one that is not known here", hint="send Authorization: Bearer TOKEN")
-        return caller
-
-
 class WatchedFile:
-    """The tokens in a file, read again when it changes. Calling it costs one `stat` a second at most."""
+    """The tokens in a file, read again when it changes. A call costs at most one `stat` per second."""
 
     def __init__(
-        self, path: str, parse: Callable[[str], Known], runtime: Runtime, tell: Callable[[str], None], *, private: bool
+        self, path: str, parse: Callable[[str], Known], runtime: Runtime, warn: Callable[[str], None], *, private: bool
     ) -> None:
-        """`private`: a file that every user of the machine can read is refused.   Raises: Invalid."""
+        """`private`: refuse a file that every user of the machine can read.   Raises: Invalid."""
         self._path = Path(path)
         self._parse = parse
         self._runtime = runtime
-        self._tell = tell
+        self._warn = warn
         self._private = private
         self._mark = self._marked()
         self._known = self._read()
@@ -162,9 +68,9 @@ class WatchedFile:
         try:
             self._known = self._read()
         except Invalid as error:
-            self._tell(f"{error}; the tokens that were read before stay in force")
+            self._warn(f"{error}; the previous tokens stay in force")
         else:
-            self._tell(f"{self._path} has changed: {len(self._known)} tokens are in force")
+            self._warn(f"{self._path} has changed: {len(self._known)} tokens are in force")
 
     def _marked(self) -> tuple[int, ...]:
         try:
@@ -207,17 +113,17 @@ class _NamedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def named_tokens(text: str) -> Known:
     """The tokens in the text of a `--tokens-file`.
 
-    It is TOML: for each token a table `[[token]]` with its `name`, its `secret` or the `sha256` of it, its `rights`
-    (read, write, metrics, admin) and, if they hold only there, its `namespaces` (levels joined by dots, or lists of
-    levels). Several tokens may have one name, while one replaces the other.   Raises: Invalid, without a secret in it.
+    It is TOML: a table `[[token]]` for each token, with its `name`, its `secret` or the `sha256` of it, its `rights`
+    (read, write, metrics, admin) and, to limit them, its `namespaces` (levels joined by dots, or lists of levels).
+    Several tokens may share a name, for rotation.   Raises: Invalid, never quoting a secret.
     """
     try:
         fields = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise Invalid(f"this is not TOML: {error}", hint="see docs/how-to/serve.md") from None
+        raise Invalid(f"it is not TOML: {error}", hint="see docs/how-to/serve.md") from None
     tables = fields.pop("token", [])
     if fields or not isinstance(tables, list) or not tables:
-        raise Invalid("it needs [[token]] tables, and nothing else", hint="see docs/how-to/serve.md")
+        raise Invalid("it must have [[token]] tables, and nothing else", hint="see docs/how-to/serve.md")
     if len(tables) > TOKENS_MAX:
         raise Invalid(f"there are more than {TOKENS_MAX} tokens")
     return tuple(_named(table, number) for number, table in enumerate(tables, 1))
@@ -234,19 +140,21 @@ def _named(table: Any, number: int) -> tuple[bytes, Caller]:
     if unknown or not token.rights:
         raise Invalid(f"token {token.name!r}: rights are a list of {', '.join(_GRANTS)}")
     if token.namespaces is not None and "admin" in token.rights:
-        raise Invalid(f"token {token.name!r}: admin is for every namespace", hint="give it read or write instead")
+        raise Invalid(
+            f"token {token.name!r}: admin cannot be limited to namespaces", hint="give it read or write instead"
+        )
     rights = frozenset(right for granted in token.rights for right in _GRANTS[granted])
     return _digest_in(token), Caller(token.name, rights, _prefixes_in(token))
 
 
 def _digest_in(token: _NamedToken) -> bytes:
     if bool(token.secret) == bool(token.sha256):
-        raise Invalid(f"token {token.name!r}: it needs either a secret or its sha256")
+        raise Invalid(f"token {token.name!r}: give either a secret or its sha256")
     if token.sha256:
         if not re.fullmatch("[0-9a-fA-F]{64}", token.sha256):
             raise Invalid(f"token {token.name!r}: a sha256 has 64 hexadecimal digits")
         return bytes.fromhex(token.sha256)
-    _check_secrets([token.secret], f"token {token.name!r}")
+    check_secrets([token.secret], f"token {token.name!r}")
     return digest_of(token.secret)
 
 
@@ -255,13 +163,15 @@ def _prefixes_in(token: _NamedToken) -> tuple[tuple[str, ...], ...] | None:
         return None
     found = tuple(tuple(each.split(".")) if isinstance(each, str) else tuple(each) for each in token.namespaces)
     if not found or not all(prefix and all(prefix) for prefix in found):
-        raise Invalid(f"token {token.name!r}: namespaces is a list of names", hint="leave it out: every namespace")
+        raise Invalid(
+            f"token {token.name!r}: namespaces is a list of names", hint="leave it out to allow every namespace"
+        )
     return found
 
 
 def source_of(
-    name: str, caller: Caller, runtime: Runtime, tell: Callable[[str], None], environ: Mapping[str, str] = os.environ
-) -> Callable[[], Known] | None:
+    name: str, caller: Caller, runtime: Runtime, warn: Callable[[str], None], environ: Mapping[str, str] = os.environ
+) -> Known | WatchedFile | None:
     """The tokens of `caller` in the variable `name`, or in the file that `name`_FILE names; None if neither is set.
 
     Raises: Invalid, see `secrets_of`.
@@ -271,93 +181,26 @@ def source_of(
         return None
 
     def parse(text: str) -> Known:
-        return tuple((digest_of(secret), caller) for secret in _parsed(text, name))
+        return tuple((digest_of(secret), caller) for secret in parsed_secrets(text, name))
 
     path = environ.get(f"{name}_FILE", "")
     if not path:
-        fixed = parse(environ[name])
-        return lambda: fixed
+        return parse(environ[name])
     if os.stat(path).st_mode & stat.S_IROTH:
-        tell(f"{path} can be read by every user of this machine (chmod 600 {path})")
-    return WatchedFile(path, parse, runtime, tell, private=False)
-
-
-def secrets_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The secrets in the variable `name`, or in the file that `name`_FILE names: separated by commas or white space.
-
-    Raises: Invalid for both, a file that cannot be read, or a secret that is too short.
-    """
-    text, path = environ.get(name, ""), environ.get(f"{name}_FILE", "")
-    if text and path:
-        raise Invalid(f"both {name} and {name}_FILE are set", hint="unset one of them")
-    if path:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise Invalid(f"{name}_FILE cannot be read: {error}") from None
-    return _parsed(text, name) if text or path else []
-
-
-def _parsed(text: str, name: str) -> list[str]:
-    found = text.replace(",", " ").split()
-    _check_secrets(found, name)
-    if not found:
-        raise Invalid(f"{name} is set and empty", hint="unset it, or put a secret there")
-    return found
-
-
-def _check_secrets(secrets: Sequence[str], where: str) -> None:
-    if any(len(each) < SECRET_MIN or not each.isascii() for each in secrets):
-        raise Invalid(
-            f"{where} holds a secret with fewer than {SECRET_MIN} characters, or one that is not ASCII",
-            hint="make one: openssl rand -hex 32",
-        )
+        warn(f"{path} can be read by every user of this machine (chmod 600 {path})")
+    return WatchedFile(path, parse, runtime, warn, private=False)
 
 
 def check_bind(host: str, needed: Mapping[str, bool]) -> None:
-    """Check that a service may listen on `host`; `needed` says of each variable whether it holds a secret.
+    """Check that a service may listen on `host`. `needed`: by variable, whether it holds a secret.
 
-    Raises: Invalid for an address that others can reach, without the secrets.
+    Raises: Invalid if other machines can reach the address and a secret is missing.
     """
     if is_loopback(host):
         return
     missing = [name for name, given in needed.items() if not given]
     if missing:
         raise Invalid(
-            f"{host} can be reached from elsewhere, and {' and '.join(missing)} is not set",
+            f"{host} can be reached from other machines, and {' and '.join(missing)} is not set",
             hint="set it, or listen on 127.0.0.1",
         )
-
-
-def _demand_local(headers: Headers) -> None:
-    sent = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
-    if sent and not is_loopback(_host_in(sent)):
-        raise Denied(
-            "this service has no tokens, and answers only to localhost and 127.0.0.1",
-            hint=f"set {API_TOKENS} to let others in",
-        )
-
-
-@lru_cache(maxsize=256)
-def _host_in(sent: str) -> str:
-    """The name in a Host header, without its port; empty if it has none."""
-    try:
-        return urlsplit(f"//{sent}").hostname or ""
-    except ValueError:
-        return ""
-
-
-@lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Whether an address or name reaches this machine only from itself."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def digest_of(token: str) -> bytes:
-    """SHA-256 of a token. Only digests are kept and compared."""
-    return hashlib.sha256(token.encode()).digest()

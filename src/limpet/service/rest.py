@@ -1,14 +1,14 @@
 """The Iceberg REST catalog protocol over a `Catalog`: namespaces, tables, views, transactions.
 
-Each handler reads a request, calls one method of the catalog, and writes the answer. The table in `Rest.routes` also
-says which right a route needs and in which namespaces; `/v1/config` lists it to clients.
+Each handler reads a request, calls one method of the catalog, and writes the response. The table in `Rest.routes` also
+says which right a route needs, and in which namespaces; `/v1/config` shows it to clients.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypedDict
 
@@ -16,9 +16,9 @@ import msgspec
 
 from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage
 from limpet.catalog.state import ID_LIFETIME, NoSuchTable, NoSuchView, shown
-from limpet.errors import Invalid, NotModified
-from limpet.service.auth import Tokens
-from limpet.service.http import Rejected, Request, Response, Route, json_response
+from limpet.errors import Denied, Invalid, NotModified, Unsupported
+from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
+from limpet.service.sign import DELEGATION_HEADER, RequestSigner, SignBody, is_asked_for, table_config
 
 SEPARATOR = "\x1f"
 PAGE_MAX = 10_000
@@ -29,6 +29,7 @@ _NS = "/v1/namespaces/{namespace}"
 _TABLE = f"{_NS}/tables/{{table}}"
 _VIEW = f"{_NS}/views/{{view}}"
 _UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MINTED_FOLDER = re.compile("-[0-9a-f]{12}(?:/|$)")
 _NO_CONTENT = Response(204)
 
 
@@ -103,15 +104,18 @@ def _in_transaction(request: Request) -> list[list[str]]:
 
 
 class Rest:
-    """The handlers. `config` is what clients must know to reach the data."""
+    """The handlers. `config` is what clients need to reach the data; `signer` signs their requests for it."""
 
-    def __init__(self, catalog: Catalog, tokens: Tokens, config: Mapping[str, str]) -> None:
+    def __init__(
+        self, catalog: Catalog, tokens: Tokens, config: Mapping[str, str], signer: RequestSigner | None = None
+    ) -> None:
         self._catalog = catalog
         self._tokens = tokens
         self._config = config
+        self._signer = signer
 
     def routes(self) -> list[Route]:
-        """The table, frequent paths first. A route without `touched` is only for callers with rights everywhere."""
+        """The table, frequent paths first. A route without `touched` requires rights in every namespace."""
         read = partial(Route, tokens=self._tokens, right="read", touched=_in_path)
         write = partial(Route, tokens=self._tokens, right="write", touched=_in_path)
         table = [
@@ -122,34 +126,37 @@ class Rest:
             read("GET", _NS, self.namespace, sight=True),
             read("HEAD", _NS, self.has_namespace, sight=True),
             write("DELETE", _NS, self.drop_namespace),
-            read("GET", f"{_NS}/tables", self.tables),
+            read("GET", f"{_NS}/tables", partial(_listed, self._catalog.tables)),
             write("POST", f"{_NS}/tables", self.create_table),
             read("GET", "/v1/namespaces", self.namespaces, touched=_in_query, sight=True),
             write("POST", "/v1/namespaces", self.create_namespace, touched=_in_body),
             write("POST", f"{_NS}/properties", self.update_properties),
-            read("POST", f"{_TABLE}/metrics", self.report_metrics),  # a report changes nothing
-            # no namespaces: the metadata file may be of a table that was dropped in any of them
+            read("POST", f"{_TABLE}/metrics", self.report_metrics),  # it changes nothing
+            # no namespaces: the metadata file may belong to a dropped table of any of them
             write("POST", f"{_NS}/register", self.register_table, touched=None),
-            write("POST", "/v1/tables/rename", self.rename_table, touched=_in_rename),
+            write("POST", "/v1/tables/rename", partial(_renamed, self._catalog.rename_table), touched=_in_rename),
             write("POST", "/v1/transactions/commit", self.commit_transaction, touched=_in_transaction),
-            read("GET", f"{_NS}/views", self.views),
+            read("GET", f"{_NS}/views", partial(_listed, self._catalog.views)),
             write("POST", f"{_NS}/views", self.create_view),
             read("GET", _VIEW, self.view),
             read("HEAD", _VIEW, self.has_view),
             write("POST", _VIEW, self.replace_view),
             write("DELETE", _VIEW, self.drop_view),
-            write("POST", "/v1/views/rename", self.rename_view, touched=_in_rename),
+            write("POST", "/v1/views/rename", partial(_renamed, self._catalog.rename_view), touched=_in_rename),
         ]
+        sign = read("POST", f"{_TABLE}/sign", self.sign)  # what it signs may need the right to write too
+        listed = [*table, *([sign] if self._signer else ())]
         config = {
             "defaults": self._config,
             "overrides": {},
-            "endpoints": [f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}" for route in table],
+            "endpoints": [f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}" for route in listed],
             "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
         }
         answer = json_response(config)
         return [
             read("GET", "/v1/config", lambda _: answer, quick=True, touched=lambda _: ()),
             *table,
+            sign,
             write("POST", "/limpet/undrop", self.undrop, touched=_in_body),
             Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
         ]
@@ -157,7 +164,7 @@ class Rest:
     # ---- namespaces ----
 
     def namespaces(self, request: Request) -> Response:
-        """List the namespaces in another one (`parent`), or at the top."""
+        """List the namespaces in another one (`parent`), or the top-level ones."""
         query = request.query()
         parent = tuple(query["parent"].split(SEPARATOR)) if query.get("parent") else ()
         page = self._catalog.namespaces(parent, *_page_of(query))
@@ -186,7 +193,7 @@ class Rest:
         return _NO_CONTENT
 
     def update_properties(self, request: Request) -> Response:
-        """Set and remove properties. 422 for one that is to be both set and removed."""
+        """Set and remove properties. 422 if a property is in both."""
         body = request.struct(_PropertiesBody)
         removals, updates = body.removals or [], body.updates or {}
         both = [name for name in removals if name in updates]
@@ -200,17 +207,15 @@ class Rest:
 
     # ---- tables ----
 
-    def tables(self, request: Request) -> Response:
-        """List the tables in a namespace."""
-        namespace = _namespace_of(request)
-        return _identifiers(namespace, self._catalog.tables(namespace, *_page_of(request.query())))
-
     def create_table(self, request: Request) -> Response:
         """Create a table, or stage it."""
-        return _loaded(self._catalog.create_table(_namespace_of(request), request.fields(), **_sender(request)))
+        namespace, fields = _namespace_of(request), request.fields()
+        self._check_places(request, [fields.get("location"), fields.get("properties")])
+        made = self._catalog.create_table(namespace, fields, **_sender(request))
+        return self._delegated(request, namespace, str(fields.get("name")), made)
 
     def table(self, request: Request) -> Response:
-        """Load it: 304 if the client has it already; with `snapshots=refs` only those that a branch or tag names."""
+        """Load it: 304 if the client has this version; with `snapshots=refs` only snapshots with a branch or tag."""
         refs = _choice(request.query(), "snapshots", ("all", "refs")) == "refs"
         known = _etag_known(request, "-refs" if refs else "")
         try:
@@ -219,7 +224,7 @@ class Rest:
             return Response(304, headers=_etag(f"{known}-refs" if refs else str(known)))
         if refs:
             found = LoadedTable(found.metadata_location, _only_refs(found.metadata), found.config, f"{found.etag}-refs")
-        return _loaded(found)
+        return self._delegated(request, *_identifier_of(request), found)
 
     def has_table(self, request: Request) -> Response:
         """204 if it exists."""
@@ -230,50 +235,75 @@ class Rest:
 
     def commit_table(self, request: Request) -> Response:
         """Commit updates, or create a staged table."""
+        self._check_places(request, request.fields().get("updates"))
         done = self._catalog.commit_table(*_identifier_of(request), request.fields(), **_sender(request))
         body = {"metadata-location": done.metadata_location, "metadata": msgspec.Raw(done.metadata)}
         return json_response(body, headers=_etag(done.etag))
 
     def drop_table(self, request: Request) -> Response:
-        """Drop it; with `purgeRequested` its files too."""
+        """Drop it; with `purgeRequested`, also delete its files."""
         purge = _choice(request.query(), "purgeRequested", ("false", "true")) == "true"
         self._catalog.drop_table(*_identifier_of(request), purge=purge, **_sender(request))
         return _NO_CONTENT
 
     def register_table(self, request: Request) -> Response:
-        """Enter a table by the location of its metadata."""
+        """Register a table by the location of its metadata."""
         body = request.struct(_RegisterBody)
         where = _namespace_of(request), body.name, body.metadata_location
         return _loaded(self._catalog.register_table(*where, overwrite=body.overwrite, **_sender(request)))
 
-    def rename_table(self, request: Request) -> Response:
-        """Give a table another name."""
-        self._catalog.rename_table(*_rename_of(request), **_sender(request))
-        return _NO_CONTENT
-
     def report_metrics(self, request: Request) -> Response:
-        """Accept a report of a scan or commit, and drop it. 404 for a table that does not exist."""
+        """Accept and ignore a report of a scan or commit. 404 for a table that does not exist."""
         request.fields()
         return self.has_table(request)
 
     def commit_transaction(self, request: Request) -> Response:
         """Commit to several tables: all or none."""
+        self._check_places(request, request.fields().get("table-changes"))
         self._catalog.commit_transaction(request.fields().get("table-changes"), **_sender(request))
         return _NO_CONTENT
 
-    # ---- views ----
+    # ---- access to data ----
 
-    def views(self, request: Request) -> Response:
-        """List the views in a namespace."""
-        namespace = _namespace_of(request)
-        return _identifiers(namespace, self._catalog.views(namespace, *_page_of(request.query())))
+    def sign(self, request: Request) -> Response:
+        """Sign an S3 request of a client for a file of this table. A token that may only read cannot write one."""
+        if self._signer is None:
+            raise Unsupported("this service does not sign requests", hint="start it with --remote-signing")
+        body = request.struct(SignBody)
+        folders = self._catalog.table_folders(*_identifier_of(request))
+        return json_response(self._signer.sign(body, folders, may_write="write" in request.caller.rights))
+
+    def _delegated(self, request: Request, namespace: list[str], name: str, found: LoadedTable) -> Response:
+        """A table; with the settings for remote signing, if the client asks for it. A staged table has none yet."""
+        if self._signer is None or not is_asked_for(request.header(DELEGATION_HEADER)) or not found.metadata_location:
+            return _loaded(found)
+        config = {**found.config, **table_config(namespace, name, request.caller.name)}
+        return _loaded(LoadedTable(found.metadata_location, found.metadata, config, found.etag))
+
+    def _check_places(self, request: Request, value: Any) -> None:
+        """With remote signing, a token for some namespaces cannot choose folders: they may hold files of a dropped
+        table of another namespace. It may name folders that the catalog made: their names are random.
+
+        Raises: Denied.
+        """
+        if self._signer is None or request.caller.prefixes is None:
+            return
+        inside = f"{self._catalog.warehouse.url}/"
+        for text in _places_in(value):
+            if text.startswith(inside) and not _MINTED_FOLDER.search(text.removeprefix(inside)):
+                raise Denied(
+                    f"the token {request.caller.name!r} is for some namespaces and cannot choose the folder of a table",
+                    hint="leave the location out",
+                )
+
+    # ---- views ----
 
     def create_view(self, request: Request) -> Response:
         """Create a view."""
         return _loaded(self._catalog.create_view(_namespace_of(request), request.fields(), **_sender(request)))
 
     def view(self, request: Request) -> Response:
-        """Load it: 304 if the client has it already."""
+        """Load it: 304 if the client has this version."""
         known = _etag_known(request)
         try:
             return _loaded(self._catalog.load_view(*_identifier_of(request), known))
@@ -296,25 +326,34 @@ class Rest:
         self._catalog.drop_view(*_identifier_of(request), **_sender(request))
         return _NO_CONTENT
 
-    def rename_view(self, request: Request) -> Response:
-        """Give a view another name."""
-        self._catalog.rename_view(*_rename_of(request), **_sender(request))
-        return _NO_CONTENT
-
     # ---- beyond the protocol ----
 
     def undrop(self, request: Request) -> Response:
-        """`POST /limpet/undrop {namespace, name}`: put back the table or view that was dropped last."""
+        """`POST /limpet/undrop {namespace, name}`: restore the table or view that was dropped last."""
         body = request.struct(_IdentifierBody)
         return _loaded(self._catalog.undrop(body.namespace, body.name, **_sender(request)))
 
 
 def _no_oauth(_: Request) -> Response:
-    said = "limpet hands out no tokens: give the client one that the service was started with, as `token`"
+    said = "limpet does not issue tokens: configure the client with one of the service's tokens, as `token`"
     return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
 
 
 # ---- reading requests ----
+
+
+def _places_in(value: Any) -> Iterator[str]:
+    """The strings that may become folders of a table: its location and its properties, in a create or in updates."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _places_in(each)
+    elif isinstance(value, dict):
+        action = value.get("action")
+        for name, each in value.items():
+            if action is None or (action in ("set-location", "set-properties") and name in ("location", "updates")):
+                yield from _places_in(each)
 
 
 def _namespace_of(request: Request) -> list[str]:
@@ -336,17 +375,12 @@ def _id_of(request: Request) -> str | None:
 
 
 def _sender(request: Request) -> _Sender:
-    """The id under which a request is remembered, and the name of its sender."""
+    """The idempotency key of a request, and the name of its sender."""
     return {"id_": _id_of(request), "actor": request.caller.name}
 
 
-def _rename_of(request: Request) -> tuple[tuple[list[str], str], tuple[list[str], str]]:
-    body = request.struct(_RenameBody)
-    return (body.source.namespace, body.source.name), (body.destination.namespace, body.destination.name)
-
-
 def _choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """A field of the query that has few values; the first is the default.   Raises: Invalid for another."""
+    """A field of the query with a fixed set of values; the first is the default.   Raises: Invalid."""
     value = query.get(name, choices[0]).lower()
     if value not in choices:
         raise Invalid(f"{name} is {value!r}", hint=f"it can be {' or '.join(choices)}")
@@ -354,7 +388,7 @@ def _choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> st
 
 
 def _page_of(query: Mapping[str, str]) -> tuple[str, int | None]:
-    """Where a page begins and how long it is at most; None: everything.   Raises: Invalid."""
+    """The start of a page and its maximum length (None: no limit).   Raises: Invalid."""
     token, size = query.get("pageToken", ""), query.get("pageSize")
     after = _after_of(token) if token else ""
     if size is None:
@@ -365,13 +399,13 @@ def _page_of(query: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 def _after_of(token: str) -> str:
-    """The name after which a page begins.   Raises: Invalid unless the token is one of ours, to the last character."""
+    """The name after which a page begins.   Raises: Invalid for a token that this service did not issue."""
     try:
         mark, _, after = urlsafe_b64decode(token.encode("ascii")).decode().partition(":")
     except ValueError:
         mark, after = "", ""
     if mark != PAGE_MARK or not after or token != _token_of(after):
-        raise Invalid(f"Invalid pageToken: {token[:100]!r}", hint="begin again without one")
+        raise Invalid(f"Invalid pageToken: {token[:100]!r}", hint="start again without a token")
     return after
 
 
@@ -380,7 +414,7 @@ def _token_of(after: str) -> str:
 
 
 def _etag_known(request: Request, suffix: str = "") -> str | None:
-    """The version that the client has, of the kind that it asks for now; None if it has none."""
+    """The version that the client has, for the kind of response that it requests; None if it has none."""
     sent = request.header(b"if-none-match") or ""
     for part in sent.split(","):
         tag = part.strip().removeprefix("W/").strip('"')
@@ -396,10 +430,21 @@ def _next(page: NamesPage) -> dict[str, str | None]:
     return {"next-page-token": _token_of(page.next) if page.next else None}
 
 
-def _identifiers(namespace: list[str], page: NamesPage) -> Response:
+def _listed(names_in: Callable[..., NamesPage], request: Request) -> Response:
+    """List the tables, or the views, in a namespace."""
+    namespace = _namespace_of(request)
+    page = names_in(namespace, *_page_of(request.query()))
     return json_response(
         {"identifiers": [{"namespace": namespace, "name": name} for name in page.names], **_next(page)}
     )
+
+
+def _renamed(rename: Callable[..., None], request: Request) -> Response:
+    """Rename a table or a view."""
+    body = request.struct(_RenameBody)
+    source, target = (body.source.namespace, body.source.name), (body.destination.namespace, body.destination.name)
+    rename(source, target, **_sender(request))
+    return _NO_CONTENT
 
 
 def _loaded(found: LoadedTable) -> Response:
@@ -414,7 +459,7 @@ def _etag(tag: str) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _only_refs(metadata: bytes) -> bytes:
-    """Metadata with the snapshots that a branch or tag names, and no others."""
+    """The metadata with only those snapshots that have a branch or tag."""
     fields = msgspec.json.decode(metadata)
     named = {ref["snapshot-id"] for ref in (fields.get("refs") or {}).values()}
     fields["snapshots"] = [each for each in fields.get("snapshots") or () if each["snapshot-id"] in named]

@@ -1,7 +1,7 @@
-"""The compactor over HTTP: the routes that it serves, and the publisher through which a leader elsewhere calls it.
+"""The compactor over HTTP: the routes that it serves, and the publisher that calls them from another process.
 
-Publishing is idempotent: the same request gets the same answer, so after a lost reply the leader sends it again. But
-only an answer that a compactor gave counts. After a time-out, or an answer from a proxy, the outcome is unknown.
+Publishing is idempotent: the same request gets the same answer, so the leader repeats it after a lost reply. Only the
+answer of a compactor counts: after a timeout, or an answer from a proxy, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
 from limpet import records
 from limpet.catalog import Publication, PublicationRefused, Publisher
 from limpet.catalog.compactor import Unreachable
-from limpet.catalog.decide import RefusedBatch
+from limpet.catalog.state import RefusedBatch
 from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
 from limpet.runtime import Runtime
-from limpet.service.auth import Tokens
-from limpet.service.http import Rejected, Request, Response, Route, json_response
-from limpet.service.log import redacted
+from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
 
 SYNC_COMPACT = "/internal/sync-compact"
 CONNECT_S = 5.0
@@ -47,7 +45,7 @@ class PublishOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class PublishAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of the answer; the same one however often the request is sent."""
+    """The body of the answer; a repeated request gets the same one."""
 
     manifest_version: str
     commit_ulid: str
@@ -57,18 +55,18 @@ class PublishAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens) -> list[Route]:
-    """`POST /internal/sync-compact`, which publishes, and `GET`, which tells an API whether its secret is known.
+    """`POST /internal/sync-compact` publishes; `GET` lets an API check its secret.
 
-    Each domain has its publisher. The APIs send `secret`.
+    Each domain has a publisher. The APIs send `secret`.
     """
 
     def check(_: Request) -> Response:
         return json_response({"domains": [*publishers]})
 
     def sync_compact(request: Request) -> Response:
-        """Publish ledger objects as one commit. The same request again gets the same answer.
+        """Publish ledger objects as one commit. Idempotent.
 
-        200 with the version and the commit; 409 `stale_fencing_token` or `version_conflict`, both decided on the head;
+        200 with the version and the commit; 409 `stale_fencing_token` or `version_conflict`, decided by the head;
         400 for paths that are not batches of the domain; 503 if nothing was attempted; 500 if the outcome is unknown.
         """
         order = request.struct(PublishOrder)
@@ -76,7 +74,7 @@ def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens) -> lis
         if publish is None:
             raise Invalid(f"there is no domain {order.domain!r}", hint=f"there is {', '.join(publishers)}")
         if not 0 <= order.fencing_token <= TOKEN_MAX:
-            raise Invalid(f"{order.fencing_token} is no fencing token")
+            raise Invalid(f"{order.fencing_token} is not a fencing token")
         try:
             published = publish(order.event_paths, order.fencing_token)
         except PublicationRefused as refusal:
@@ -104,7 +102,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class RpcPublisher:
-    """Publishes batches of one domain through the compactor at `url`. Threads may share it; connections are kept."""
+    """Publishes batches of one domain through the compactor at `url`. Thread-safe; connections are reused."""
 
     def __init__(
         self, url: str, secret: str | None, runtime: Runtime, *, domain: str = "catalog", ca: str | None = None
@@ -112,11 +110,11 @@ class RpcPublisher:
         """`ca` is a file with the certificate authorities to trust; None: those of the system.   Raises: Invalid."""
         parts = _parts_of(url)
         self.url = redacted(url).rstrip("/")
-        """The compactor's URL without user and password, to be shown."""
+        """The compactor's URL without user and password, for messages."""
         self._tls = _context(ca) if parts.scheme == "https" else None
         if ca is not None and self._tls is None:
             raise Invalid(
-                f"{self.url} is not reached by TLS, so nothing vouches for it", hint="write https://HOST:PORT"
+                f"{self.url} does not use TLS, so a certificate authority has no effect", hint="write https://HOST:PORT"
             )
         self._host, self._port = parts.hostname or "", parts.port
         self._path = parts.path.rstrip("/") + SYNC_COMPACT
@@ -132,7 +130,7 @@ class RpcPublisher:
     def __call__(self, paths: Sequence[str], token: int) -> Publication:
         """Publish, as `Compactor.publish` does: the same answers and errors.
 
-        Raises: PublicationRefused; Invalid; Unavailable; OutcomeUnknown; Denied for a secret that is not known there.
+        Raises: PublicationRefused; Invalid; Unavailable; OutcomeUnknown; Denied for a rejected secret.
         """
         order = PublishOrder(domain=self._domain, event_paths=[*paths], fencing_token=token)
         status, body = self._exchange(records.encode(order))
@@ -141,9 +139,9 @@ class RpcPublisher:
         return _published(body)
 
     def check(self) -> str:
-        """Ask whether the compactor answers and knows our secret; the obstacle, or "" if there is none.
+        """Check that the compactor answers and accepts our secret. Returns the problem, or "".
 
-        Raises: Denied for a secret that is not known there.   Cost: one request to the compactor, none to the store.
+        Raises: Denied for a rejected secret.   Cost: one request to the compactor, none to the store.
         """
         try:
             connection = self._connect(CHECK_S, CHECK_S)
@@ -169,14 +167,14 @@ class RpcPublisher:
             try:
                 return self._send(kept, body)
             except (ConnectionError, http.client.BadStatusLine):
-                kept.close()  # usually closed at the other end while it was idle: send the same request again
+                kept.close()  # usually closed by the compactor while it was idle: send the same request again
             except (OSError, http.client.HTTPException) as error:
                 kept.close()
                 raise self._unknown(error) from error
         try:
             connection = self._connect()
         except Unreachable as error:
-            if sent:  # the first copy may have arrived
+            if sent:  # the first request may have arrived
                 raise self._unknown(error) from error
             raise
         try:
@@ -187,7 +185,7 @@ class RpcPublisher:
 
     def _connect(self, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> http.client.HTTPConnection:
         if self._closed:
-            raise Unreachable("this process is ending")
+            raise Unreachable("this process is stopping")
         connection = (
             http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
             if self._tls is None
@@ -195,7 +193,7 @@ class RpcPublisher:
         )
         try:
             connection.connect()
-        except (OSError, UnicodeError) as error:  # a host's name that cannot be one is a UnicodeError
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             raise Unreachable(
                 f"the compactor at {self.url} cannot be reached: {error}",
                 hint="is `limpet serve compactor` running there?",
@@ -224,7 +222,7 @@ class RpcPublisher:
         try:
             error = records.decoder(_ErrorBody).decode(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise OutcomeUnknown(f"{self.url} answered {status}, but not as a compactor does") from None
+            raise OutcomeUnknown(f"{self.url} answered {status}, and is not a compactor") from None
         match status, error.type:
             case 409, "stale_fencing_token" | "version_conflict" as kind:
                 raise PublicationRefused(RefusedBatch(kind == "stale_fencing_token", error.message))
@@ -238,7 +236,7 @@ class RpcPublisher:
 
     def _denied(self) -> Denied:
         return Denied(
-            f"the compactor at {self.url} does not know our secret",
+            f"the compactor at {self.url} rejects our secret",
             hint="set LIMPET_RPC_SECRET to the same secret on both sides",
         )
 
@@ -254,8 +252,18 @@ class RpcPublisher:
         for connection in idle:
             connection.close()
         for each in busy:
-            with suppress(OSError):  # closed at the other end
+            with suppress(OSError):  # closed by the compactor
                 each.shutdown(socket.SHUT_RDWR)
+
+
+def redacted(url: str) -> str:
+    """`url` without user, password, query and fragment, for messages."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return "(invalid URL)"
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 def _published(body: bytes) -> Publication:
@@ -265,7 +273,7 @@ def _published(body: bytes) -> Publication:
         raise OutcomeUnknown("the compactor's answer cannot be read") from None
     version = _VERSION.fullmatch(answer.manifest_version)
     if version is None:
-        raise OutcomeUnknown(f"the compactor's answer names no version: {answer.manifest_version!r}")
+        raise OutcomeUnknown(f"the compactor's answer has no valid version: {answer.manifest_version!r}")
     return Publication(int(version[1]), answer.commit_ulid)
 
 
@@ -284,4 +292,4 @@ def _context(ca: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:  # ssl.SSLError is one
-        raise Invalid(f"the authorities in {ca} cannot be used: {error}", hint="a file in PEM") from None
+        raise Invalid(f"the authorities in {ca} cannot be used: {error}", hint="give a PEM file") from None

@@ -1,7 +1,7 @@
-"""A process that serves: its parts behind one port, their background jobs, readiness and metrics, from start to end.
+"""The process of `limpet serve`: its parts behind one port, background jobs, readiness, metrics, start and shutdown.
 
-A process has one or two parts. `ApiPart` answers the REST protocol and leads when it can. What it decides is published
-by a `CompactorPart` in the same process, or by one elsewhere, through a `RemoteCompactorPart`.
+A process has one or two parts. `ApiPart` answers the REST protocol and leads when it can. Its batches are published by
+a `CompactorPart` in the same process, or by a compactor elsewhere, through a `RemoteCompactorPart`.
 """
 
 from __future__ import annotations
@@ -12,51 +12,78 @@ import resource
 import signal
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import limpet
 from limpet.app import Fleet
 from limpet.app.catalogs import (
     DOMAIN,
+    LEASE_S,
     client_config,
     executions_of,
     leader_of,
     open_catalog,
     storage_of,
+    workspace_url,
 )
-from limpet.catalog import Compactor, Publication, Publisher
+from limpet.app.fleet import absolute, check_has_store
+from limpet.catalog import Compactor, Publisher
+from limpet.catalog.catalog import Catalog
 from limpet.catalog.gc import collect, collect_ledger
-from limpet.catalog.records import LedgerBatch
-from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentBatches
+from limpet.catalog.storage import RecentBatches
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import EXECUTIONS
 from limpet.events.fold import hand_over
 from limpet.events.parquet import arrow
-from limpet.keys import CatalogKeys, Key
-from limpet.runtime import Runtime, ThreadHandle
-from limpet.service.auth import Tokens
-from limpet.service.http import RETRY_AFTER, HttpApp, Request, Response, Route, Routes, json_response
-from limpet.service.limits import CONNECTIONS_MAX, FILES_KEPT, PEER_MAX, Gate, LimitedProtocol, Seat, TlsAcceptor
-from limpet.service.log import ServiceLog
+from limpet.keys import CatalogKeys
+from limpet.runtime import BackgroundJob, Runtime, ThreadHandle, system
+from limpet.service.auth import METRICS_TOKEN, RPC_SECRET, WatchedFile, check_bind, named_tokens, source_of
+from limpet.service.client import API_TOKENS, secrets_of
+from limpet.service.http import (
+    CONNECTIONS_MAX,
+    DEFAULT,
+    FILES_KEPT,
+    PEER_MAX,
+    RETRY_AFTER,
+    SECONDS,
+    Caller,
+    Connection,
+    ConnectionLimiter,
+    Form,
+    HttpApp,
+    LimitedProtocol,
+    Request,
+    Response,
+    Route,
+    Routes,
+    ServiceLog,
+    TlsAcceptor,
+    Tokens,
+    is_loopback,
+    json_response,
+    timed,
+)
 from limpet.service.rest import Rest
 from limpet.service.rpc import RpcPublisher, compactor_routes
+from limpet.service.sign import signer_of
 from limpet.store import ScopedStore, Store
-from limpet.store.api import Put
 
 BODY_BYTES_MAX = 16 << 20
 BACKLOG = 1024
 DRAIN_S = 5.0
-"""How long an ending service waits for running requests; then those that wait for a publication get "unknown"."""
+"""How long a stopping service waits for running requests. Those that wait for a publication then get "unknown"."""
 GRACE_S = 12.0
 KEEP_ALIVE_S = 75
 EXIT_AT_ONCE = 130
@@ -74,72 +101,28 @@ IDLE_S = 5.0
 REMEMBERED_S = 1.0
 SLOW_S = 5.0
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-
-
-# ---- background jobs ----
-
-
-class BackgroundJob:
-    """Runs `work` on a background thread every `every_s` seconds, and soon after each `wake()`."""
-
-    def __init__(self, name: str, work: Callable[[], None], every_s: float, runtime: Runtime) -> None:
-        self._name = name
-        self._work = work
-        self._every_s = every_s
-        self._runtime = runtime
-        self._wake = runtime.flag()
-        self._stopped = False
-        self._thread: ThreadHandle | None = None
-
-    def start(self) -> None:
-        """Start the thread. It does not keep the process alive, and `work` may be cut off at any point."""
-        self._thread = self._runtime.spawn(self._run, name=f"limpet-{self._name}")
-
-    def wake(self) -> None:
-        """Have `work` run soon."""
-        self._wake.set()
-
-    def _run(self) -> None:
-        # the first pause is random, so that processes that start together do not work at the same times
-        self._wake.wait(self._runtime.rng.uniform(0.1, 1.0) * self._every_s)
-        while not self._stopped:
-            self._wake = self._runtime.flag()
-            self._work()
-            if not self._stopped:  # else `stop` may have set the flag before it was replaced
-                self._wake.wait(self._every_s)
-
-    def stop(self) -> None:
-        """Begin no other run of `work`."""
-        self._stopped = True
-        self._wake.set()
-
-    def finish(self) -> None:
-        """End the thread, and run `work` once more."""
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-        self._work()
 
 
 # ---- the parts ----
 
 
 class ServiceContext:
-    """What all parts of a process share. Each process has a registry of metrics, and nothing is registered globally."""
+    """What all parts of a process share. The registry of metrics belongs to it: nothing is registered globally."""
 
     def __init__(self, fleet: Fleet, runtime: Runtime, log: ServiceLog) -> None:
         self.fleet = fleet
         self.runtime = runtime
         self.log = log
-        self.own = RecentBatches()
-        """What the API has written; a compactor in the same process need not read it back."""
+        self.ending = runtime.flag()
+        """Raised by the signal that stops the process: streams end then."""
+        self.own: RecentBatches = {}
+        """Batches that the API has written: a compactor in the same process need not read them."""
         self.registry = CollectorRegistry()
         self._turns = Counter(
             "limpet_loop_turns_total",
-            "Turns of the loops in the background.",
+            "Runs of the background loops.",
             ("loop", "outcome"),
             registry=self.registry,
         )
@@ -149,7 +132,7 @@ class ServiceContext:
         return ScopedStore(self.fleet.meter, role=role, runtime=self.runtime)
 
     def periodic(self, name: str, work: Callable[[], None], every_s: float) -> BackgroundJob:
-        """A job that is not started yet. It counts its runs, and logs an error unless it is the last one again."""
+        """A job, not started yet. It counts its runs, and logs an error unless it is the same as the last one."""
         last_error = ""
 
         def work_counted() -> None:
@@ -159,7 +142,7 @@ class ServiceContext:
             except LimpetError as error:
                 self._turns.labels(name, "failed").inc()
                 if str(error) != last_error:
-                    self.log.tell(f"{name}: {error}" + (f" ({error.hint})" if error.hint else ""))
+                    self.log.warn(f"{name}: {error}" + (f" ({error.hint})" if error.hint else ""))
                 last_error = str(error)
             else:
                 self._turns.labels(name, "done").inc()
@@ -167,73 +150,53 @@ class ServiceContext:
 
         return BackgroundJob(name, work_counted, every_s, self.runtime)
 
-    def timed(self, publish: Publisher, then: Callable[[], None] | None = None) -> Publisher:
-        """`publish`, with its time measured. `then` is called after each publication."""
-        seconds = Histogram(
-            "limpet_publish_seconds", "Time to publish a batch.", ("outcome",), registry=self.registry, buckets=SECONDS
-        )
 
-        def publish_timed(paths: Sequence[str], token: int) -> Publication:
-            since_s, outcome = self.runtime.elapsed_s(), "fault"
-            try:
-                published = publish(paths, token)
-                outcome = "published"
-            except LimpetError as error:
-                outcome = type(error).__name__
-                raise
-            finally:
-                seconds.labels(outcome).observe(self.runtime.elapsed_s() - since_s)
-            if then is not None:
-                then()
-            return published
-
-        return publish_timed
-
-
-class ServicePart:
+class ServicePart(ABC):
     """One service within a process."""
 
     def routes(self) -> list[Route]:
-        """The requests that it answers."""
+        """The routes that it serves."""
         return []
 
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Its state, for readiness; it asks the store.   Raises: the error that keeps it from its work."""
-        raise NotImplementedError
+        """Its state, for readiness; reads the store.   Raises: the error that keeps it from working."""
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027 (optional)
         """Start its background jobs."""
 
-    def give_up(self) -> None:
+    def give_up(self) -> None:  # noqa: B027 (optional)
         """Make running requests end, even if their outcome is then unknown."""
 
+    @abstractmethod
     def stop(self) -> None:
-        """End in order, once there are no more requests."""
+        """Shut down, after the last request."""
 
 
 class CompactorPart(ServicePart):
-    """The compactor: the sole writer of what is published, with the rights of its role."""
+    """The compactor: the only writer of heads, commits and snapshots, with the rights of its role."""
 
     def __init__(self, context: ServiceContext, secret: Tokens, *, exposed: bool) -> None:
-        """`exposed`: APIs elsewhere may call it. One in the same process needs no route."""
+        """`exposed`: serve a route for APIs elsewhere. An API in the same process needs none."""
         store = context.store("compactor")
         self._storage = storage_of(store, context.runtime, context.own)
         self._executions = executions_of(store, context.runtime)
         self._secret = secret
         self._exposed = exposed
         compactor = Compactor(self._storage)
-        # if one of these fails, the next publication, here or in another process, does its work
-        self._settling = BackgroundJob("settle", _quiet(compactor.settle), IDLE_S, context.runtime)
-        self._preparing = BackgroundJob("prepare", _quiet(compactor.prepare), IDLE_S, context.runtime)
+        # if one of these jobs fails, the next publication does its work, here or in another process
+        self._settling = BackgroundJob("settle", compactor.record, IDLE_S, context.runtime)
+        self._preparing = BackgroundJob("prepare", compactor.prepare, IDLE_S, context.runtime)
         self._collecting = context.periodic("collect", self._collect, COLLECT_EVERY_S)
-        self.publish = context.timed(compactor.publish, self._wake)
+        wakes = self._settling.wake, self._preparing.wake
+        self.publish = timed(compactor.publish, context.registry, context.runtime, *wakes)
         self.fold: Publisher = self._executions.publish
 
     def routes(self) -> list[Route]:
         return compactor_routes({DOMAIN: self.publish, EXECUTIONS: self.fold}, self._secret) if self._exposed else []
 
     def facts(self) -> dict[str, Any]:
-        """The newest version that is published.   Cost: 1 GET."""
+        """The newest published version.   Cost: 1 GET."""
         seen = self._storage.head().read()
         head = seen.value if seen else None
         return {"version": head.version if head else 0, "published_at": head.at if head else None}
@@ -242,10 +205,6 @@ class CompactorPart(ServicePart):
         self._settling.start()
         self._preparing.start()
         self._collecting.start()
-
-    def _wake(self) -> None:
-        self._settling.wake()
-        self._preparing.wake()
 
     def _collect(self) -> None:
         done = collect(self._storage, self._executions, keep=KEEP, keep_versions=KEEP_VERSIONS, ledger=False)
@@ -258,27 +217,19 @@ class CompactorPart(ServicePart):
         self._settling.finish()
 
 
-def _quiet(work: Callable[[], None]) -> Callable[[], None]:
-    def work_quietly() -> None:
-        with suppress(LimpetError):
-            work()
-
-    return work_quietly
-
-
 class RemoteCompactorPart(ServicePart):
     """A compactor elsewhere, for an API that runs apart from it."""
 
     def __init__(self, context: ServiceContext, url: str, secret: str | None, ca: str | None = None) -> None:
         self._rpc = RpcPublisher(url, secret, context.runtime, domain=DOMAIN, ca=ca)
         self._folding = RpcPublisher(url, secret, context.runtime, domain=EXECUTIONS, ca=ca)
-        self.publish = context.timed(self._rpc)
+        self.publish = timed(self._rpc, context.registry, context.runtime)
         self.fold: Publisher = self._folding
 
     def facts(self) -> dict[str, Any]:
-        """Where the compactor is. If it does not answer, that is reported, but is no obstacle: reads need none.
+        """The compactor's URL. If it does not answer, that is reported, but the API stays ready: reads need none.
 
-        Raises: Denied if it does not know our secret.   Cost: one request to the compactor.
+        Raises: Denied if it rejects our secret.   Cost: one request to the compactor.
         """
         trouble = self._rpc.check()
         return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
@@ -292,32 +243,40 @@ class RemoteCompactorPart(ServicePart):
 
 
 class ApiPart(ServicePart):
-    """The API: leads when it can, answers from what is published, with the rights of its role."""
+    """The API: leads when it can, and answers from the published state, with the rights of its role."""
 
     def __init__(
-        self, context: ServiceContext, tokens: Tokens, publish: Publisher, fold: Publisher, *, lease_s: float
+        self,
+        context: ServiceContext,
+        tokens: Tokens,
+        publish: Publisher,
+        fold: Publisher,
+        *,
+        lease_s: float,
+        remote_signing: bool = False,
     ) -> None:
         self._runtime = context.runtime
         self._log = context.log
         self._store = context.store("api")
         self._fold = fold
-        storage = _CountedStorage(self._store, CatalogKeys.of(DOMAIN), context.runtime, ParquetSnapshots(), context.own)
-        storage.groups = Histogram(
-            "limpet_group_commits", "Commits published together.", registry=context.registry, buckets=SIZES
-        )
+        storage = storage_of(self._store, context.runtime, context.own)
         self.leader = leader_of(storage, publish, lease_s=lease_s)
+        self.leader.group_published = Histogram(
+            "limpet_group_commits", "Commits published together.", registry=context.registry, buckets=SIZES
+        ).observe
         self.catalog = open_catalog(storage, context.fleet.url, self.leader)
-        self._rest = Rest(self.catalog, tokens, client_config(context.fleet.url))
+        signer = signer_of(context.fleet.url, self.catalog.warehouse.url, context.runtime) if remote_signing else None
+        self._rest = Rest(self.catalog, tokens, client_config(context.fleet.url), signer)
         self._jobs = [
             context.periodic("watch", self._log_leader, WATCH_EVERY_S),
             context.periodic("hand over", self._hand_over, HAND_OVER_EVERY_S),
             context.periodic("collect ledger", self._collect, COLLECT_EVERY_S),
         ]
         self._dead = Counter(
-            "limpet_dead_batches_total", "Batches that no head published, removed.", registry=context.registry
+            "limpet_dead_batches_total", "Unpublished batches that were removed.", registry=context.registry
         )
         self._strays = Gauge(
-            "limpet_event_strays", "Objects among the events that are no batches.", registry=context.registry
+            "limpet_event_strays", "Objects in the ledger of events that are not batches.", registry=context.registry
         )
         leads = Gauge("limpet_leader", "1 if this process leads the catalog.", registry=context.registry)
         leads.set_function(lambda: self.leader.leads)
@@ -329,7 +288,7 @@ class ApiPart(ServicePart):
         return self._rest.routes()
 
     def facts(self) -> dict[str, Any]:
-        """Which process leads, and what is published.   Cost: 1 GET, without a body if nothing changed."""
+        """Which process leads, and the published version.   Cost: 1 GET, without a body if nothing changed."""
         loaded, leader, handed_at_s = self.catalog.view.now(), self.leader, self._handed_at_s
         return {
             "leads": leader.leads,
@@ -343,7 +302,7 @@ class ApiPart(ServicePart):
     def start(self) -> None:
         self._thread = self._runtime.spawn(self.leader.run, name="limpet-leader")
         until_s = self._runtime.elapsed_s() + START_S
-        # usually it leads by then, and the first request need not be sent again
+        # usually it leads by then, so that the first request need not be retried
         while not self.leader.leader and self._runtime.elapsed_s() < until_s:
             self._runtime.sleep(POLL_S)
         self._log_leader()
@@ -351,11 +310,11 @@ class ApiPart(ServicePart):
             job.start()
 
     def _log_leader(self) -> None:
-        """Log which process leads, and what keeps this one from it, if that has changed.   Cost: none."""
+        """Log changes: which process leads, and the error that keeps this one from leading.   Cost: none."""
         leads, other, trouble = self.leader.leads, self.leader.leader, str(self.leader.trouble or "")
         led, last_other, last_trouble = self._logged
         if leads != led:
-            self._log.event("lead", text="this process leads" if leads else "this process leads no more")
+            self._log.event("lead", text="this process leads" if leads else "this process no longer leads")
         elif not leads and other and other != last_other:
             self._log.event("lead", text=f"{other} leads")
         if trouble and trouble != last_trouble:
@@ -363,7 +322,7 @@ class ApiPart(ServicePart):
         self._logged = (leads, other, trouble)
 
     def _hand_over(self) -> None:
-        if self.leader.leads:  # one API of many is enough
+        if self.leader.leads:  # one of several APIs is enough
             since_s = self._runtime.elapsed_s()
             self._strays.set(hand_over(self._store, CatalogKeys.of(EXECUTIONS), self._fold).strays)
             self._handed_at_s = since_s
@@ -374,11 +333,11 @@ class ApiPart(ServicePart):
             self._dead.inc(collect_ledger(self.catalog.storage).dead)
 
     def give_up(self) -> None:
-        """End the leader: requests that wait for a publication get the answer that its outcome is unknown."""
+        """Stop the leader: requests that wait for a publication are answered with "outcome unknown"."""
         self.leader.stop()
 
     def stop(self) -> None:
-        """End the jobs, and hand the leader's lock back."""
+        """Stop the jobs, and release the leader's lock."""
         for job in self._jobs:
             job.stop()
         self.leader.stop()
@@ -387,27 +346,16 @@ class ApiPart(ServicePart):
         self._log_leader()
 
 
-class _CountedStorage(CatalogStorage):
-    """The storage of a leader, with the size of each group counted."""
-
-    groups: Histogram
-
-    def add_batch(self, id_: str, batch: LedgerBatch, writes: Sequence[Put] = ()) -> Key:
-        if batch.rows:
-            self.groups.observe(len(batch.rows))
-        return super().add_batch(id_, batch, writes)
-
-
 # ---- readiness ----
 
 Facts = Callable[[], dict[str, Any]]
 
 
 def health_routes(facts: Facts, is_ending: Callable[[], bool], runtime: Runtime) -> list[Route]:
-    """`/healthz`: the process answers. `/readyz`: it reaches its store, and is not ending. Neither asks for a token.
+    """`/healthz`: the process answers. `/readyz`: it reaches its store, and is not stopping. Neither needs a token.
 
-    The store's answer is remembered for a second, and one request at a time asks it; the others get the last answer. So
-    strangers occupy one thread, however often they ask, and however long the store takes.
+    The result is cached for a second, and one request at a time reads the store; the others get the last result. So
+    clients without a token occupy at most one thread, however often they ask, and however slow the store is.
     """
     mutex = runtime.mutex()
     last = (float("-inf"), _not_ready("it is starting"))
@@ -418,7 +366,7 @@ def health_routes(facts: Facts, is_ending: Callable[[], bool], runtime: Runtime)
         with mutex:
             now_s = runtime.elapsed_s()
             if since_s is not None:
-                return last[1] if now_s - since_s < SLOW_S else _not_ready("the store takes long to answer")
+                return last[1] if now_s - since_s < SLOW_S else _not_ready("the store is slow to answer")
             if now_s - last[0] <= REMEMBERED_S:
                 return last[1]
             since_s = now_s
@@ -451,29 +399,8 @@ def _not_ready(error: str, hint: str = "") -> Response:
 # ---- metrics ----
 
 
-class _ReadCounts(Collector):
-    """Figures that the gate and the store count themselves, read when Prometheus asks."""
-
-    def __init__(self, gate: Gate, fleet: Fleet) -> None:
-        self._gate = gate
-        self._fleet = fleet
-
-    def collect(self) -> Iterable[Metric]:
-        gate = self._gate
-        connections = GaugeMetricFamily(
-            "limpet_connections", "Connections; a stranger has not sent a known token yet.", labels=["client"]
-        )
-        connections.add_metric(["known"], gate.connections - gate.strangers)
-        connections.add_metric(["stranger"], gate.strangers)
-        ended = "Connections ended because there were too many."
-        requests = CounterMetricFamily("limpet_store_requests_total", "Requests sent to the store.", labels=["verb"])
-        for verb, count in self._fleet.meter.snapshot().requests.items():
-            requests.add_metric([verb], count)
-        return [connections, CounterMetricFamily("limpet_connections_ended_total", ended, gate.ended), requests]
-
-
 class _RegistryView(Collector):
-    """A registry without the `_created` series, one for each counter and histogram, which we do not need."""
+    """A registry without the `_created` series that each counter and histogram has."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -489,7 +416,113 @@ def metrics_text(registry: CollectorRegistry) -> bytes:
     return generate_latest(_RegistryView(registry))
 
 
+class _ReadCounts(Collector):
+    """Counts that the limiter and the store keep, read at each scrape."""
+
+    def __init__(self, limiter: ConnectionLimiter, fleet: Fleet) -> None:
+        self._limiter = limiter
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        limiter = self._limiter
+        connections = GaugeMetricFamily(
+            "limpet_connections", "Connections; a stranger has not sent a known token yet.", labels=["client"]
+        )
+        connections.add_metric(["known"], limiter.connections - limiter.strangers)
+        connections.add_metric(["stranger"], limiter.strangers)
+        ended = "Connections closed because there were too many."
+        requests = CounterMetricFamily("limpet_store_requests_total", "Requests sent to the store.", labels=["verb"])
+        for verb, count in self._fleet.meter.snapshot().requests.items():
+            requests.add_metric([verb], count)
+        return [connections, CounterMetricFamily("limpet_connections_ended_total", ended, limiter.ended), requests]
+
+
 # ---- the process ----
+
+Kind = Literal["all", "api", "compactor"]
+MoreParts = Callable[[ServiceContext, Tokens, Catalog], Sequence[ServicePart]]
+Announce = Callable[[str, str, bool], None]
+"""Receives the URL of the service, the URL of its fleet, and whether clients need a token."""
+
+
+def serve_fleet(
+    kind: Kind,
+    url: str,
+    announce: Announce,
+    *,
+    host: str,
+    port: int,
+    log: Form,
+    peer_max: int,
+    metrics_token_file: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tokens_file: str | None = None,
+    lease_s: float = LEASE_S,
+    remote_signing: bool = False,
+    compactor_url: str = "",
+    ca: str | None = None,
+    beside: MoreParts | None = None,
+) -> None:
+    """Serve the catalog of the fleet at `url`, or one half of it, until a signal. See `run`.
+
+    `beside` makes the parts that are served beside an API, such as the dashboard. Tokens and secrets come from the
+    environment.   Raises: Invalid for contradictory or unsafe settings; the error that keeps the fleet from being
+    opened.
+    """
+    runtime = system()
+    to_log = ServiceLog(runtime, log)
+    if (tls_cert is None) != (tls_key is None):
+        raise Invalid("--tls-cert and --tls-key go together", hint="give both, or neither")
+    tls = _tls_context(tls_cert, tls_key) if tls_cert and tls_key else None
+    secrets = secrets_of(RPC_SECRET)
+    tokens, metrics_tokens = _tokens(kind, tokens_file, metrics_token_file, runtime, to_log.warn)
+    check_bind(host, {RPC_SECRET if kind == "compactor" else API_TOKENS: bool(tokens)})
+    where = absolute(workspace_url(url))
+    if "%" in where.partition("?")[0]:
+        raise Invalid(
+            f"{where} contains a %, which table clients decode in different ways",
+            hint="use a path, tenant and workspace of letters, digits, - and _",
+        )
+    check_has_store(where, "a catalog needs a store")
+    fleet = limpet.open(where)
+    fleet.check()
+    context = ServiceContext(fleet, runtime, to_log)
+    publishing: CompactorPart | RemoteCompactorPart
+    if kind == "api":
+        publishing = RemoteCompactorPart(context, compactor_url, secrets[0] if secrets else None, ca)
+    else:
+        publishing = CompactorPart(context, tokens, exposed=kind == "compactor")
+    parts: list[ServicePart] = [publishing]
+    if kind != "compactor":
+        api = ApiPart(
+            context, tokens, publishing.publish, publishing.fold, lease_s=lease_s, remote_signing=remote_signing
+        )
+        parts += [api, *(beside(context, tokens, api.catalog) if beside else ())]
+    listener = listen(host, port)
+    if tls is None and not is_loopback(host):
+        to_log.warn(f"{host} is served without TLS: tokens are sent in clear text; give --tls-cert, or use a proxy")
+    started = partial(announce, address_of(listener, tls=tls is not None), absolute(fleet.url), bool(tokens))
+    run(parts, context, listener, metrics_tokens, started, tls=tls, peer_max=peer_max)
+
+
+def _tokens(
+    kind: Kind,
+    tokens_file: str | None,
+    metrics_token_file: str | None,
+    runtime: Runtime,
+    warn: Callable[[str], None],
+) -> tuple[Tokens, Tokens]:
+    """The tokens of the service, and those for its metrics: the same, and one for metrics only."""
+    if kind == "compactor":
+        given = source_of(RPC_SECRET, Caller("rpc", frozenset(("publish", "metrics"))), runtime, warn)
+    else:
+        given = source_of(API_TOKENS, Caller(DEFAULT, frozenset(("read", "write", "metrics"))), runtime, warn)
+    named = None if tokens_file is None else WatchedFile(tokens_file, named_tokens, runtime, warn, private=True)
+    environ = {**os.environ, **({f"{METRICS_TOKEN}_FILE": metrics_token_file} if metrics_token_file else {})}
+    scraper = source_of(METRICS_TOKEN, Caller("metrics", frozenset(("metrics",))), runtime, warn, environ)
+    found = [source for source in (given, named) if source is not None]
+    return Tokens((), *found), Tokens((), *found, *([scraper] if scraper is not None else []))
 
 
 def run(
@@ -502,16 +535,16 @@ def run(
     tls: ssl.SSLContext | None = None,
     peer_max: int = PEER_MAX,
 ) -> None:
-    """Serve until a signal, then end in order: no new requests, running ones answered, the lock handed back.
+    """Serve until a signal, then shut down: accept no new requests, answer running ones, release the lock.
 
-    `started` is called once the parts run; the port takes requests already. `tokens` guard the metrics. `peer_max` is
-    how many connections without a token one address may have.
+    `started` is called once the parts run; the port accepts requests already. `tokens` guard the metrics. `peer_max`
+    limits the connections without a token from one address.
     """
     _load_native_code()
-    gate = _gate(peer_max)
+    limiter = _limiter(peer_max)
     for name in ("uvicorn.error", "asyncio"):
-        context.log.hear(name)
-    context.registry.register(_ReadCounts(gate, context.fleet))
+        context.log.redirect(name)
+    context.registry.register(_ReadCounts(limiter, context.fleet))
     seconds = Histogram(
         "limpet_request_seconds",
         "Time to answer.",
@@ -519,7 +552,7 @@ def run(
         registry=context.registry,
         buckets=SECONDS,
     )
-    ending = context.runtime.flag()
+    ending = context.ending
 
     def facts() -> dict[str, Any]:
         return {name: value for part in parts for name, value in part.facts().items()}
@@ -542,7 +575,7 @@ def run(
         part.start()
     try:
         started()
-        _serve(app, listener, context.runtime, gate, ending=ending.set, give_up=give_up, tls=tls)
+        _serve(app, listener, context.runtime, limiter, ending=ending.set, give_up=give_up, tls=tls)
     finally:
         context.log.event("ending")
         for part in reversed(parts):
@@ -550,23 +583,30 @@ def run(
         stuck = app.close()
         context.log.stop()
     if stuck:
-        os._exit(0)  # else Python would wait for threads that wait for a store
+        os._exit(0)  # else Python would wait for threads that are blocked on the store
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Port 0 takes a free one.   Raises: Invalid if the address cannot be had."""
+    """A listening socket. Port 0 picks a free one.   Raises: Invalid if the address is not available."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         raise Invalid(
-            f"cannot listen on {host}:{port}: {error}", hint="choose another --port, or end what listens there"
+            f"cannot listen on {host}:{port}: {error}", hint="choose another --port, or stop the process that uses it"
         ) from None
 
 
-def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """The TLS settings of a server, from files with its certificate and chain, and its key.   Raises: Invalid."""
+def address_of(listener: socket.socket, *, tls: bool = False) -> str:
+    """The URL at which this machine reaches a socket that listens."""
+    address, number = listener.getsockname()[:2]
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    return f"{'https' if tls else 'http'}://{f'[{reached}]' if ':' in reached else reached}:{number}"
+
+
+def _tls_context(cert: str, key: str) -> ssl.SSLContext:
+    """The TLS context of a server, from files with its certificate chain and its key.   Raises: Invalid."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -574,21 +614,21 @@ def tls_context(cert: str, key: str) -> ssl.SSLContext:
     except OSError as error:  # ssl.SSLError is one
         raise Invalid(
             f"the certificate {cert} with the key {key} cannot be used: {error}",
-            hint="both in PEM, and the key without a password",
+            hint="both must be PEM files, and the key must not have a password",
         ) from None
     return made
 
 
 def _load_native_code() -> None:
-    """Load modules written in C before there are threads, and have crashes in them print where they happened."""
+    """Load C extensions before threads are started, and print tracebacks of crashes in them."""
     faulthandler.enable()
     arrow()
-    with suppress(ImportError):  # then the loop is Python's own
+    with suppress(ImportError):  # then asyncio's loop is used
         import_module("uvloop")
 
 
-def _gate(peer_max: int) -> Gate:
-    """The gate of a process: as many connections as it has files for, less some for its store."""
+def _limiter(peer_max: int) -> ConnectionLimiter:
+    """The limiter of a process: as many connections as there are file descriptors, less some for the store."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_MAX + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -597,27 +637,27 @@ def _gate(peer_max: int) -> Gate:
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = wanted if soft == resource.RLIM_INFINITY else soft
-    return Gate(connections_max=max(16, min(CONNECTIONS_MAX, files - FILES_KEPT)), peer_max=peer_max)
+    return ConnectionLimiter(connections_max=max(16, min(CONNECTIONS_MAX, files - FILES_KEPT)), peer_max=peer_max)
 
 
 def _serve(
     app: HttpApp,
     listener: socket.socket,
     runtime: Runtime,
-    gate: Gate,
+    limiter: ConnectionLimiter,
     *,
     ending: Callable[[], None],
     give_up: Callable[[], None],
     tls: ssl.SSLContext | None,
 ) -> None:
-    """Answer requests until SIGTERM, SIGINT or SIGHUP; then take no more, answer the running ones, and return.
+    """Answer requests until SIGTERM, SIGINT or SIGHUP; then accept no more, answer the running ones, and return.
 
-    `ending` is called at the signal, and `give_up` if they take too long: it must make them end. A second signal ends
-    the process at once.
+    `ending` is called at the signal, and `give_up` if the running requests take too long: it must make them end. A
+    second signal ends the process immediately.
     """
     config = uvicorn.Config(
         app,
-        http=partial(LimitedProtocol, gate, app, None),  # type: ignore[arg-type]  # called as a class is
+        http=partial(LimitedProtocol, limiter, app, None),  # type: ignore[arg-type]  # called like a class
         ws="none",
         headers=SAFE_HEADERS,
         log_config=None,
@@ -631,9 +671,9 @@ def _serve(
         backlog=BACKLOG,
     )
     server: Any = uvicorn.Server(config)
-    server.capture_signals = _nothing  # uvicorn's own would end us by the signal, and not with 0
+    server.capture_signals = _nothing  # uvicorn would raise the signal again, and the exit code would not be 0
     if tls is not None:
-        _accept_tls(server, app, gate, tls, listener)
+        _accept_tls(server, app, limiter, tls, listener)
     ended = runtime.flag()
 
     def drain() -> None:
@@ -654,24 +694,26 @@ def _serve(
             ended.set()
 
 
-def _accept_tls(server: Any, app: HttpApp, gate: Gate, context: ssl.SSLContext, listener: socket.socket) -> None:
-    """Have a server of uvicorn take its connections from a `TlsAcceptor`."""
+def _accept_tls(
+    server: Any, app: HttpApp, limiter: ConnectionLimiter, context: ssl.SSLContext, listener: socket.socket
+) -> None:
+    """Make uvicorn's server accept its connections through a `TlsAcceptor`."""
     start = server.startup
 
-    def protocol(seat: Seat) -> LimitedProtocol:
+    def protocol(connection: Connection) -> LimitedProtocol:
         state = {"server_state": server.server_state, "app_state": server.lifespan.state}
-        return LimitedProtocol(gate, app, seat, config=server.config, **state)
+        return LimitedProtocol(limiter, app, connection, config=server.config, **state)
 
     async def startup(sockets: Any = None) -> None:
         await start(sockets=[])
-        server.servers.append(TlsAcceptor(listener, gate, context, protocol))
+        server.servers.append(TlsAcceptor(listener, limiter, context, protocol))
 
     server.startup = startup
 
 
 @contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals that stop, while the block lasts. One that we were started to ignore (nohup) stays ignored."""
+    """Handle the stop signals inside the block. A signal that the parent made us ignore (nohup) stays ignored."""
     heeded = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heeded}
     try:

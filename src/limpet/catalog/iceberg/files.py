@@ -1,7 +1,7 @@
-"""Tables that we fill ourselves: Parquet files with their statistics, the manifest, and the commit that names them.
+"""Tables that Limpet itself writes: Parquet files with statistics, the manifest, and the commit that adds them.
 
-A snapshot of ours has one manifest, which lists every file that the table has. Its summary says what it is a copy of,
-and under which ids its files hold the columns, so that a later writer knows whether they can stay.
+A snapshot of ours has one manifest, which lists all files of the table. Its summary has the source, and the ids of the
+columns in its files, so that a later writer can decide whether the files may stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import Any, Final
 
 import msgspec
-from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -25,7 +25,6 @@ from pyiceberg.manifest import (
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
-    read_manifest_list,
     write_manifest,
     write_manifest_list,
 )
@@ -35,6 +34,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from limpet import records
+from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt
@@ -44,13 +44,10 @@ FORMAT_VERSION: Final = 2
 CODEC: Final = "deflate"
 SOURCE, COLUMNS = "limpet.source", "limpet.columns"
 
-# PyIceberg raises all of these for an Avro file that it cannot read.
-_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, AssertionError)
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as it should be. `type` is one of Iceberg's primitive types; `is_key`: it identifies a row."""
+    """A wanted column. `type`: a primitive type of Iceberg; `is_key`: it identifies a row."""
 
     name: str
     type: str
@@ -70,7 +67,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """What becomes of a table's files."""
+    """The files of a table to keep, to add and to drop."""
 
     keep: Sequence[File]
     add: Sequence[File]
@@ -79,11 +76,11 @@ class TableFiles:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A table, as somebody finds it who wants it to hold `columns` of `source`.
+    """The current table, compared with the wanted columns of `source`.
 
-    `schema` is what it should have: a column that is there already keeps its id. `files` is what the current snapshot
-    holds. They `may_stay` if we wrote that snapshot, of the same source, and the columns have the ids that they had.
-    `is_staged`: the table is not in the catalog yet.
+    `schema`: the wanted one, in which existing columns keep their ids. `files`: those of the current snapshot.
+    `may_stay`: we wrote that snapshot, from the same source, and its columns have the same ids. `is_staged`: the table
+    is not in the catalog yet.
     """
 
     table: TableMetadata
@@ -100,18 +97,18 @@ class Contents:
 
     @property
     def is_of_source(self) -> bool:
-        """Whether the table was made for that source."""
+        """Whether the table was created from this source."""
         return self.table.properties.get(SOURCE) == self.source
 
     @property
     def fits(self) -> bool:
-        """Whether the table has just these columns."""
+        """Whether the table has exactly these columns."""
         return _is_same(self.table.schema(), self.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a new snapshot is called: its id, its time, and a text that makes the names of its files unique."""
+    """The identity of a new snapshot: its id, its time, and a unique part for the names of its files."""
 
     snapshot_id: int
     at_ms: int
@@ -128,9 +125,9 @@ def stage_request(name: str, source: str, columns: Sequence[Column]) -> dict[str
 def contents_of(
     metadata: bytes, source: str, columns: Sequence[Column], fetch: Fetch, *, is_staged: bool = False
 ) -> Contents:
-    """What a table holds.   Raises: Corrupt; what `fetch` raises.
+    """The content of a table.   Raises: Corrupt; what `fetch` raises.
 
-    Cost: 1 `fetch` of the manifest list, and 1 of each manifest: we write one.
+    Cost: 1 `fetch` of the manifest list, and 1 of each manifest, of which we write one.
     """
     table = table_of(Document(metadata))
     schema = _schema(columns, _ids(table, columns))
@@ -138,9 +135,9 @@ def contents_of(
     files: list[File] = []
     may_stay = True
     if snapshot is not None:
-        told = snapshot.summary.additional_properties if snapshot.summary else {}
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
         ids = {field.name: field.field_id for field in schema.fields}
-        may_stay = told.get(SOURCE) == source and _ids_in(told.get(COLUMNS, "null")).items() <= ids.items()
+        may_stay = summary.get(SOURCE) == source and _ids_in(summary.get(COLUMNS, "null")).items() <= ids.items()
         files = _files(snapshot.manifest_list, fetch)
     return Contents(table, source, schema, files, may_stay, is_staged)
 
@@ -151,7 +148,7 @@ def has_snapshot(metadata: bytes, snapshot_id: int) -> bool:
 
 
 def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
-    """Rows (a `pyarrow.Table` of just these columns) as the Parquet file for `url`, with ids and statistics."""
+    """Rows (a `pyarrow.Table` of exactly these columns) as the Parquet file for `url`, with ids and statistics."""
     schema = contents.schema
     fields = rows.schema
     for at, field in enumerate(schema.fields):
@@ -175,9 +172,9 @@ def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
 
 
 def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The commit after which the table holds just `files.keep` and `files.add`; what to write before it, by URL.
+    """The commit after which the table has exactly `files.keep` and `files.add`, and the files to write before, by URL.
 
-    With no file to add or drop it has no snapshot: the table is created, or gets other columns.
+    Without files to add or drop it has no snapshot: it creates the table, or changes the columns.
     """
     table = contents.table
     schema_id, updates = _created(contents) if contents.is_staged else _with_schema(contents)
@@ -206,7 +203,7 @@ def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict
 
 
 def _ids(table: TableMetadata, columns: Sequence[Column]) -> dict[str, int]:
-    """The ids of columns: those that they have in the table, else new ones."""
+    """The ids of columns: the existing ones, else new ones."""
     known = {field.name: field for field in table.schema().fields}
     last = table.last_column_id
     ids: dict[str, int] = {}
@@ -219,7 +216,7 @@ def _ids(table: TableMetadata, columns: Sequence[Column]) -> dict[str, int]:
 
 
 def _ids_in(text: str) -> dict[str, int]:
-    """The ids that a summary tells. Those of another program's are the ids of no column of ours."""
+    """The column ids in a summary; for the summary of another program an id that matches no column."""
     try:
         return records.decoder(dict[str, int]).decode(text)
     except msgspec.DecodeError:
@@ -245,7 +242,7 @@ def _shape(schema: Schema) -> object:
 
 
 def _with_schema(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
-    """The id of the schema that the table should have, and the updates that give it to it."""
+    """The id of the wanted schema, and the updates that set it."""
     table = contents.table
     if contents.fits:
         return table.current_schema_id, []
@@ -261,7 +258,7 @@ def _with_schema(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _created(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
-    """The same for a table that the commit creates, as it was staged."""
+    """The same for a staged table, which the commit creates."""
     table = contents.table
     spec, order = table.spec().model_dump(mode="json"), table.sort_order().model_dump(mode="json")
     return table.current_schema_id, [
@@ -279,7 +276,7 @@ def _created(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
 
 
 def _requirements(contents: Contents) -> list[dict[str, Any]]:
-    """Nobody has committed since: the files that stay, and those that go, are all that there are."""
+    """No other commit since: the kept and dropped files are all files of the table."""
     table = contents.table
     if contents.is_staged:
         return [{"type": "assert-create"}]
@@ -295,15 +292,16 @@ def _requirements(contents: Contents) -> list[dict[str, Any]]:
 
 
 def _files(manifest_list: str, fetch: Fetch) -> list[File]:
-    """The data files of a snapshot. Files of deletes are left out: a snapshot of ours takes none of them over."""
+    """The data files of a snapshot. Delete files are skipped: our snapshots do not keep them."""
     found: list[File] = []
+    budget = AvroBudget()
     try:
-        for manifest in read_manifest_list(Input(manifest_list, fetch)):
+        for manifest in manifests_in(Input(manifest_list, fetch), budget):
             if manifest.content == ManifestContent.DATA:
-                for entry in manifest.fetch_manifest_entry(BufferIO(fetch)):
+                for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget):
                     data = entry.data_file
                     found.append(File(data.file_path, data.record_count, data.file_size_in_bytes, entry))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise Corrupt(
             f"the manifests of {manifest_list} cannot be read: {' '.join(str(error).split())[:120]}"
         ) from None
@@ -312,7 +310,7 @@ def _files(manifest_list: str, fetch: Fetch) -> list[File]:
 
 def _write_manifests(contents: Contents, files: TableFiles, snapshot_id: int, manifest: Output, listed: Output) -> None:
     table, spec = contents.table, UNPARTITIONED_PARTITION_SPEC
-    # others may have given the table a partition spec; what they wrote by it cannot stand in this manifest
+    # other programs may have set a partition spec; files of that spec cannot be in this manifest
     gone = [file for file in files.drop if file.entry.data_file.spec_id == spec.spec_id]
     parent, number = table.current_snapshot_id, table.next_sequence_number()
     with write_manifest_list(FORMAT_VERSION, listed, snapshot_id, parent, number, CODEC) as list_writer:
@@ -368,7 +366,7 @@ class Input(InputFile):
         return len(self._fetch(self.location))
 
     def exists(self) -> bool:
-        """Whoever asks for a file here has been told of it."""
+        """Always: only files of the table are opened."""
         return True
 
     def open(self, seekable: bool = True) -> InputStream:
@@ -377,7 +375,7 @@ class Input(InputFile):
 
 
 class Output(OutputFile):
-    """A file to write; `data` is what was written, once it is closed."""
+    """A file to write; `data` has the bytes once it is closed."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
@@ -397,25 +395,6 @@ class Output(OutputFile):
     def create(self, overwrite: bool = False) -> OutputStream:
         """A stream into it."""
         return _Sink(self)
-
-
-class BufferIO(FileIO):
-    """Files to read, by URL."""
-
-    def __init__(self, fetch: Fetch) -> None:
-        super().__init__()
-        self._fetch = fetch
-
-    def new_input(self, location: str) -> InputFile:
-        """One of them."""
-        return Input(location, self._fetch)
-
-    def new_output(self, location: str) -> OutputFile:
-        """A file that nobody stores but whoever asked for it."""
-        return Output(location)
-
-    def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Nothing: it is not ours."""
 
 
 class _Sink(BytesIO):

@@ -1,11 +1,11 @@
-"""Requests parsed, requirements checked, updates applied, metadata turned into bytes."""
+"""What the catalog uses PyIceberg for: new tables, and commits that `limpet.catalog.commit` cannot apply as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import pydantic
@@ -20,14 +20,6 @@ from pyiceberg.table.update import (
     AddSchemaUpdate,
     AddSnapshotUpdate,
     AddSortOrderUpdate,
-    AssertCreate,
-    AssertCurrentSchemaId,
-    AssertDefaultSortOrderId,
-    AssertDefaultSpecId,
-    AssertLastAssignedFieldId,
-    AssertLastAssignedPartitionId,
-    AssertRefSnapshotId,
-    AssertTableUUID,
     AssignUUIDUpdate,
     RemovePropertiesUpdate,
     RemoveSnapshotsUpdate,
@@ -47,19 +39,14 @@ from pyiceberg.table.update import (
 from pyiceberg.view.metadata import ViewMetadata
 
 from limpet import records
-from limpet.catalog.state import CommitFailed
-from limpet.catalog.warehouse import Document, property_text
+from limpet.catalog.state import CommitFailed, check_fresh
+from limpet.catalog.warehouse import Document, property_texts
 from limpet.errors import Corrupt, Invalid
 
 FORMAT_VERSION_MAX = 2
-UPDATES_MAX = 10_000
-ADDED_MAX = 1000
-"""Schemas, partition specs, sort orders and other updates that PyIceberg works out, in one commit."""
-REQUIREMENTS_MAX = 1000
-LIGHT_MAX = 32
-VALUES_MAX = 200_000
 DEFAULTS = {"write.parquet.compression-codec": "zstd"}
-"""What the reference implementation sets in new tables: without it Spark writes GZIP."""
+"""Properties that the reference implementation sets in new tables: without them Spark writes GZIP."""
+FORM_FIELDS = ("schema", "partition-spec", "write-order")
 FORMS_MAX = 64
 FORM_BYTES_MAX = 64 << 10
 NO_UUID = "00000000-0000-4000-8000-000000000000"
@@ -67,7 +54,7 @@ NO_UUID = "00000000-0000-4000-8000-000000000000"
 _updates = pydantic.TypeAdapter(tuple[TableUpdate, ...])
 _requirements = pydantic.TypeAdapter(tuple[TableRequirement, ...])
 
-# PyIceberg raises all of these for input that it does not take.
+# PyIceberg raises all of these for invalid input.
 _REJECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError,
             StopIteration, TypeError, ValidationError, ValueError)  # fmt: skip
 
@@ -77,7 +64,7 @@ class _FormatVersion(msgspec.Struct):
 
 
 class _SharedList(list[Any]):
-    """A list that copies share. Metadata is never changed in place, and its lists grow with every commit."""
+    """A list that is shared by copies. Metadata is never modified in place, and its lists grow with every commit."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SharedList:
         return self
@@ -91,43 +78,87 @@ class _SharedList(list[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class TableCommit:
-    """A request to change a table, parsed.
+class NamedByCommit:
+    """What a commit refers to: its new location, its properties, and (kind, URL) of each file."""
 
-    `plain` are its updates as JSON, if the fast path knows all of them; `files` are (what it is, URL) of each file that
-    it names.
-    """
-
-    requirements: tuple[Any, ...]
-    updates: tuple[Any, ...]
-    plain: Sequence[dict[str, Any]] | None
-    creates: bool
     location: str | None
     properties: Mapping[str, str]
-    files: tuple[tuple[str, str], ...]
+    files: Sequence[tuple[str, str]]
 
-    @property
-    def is_light(self) -> bool:
-        """Whether it can be worked out at once, whatever the table is: few updates, all known to the fast path."""
-        return self.plain is not None and len(self.plain) <= LIGHT_MAX
 
-    @property
-    def is_short(self) -> bool:
-        """Whether it has few updates, of whatever kind."""
-        return len(self.updates) <= LIGHT_MAX
+class CommitModels:
+    """The updates and requirements of a commit, as a client sent them, and PyIceberg's models of both, on demand.
+
+    Each property raises Invalid for input that PyIceberg refuses.
+    """
+
+    def __init__(self, asked: Sequence[Any], required: Sequence[Any]) -> None:
+        self.asked = asked
+        self.required = required
+
+    @cached_property
+    def updates(self) -> tuple[Any, ...]:
+        """The updates."""
+        try:
+            return _updates.validate_python([_with_defaults(update) for update in self.asked])
+        except _REJECTS as error:
+            _refuse("the commit", error)
+
+    @cached_property
+    def requirements(self) -> tuple[Any, ...]:
+        """The requirements."""
+        try:
+            return _requirements.validate_python(tuple(self.required))
+        except _REJECTS as error:
+            _refuse("the commit", error)
+
+    def json(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Updates and requirements as PyIceberg encodes them."""
+        for update in self.updates:
+            if isinstance(update, SetSnapshotRefUpdate):
+                fields = update.model_dump(exclude={"action", "ref_name"})
+                try:
+                    SnapshotRef.model_validate(fields)
+                except _REJECTS as error:
+                    _refuse(f"the reference {update.ref_name!r}", error)
+        updates, requirements = (
+            [each.model_dump(mode="json") for each in part] for part in (self.updates, self.requirements)
+        )
+        return updates, requirements
+
+    def named(self) -> NamedByCommit:
+        """What the updates refer to.   Raises: Invalid, also for an unsupported format version."""
+        location: str | None = None
+        properties: dict[str, str] = {}
+        files: list[tuple[str, str]] = []
+        for update in self.updates:
+            match update:
+                case SetLocationUpdate():
+                    location = update.location
+                    files.append(("location", location))
+                case SetPropertiesUpdate():
+                    properties |= update.updates
+                case AddSnapshotUpdate():
+                    files.append(("manifest list", update.snapshot.manifest_list))
+                case SetStatisticsUpdate():
+                    files.append(("statistics path", update.statistics.statistics_path))
+                case SetPartitionStatisticsUpdate():
+                    files.append(("partition statistics path", update.partition_statistics.statistics_path))
+                case UpgradeFormatVersionUpdate() if update.format_version > FORMAT_VERSION_MAX:
+                    _refuse_version(update.format_version)
+        return NamedByCommit(location, properties, files)
 
 
 def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int) -> Document:
-    """The metadata of a table that a client asks to create.   Raises: Invalid.
+    """The metadata of a new table.   Raises: Invalid.
 
-    What does not depend on the table's name is worked out once for all that are alike: PyIceberg takes a millisecond.
+    What does not depend on the table's name is cached for similar tables: PyIceberg takes a millisecond.
     """
-    check_size([request.get(name) for name in ("schema", "partition-spec", "write-order")], "the table")
-    properties = {**DEFAULTS, **_properties(request.get("properties") or {})}
+    properties = {**DEFAULTS, **property_texts(request.get("properties") or {})}
     version = properties.get("format-version", str(FORMAT_VERSION_MAX))
     if version not in ("1", "2"):
         _refuse_version(version)
-    asked = [request.get(name) for name in ("schema", "partition-spec", "write-order")]
+    asked = [request.get(name) for name in FORM_FIELDS]
     try:
         form = msgspec.json.encode([*asked, properties])
         alike = _form(form) if len(form) <= FORM_BYTES_MAX else _form.__wrapped__(form)
@@ -139,7 +170,7 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int)
 
 @lru_cache(maxsize=FORMS_MAX)
 def _form(asked: bytes) -> Mapping[str, Any]:
-    """The metadata of new tables with that schema, partition spec, sort order and properties; not to be changed."""
+    """The metadata of new tables with this schema, partition spec, sort order and properties. Immutable."""
     fields, partitions, sorting, properties = msgspec.json.decode(asked)
     if "fields" not in fields:
         raise Invalid("Invalid schema: the schema has no fields")
@@ -147,108 +178,21 @@ def _form(asked: bytes) -> Mapping[str, Any]:
     spec = PartitionSpec.model_validate(_with_field_ids(partitions) or {})
     order = SortOrder.model_validate(_with_null_order(sorting) or {})
     check_schema(schema, int(properties.get("format-version", FORMAT_VERSION_MAX)))
-    schema.find_column_name(0)  # builds the index of names, which finds those that are there twice
+    schema.find_column_name(0)  # builds the index of names, which detects duplicates
     metadata = new_table_metadata(schema, spec, order, "", properties, _uuid(NO_UUID))
     metadata.spec().check_compatible(metadata.schema())
     metadata.sort_order().check_compatible(metadata.schema())
-    return _document(metadata).json()
-
-
-def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> TableCommit:
-    """A client's request to change a table.   Raises: Invalid, also for an update or requirement nobody knows.
-
-    How much there is of it is checked first: what PyIceberg makes of it takes a thousand times as long. `canonical`
-    makes a URL what this catalog writes.
-    """
-    asked, required = listed(request, "updates", UPDATES_MAX), listed(request, "requirements", REQUIREMENTS_MAX)
-    check_size(asked, "the commit")
-    try:
-        raw = [_with_defaults(update, canonical) for update in joined(asked)]
-        heavy = sum(update.get("action") not in FAST_ACTIONS for update in raw if isinstance(update, Mapping))
-        if heavy > ADDED_MAX:
-            raise Invalid(
-                f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
-                hint="commit them in several steps",
-            )
-        updates = _updates.validate_python(raw)
-        requirements = _requirements.validate_python(tuple(required))
-    except _REJECTS as error:
-        _refuse("the commit", error)
-    location: str | None = None
-    properties: dict[str, str] = {}
-    files: list[tuple[str, str]] = []
-    for update in updates:
-        match update:
-            case SetLocationUpdate():
-                location = update.location
-                files.append(("location", location))
-            case SetPropertiesUpdate():
-                properties |= update.updates
-            case AddSnapshotUpdate():
-                files.append(("manifest list", update.snapshot.manifest_list))
-            case SetStatisticsUpdate():
-                files.append(("statistics path", update.statistics.statistics_path))
-            case SetPartitionStatisticsUpdate():
-                files.append(("partition statistics path", update.partition_statistics.statistics_path))
-            case UpgradeFormatVersionUpdate() if update.format_version > FORMAT_VERSION_MAX:
-                _refuse_version(update.format_version)
-    creates = any(isinstance(requirement, AssertCreate) for requirement in requirements)
-    return TableCommit(requirements, updates, _plain(updates), creates, location, properties, tuple(files))
-
-
-def listed(request: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    """A list in a commit. `updates` must be there, as the specification says.   Raises: Invalid."""
-    found = request.get(name)
-    if found is None and name != "updates":
-        return []
-    if not isinstance(found, list | tuple):
-        raise Invalid(f"Cannot parse {name} from non-array: {name} must be a list")
-    if len(found) > most:
-        raise Invalid(f"the commit has {len(found)} {name}; at most {most} are taken", hint="commit in several steps")
-    return [*found]
-
-
-def check_size(value: Any, what: str) -> None:
-    """Nothing, if a request holds no more values than can be worked out in good time.   Raises: Invalid."""
-    count, layer = 0, [value]
-    while layer:
-        count += len(layer)
-        if count > VALUES_MAX:
-            raise Invalid(f"{what} has more than {VALUES_MAX} values", hint="commit in several steps")
-        inner: list[Any] = []
-        for each in layer:
-            if isinstance(each, Mapping):
-                inner += each.values()
-            elif isinstance(each, list | tuple):
-                inner += each
-        layer = inner
-
-
-def joined(updates: Sequence[Any]) -> list[Any]:
-    """The updates, with neighbours that remove snapshots made one: older clients send one for each snapshot."""
-    found: list[Any] = []
-    for update in updates:
-        match (found[-1] if found else None), update:
-            case (
-                {"action": "remove-snapshots", "snapshot-ids": list() as before},
-                {"action": "remove-snapshots", "snapshot-ids": list() as ids},
-            ):
-                before += ids
-            case _, {"action": "remove-snapshots", "snapshot-ids": list() as ids}:
-                found.append({"action": "remove-snapshots", "snapshot-ids": [*ids]})
-            case _:
-                found.append(update)
-    return found
+    return encoded(metadata).json()
 
 
 def check_table(table: TableMetadata) -> None:
-    """Nothing, if tables of its format may have its schemas.   Raises: Invalid."""
+    """Check the schemas of a table against its format version.   Raises: Invalid."""
     for schema in table.schemas:
         check_schema(schema, table.format_version)
 
 
 def parse_table(document: Document) -> TableMetadata:
-    """Metadata that somebody wrote, parsed once.   Raises: Invalid."""
+    """The parsed metadata of another program, cached in the document.   Raises: Invalid."""
     if document.model is None:
         try:
             version = records.decoder(_FormatVersion).decode(document.data).format_version
@@ -270,7 +214,7 @@ def table_of(document: Document) -> TableMetadata:
 
 
 def files_of(document: Document) -> Iterator[tuple[str, str]]:
-    """(what it is, URL) of each file and folder that metadata names, but for its properties.   Raises: Corrupt."""
+    """(kind, URL) of each file and folder in metadata, properties excepted.   Raises: Corrupt."""
     table = table_of(document)
     yield "location", table.location
     for snapshot in table.snapshots:
@@ -281,50 +225,29 @@ def files_of(document: Document) -> Iterator[tuple[str, str]]:
         yield "statistics path", statistics.statistics_path
 
 
-def apply(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
-    """The metadata after a commit; None if it asks for no change. `metadata_location` is where `document` lies.
+def apply(document: Document, commit: CommitModels, metadata_location: str, *, check: bool) -> Document | None:
+    """The metadata after a commit; None if nothing changes. `check`: check its requirements too.
 
-    Raises: CommitFailed if a requirement does not hold, or the commit was made for an older table; Invalid; Corrupt.
+    Raises: CommitFailed if a requirement does not hold, or the commit is stale; Invalid; Corrupt.
     """
+    table = table_of(document)
     try:
-        return _applied(document, commit, metadata_location, now_ms)
+        if check:
+            for requirement in commit.requirements:
+                requirement.validate(table)
+        updates = resolved_updates(table, commit.updates, is_new=False)
+        new = _updated(table, updates, metadata_location)
     except CommitFailedException as error:
         raise CommitFailed(_line(error)) from None
     except _REJECTS as error:
         _refuse("the commit", error)
+    return None if new is None else encoded(new)
 
 
-def _applied(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
-    if document.is_plain is None:
-        document.is_plain = fits_fast_path(document.data)
-    if document.is_plain:
-        for requirement in commit.requirements:
-            _check(requirement, document.json())
-        if commit.plain is not None:
-            # The commit's time was taken before it waited for the leader; the table may have changed since.
-            now_ms = max(now_ms, document.json()["last-updated-ms"])
-            return _fast_document(fast_path(document.json(), commit.plain, metadata_location, now_ms))
-    table = table_of(document)
-    if not document.is_plain:
-        for requirement in commit.requirements:
-            requirement.validate(table)
-    updates = resolved_updates(table, commit.updates, is_new=False)
-    new = _updated(table, updates, metadata_location)
-    return None if new is None else _document(new)
+def create(commit: CommitModels, location: str, uuid: str) -> Document:
+    """The metadata of a table that a commit creates. `location` and `uuid` are defaults.
 
-
-def _fast_document(table: dict[str, Any] | None) -> Document | None:
-    if table is None:
-        return None
-    new = Document(msgspec.json.encode(table), table)
-    new.is_plain = True
-    return new
-
-
-def create(commit: TableCommit, location: str, uuid: str) -> Document:
-    """The metadata of a table that a commit creates. `location` and `uuid` are for those that name none.
-
-    Raises: Invalid; CommitFailed if it requires a table that is there.
+    Raises: Invalid; CommitFailed if it requires an existing table.
     """
     try:
         for requirement in commit.requirements:
@@ -332,20 +255,15 @@ def create(commit: TableCommit, location: str, uuid: str) -> Document:
         first = [AssignUUIDUpdate(uuid=_uuid(uuid)), SetLocationUpdate(location=location)]
         empty = TableMetadataV1.model_construct(last_column_id=-1, schema=Schema())
         updates = resolved_updates(empty, (*first, *commit.updates), is_new=True)
-        return _document(_not_back(empty, update_table_metadata(empty, updates, enforce_validation=True), updates))
+        return encoded(_not_back(empty, update_table_metadata(empty, updates, enforce_validation=True), updates))
     except CommitFailedException as error:
         raise CommitFailed(_line(error)) from None
     except _REJECTS as error:
         _refuse("the table", error)
 
 
-def encoded(table: TableMetadata) -> Document:
-    """The metadata as this catalog writes it: what was parsed and checked, and nothing else."""
-    return _document(table)
-
-
 def check_view(metadata: Mapping[str, Any]) -> None:
-    """Nothing, if this may be the metadata of a view.   Raises: Invalid."""
+    """Check the metadata of a view.   Raises: Invalid."""
     try:
         ViewMetadata.model_validate(metadata)
     except _REJECTS as error:
@@ -360,16 +278,16 @@ def _updated(table: TableMetadata, updates: tuple[Any, ...], metadata_location: 
     new = update_table_metadata(table.model_copy(update=shared), updates, metadata_location=metadata_location)
     new = _not_back(table, new, updates)
     if new.metadata_log is shared["metadata_log"]:
-        return None  # nothing was changed, or the last location would have been added
+        return None  # nothing changed, else the last location would have been added
     if isinstance(new, TableMetadataV1):
-        # readers of the first format know the current schema and spec by these fields only
+        # readers of format 1 use only these fields for the current schema and spec
         fields = [field.model_dump() for field in new.spec().fields]
         new = new.model_copy(update={"schema_": new.schema(), "partition_spec": fields})
     return new
 
 
 def _not_back(before: TableMetadata, after: TableMetadata, updates: Sequence[Any]) -> TableMetadata:
-    """The metadata with the highest sequence number there was: a snapshot without a parent may have an older one."""
+    """The metadata with the highest sequence number so far: a snapshot without a parent may have a lower one."""
     if after.format_version == 1:
         return after
     numbers = [each.snapshot.sequence_number or 0 for each in updates if isinstance(each, AddSnapshotUpdate)]
@@ -379,78 +297,25 @@ def _not_back(before: TableMetadata, after: TableMetadata, updates: Sequence[Any
     return after.model_copy(update={"last_sequence_number": highest})
 
 
-def _check(requirement: Any, table: Mapping[str, Any]) -> None:
-    """Nothing, if the table is what the client requires. The words are those of the reference implementation.
-
-    Raises: CommitFailed.
-    """
-    match requirement:
-        case AssertCreate():
-            raise CommitFailed("Requirement failed: table already exists")
-        case AssertTableUUID():
-            what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), str(requirement.uuid)
-        case AssertRefSnapshotId():
-            _check_ref(requirement, table["refs"].get(requirement.ref))
-            return
-        case AssertLastAssignedFieldId():
-            what, wanted = "last assigned field id changed: expected id", requirement.last_assigned_field_id
-            found = table["last-column-id"]
-        case AssertCurrentSchemaId():
-            what, wanted = "current schema changed: expected id", requirement.current_schema_id
-            found = table["current-schema-id"]
-        case AssertLastAssignedPartitionId():
-            what, wanted = "last assigned partition id changed: expected id", requirement.last_assigned_partition_id
-            found = table["last-partition-id"]
-        case AssertDefaultSpecId():
-            what, wanted = "default partition spec changed: expected id", requirement.default_spec_id
-            found = table["default-spec-id"]
-        case AssertDefaultSortOrderId():
-            what, wanted = "default sort order changed: expected id", requirement.default_sort_order_id
-            found = table["default-sort-order-id"]
-        case _:
-            raise Invalid(f"there is no requirement {requirement.type!r}")
-    if wanted != found:
-        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
-
-
-def _check_ref(requirement: AssertRefSnapshotId, ref: Mapping[str, Any] | None) -> None:
-    """Nothing, if a branch or tag is where the client requires it, or is not there.   Raises: CommitFailed."""
-    wanted, name = requirement.snapshot_id, requirement.ref
-    if ref is None:
-        if wanted is not None:
-            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
-    elif wanted is None:
-        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
-    elif wanted != ref["snapshot-id"]:
-        raise CommitFailed(
-            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
-            f"expected id {wanted} != {ref['snapshot-id']}"
-        )
-
-
 # ---- requests ----
 
 
-def _with_defaults(update: Any, canonical: Callable[[str], str]) -> Any:
+def _with_defaults(update: Any) -> Any:
     match update:
-        case {"action": "set-location", "location": str() as location}:
-            return {**update, "location": canonical(location)}
         case {"action": "add-spec", "spec": spec}:
             return {**update, "spec": _with_field_ids(spec)}
         case {"action": "add-sort-order", "sort-order": order}:
             return {**update, "sort-order": _with_null_order(order)}
-        case {"action": "set-properties", "updates": properties}:
-            return {**update, "updates": _properties(properties)}
     return update
 
 
 def _with_field_ids(spec: Any) -> Any:
-    """The spec with an id in each field; PyIceberg demands what the specification leaves to the server."""
+    """The spec with an id in each field: PyIceberg requires them, and the specification leaves them to the server."""
     return _with_fields(spec, lambda field: {"field-id": UNSET_ID, **field})
 
 
 def _with_null_order(order: Any) -> Any:
-    """The order with what its fields leave out; PyIceberg would put nulls last in either direction."""
+    """The order with the default null order of its fields; PyIceberg would put nulls last in both directions."""
     nulls = {"asc": "nulls-first", "desc": "nulls-last"}
     return _with_fields(order, lambda field: {"null-order": nulls.get(str(field.get("direction", "asc"))), **field})
 
@@ -462,56 +327,36 @@ def _with_fields(given: Any, change: Callable[[Mapping[str, Any]], Mapping[str, 
     return {**given, "fields": fields}
 
 
-def _properties(given: Any) -> dict[str, str]:
-    """Properties as text.   Raises: Invalid."""
-    if not isinstance(given, Mapping):
-        raise Invalid("properties must be an object")
-    return {key: property_text(key, value) for key, value in given.items()}
-
-
-def _plain(updates: Sequence[Any]) -> Sequence[dict[str, Any]] | None:
-    """The updates as JSON, if all are that the fast path knows.   Raises: Invalid for a reference that may not be."""
-    for update in updates:
-        if isinstance(update, SetSnapshotRefUpdate):
-            fields = update.model_dump(exclude={"action", "ref_name"})
-            try:
-                SnapshotRef.model_validate(fields)
-            except _REJECTS as error:
-                _refuse(f"the reference {update.ref_name!r}", error)
-    if all(update.action in FAST_ACTIONS for update in updates):
-        return [update.model_dump(mode="json") for update in updates]
-    return None
-
-
 def _uuid(text: str) -> Any:
-    """What PyIceberg's models make a UUID of."""
+    """A text that PyIceberg's models convert to a UUID."""
     return text
 
 
-def _document(table: TableMetadata) -> Document:
+def encoded(table: TableMetadata) -> Document:
+    """The metadata as this catalog writes it: what was parsed and checked, and nothing else."""
     return Document(table.model_dump_json().encode(), model=table)
 
 
 def _refuse_version(version: object) -> NoReturn:
     raise Invalid(
-        f"format version {version} is not supported: this catalog keeps tables of versions 1 and 2",
+        f"format version {version} is not supported: this catalog supports versions 1 and 2",
         hint="create the table with format-version 2",
     )
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
-    raise Invalid(f"{what} cannot be taken: {_line(error)}") from None
+    raise Invalid(f"{what} is not valid: {_line(error)}") from None
 
 
 def _line(error: BaseException) -> str:
-    """One short line that names the field."""
+    """The error as one short line with the field."""
     inner = error.__cause__ if isinstance(error.__cause__, pydantic.ValidationError) else error
     if isinstance(inner, pydantic.ValidationError):
         first = inner.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         return f"{place}: {first['msg']}"[:300] if place else first["msg"][:300]
     if isinstance(error, StopIteration):
-        return "it needs a schema, a partition spec or a sort order that is not there"
+        return "it refers to a schema, a partition spec or a sort order that does not exist"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text[:300]} is missing" if isinstance(error, KeyError) else text[:300]
 
@@ -519,11 +364,11 @@ def _line(error: BaseException) -> str:
 M = TypeVar("M", bound=pydantic.BaseModel)
 
 UNSET_ID = -1
-"""In a request: the schema, spec or order that was added last. As the id of a partition field: not assigned yet."""
+"""In a request: the schema, spec or order that was added last. As the id of a partition field: not assigned."""
 
 
 def resolved_updates(table: TableMetadata, updates: tuple[Any, ...], *, is_new: bool) -> tuple[Any, ...]:
-    """The updates as PyIceberg applies them rightly: no id twice, none left open, none for what is not there."""
+    """The updates in a form that PyIceberg applies correctly: unique and assigned ids, existing objects only."""
     resolver = _Resolver(table, is_new)
     for update in updates:
         new = resolver.resolve(update)
@@ -533,7 +378,7 @@ def resolved_updates(table: TableMetadata, updates: tuple[Any, ...], *, is_new: 
 
 
 class _Resolver:
-    """What a table will hold after the updates so far."""
+    """The content of a table after the updates so far."""
 
     def __init__(self, table: TableMetadata, is_new: bool) -> None:
         self.resolved: list[Any] = []
@@ -548,7 +393,7 @@ class _Resolver:
         self._version: int = table.format_version
 
     def resolve(self, update: Any) -> Any:
-        """The update to make instead; None for none.   Raises: Invalid; CommitFailed."""
+        """The update to apply instead; None for none.   Raises: Invalid; CommitFailed."""
         match update:
             case AssignUUIDUpdate():
                 if not self._is_new and update.uuid != self._table.table_uuid:
@@ -575,8 +420,8 @@ class _Resolver:
 
     def _add_snapshot(self, snapshot: Any) -> None:
         number = snapshot.sequence_number or 0
-        if self._version > 1 and is_stale(number, self._number, snapshot.parent_snapshot_id):
-            raise stale_snapshot(number, self._number)
+        if self._version > 1:
+            check_fresh(number, self._number, snapshot.parent_snapshot_id)
         self._number = max(number, self._number)
         self._snapshots.add(snapshot.snapshot_id)
 
@@ -604,26 +449,22 @@ class _Resolver:
 
 
 def check_schema(schema: Schema, format_version: int) -> None:
-    """Nothing, if tables of a format may have this schema.   Raises: Invalid for types and defaults of a later one."""
+    """Check a schema against a format version.   Raises: Invalid for types and defaults of a later version."""
     try:
         schema.check_format_version_compatibility(format_version)
     except ValueError as error:
         raise Invalid(f"Invalid schema for v{format_version}: {error}") from None
     for field in index_by_id(schema).values():
-        if field.initial_default is not None:
-            raise Invalid(
-                f"Invalid schema for v{format_version}: Invalid initial default for {field.name}: non-null default "
-                f"({field.initial_default!r:.40}) is not supported until v3"
-            )
-        if field.write_default is not None:
-            raise Invalid(
-                f"Invalid schema for v{format_version}: Invalid write default for {field.name}: non-null default "
-                f"({field.write_default!r:.40}) is not supported until v3"
-            )
+        for what, value in (("initial", field.initial_default), ("write", field.write_default)):
+            if value is not None:
+                raise Invalid(
+                    f"Invalid schema for v{format_version}: Invalid {what} default for {field.name}: non-null default "
+                    f"({value!r:.40}) is not supported until v3"
+                )
 
 
 class _Ids:
-    """The schemas, specs or orders of a table by id, and what a request means by the ids that it gives."""
+    """The schemas, specs or orders of a table by id, and the mapping from the ids in a request."""
 
     def __init__(self, known: dict[int, Any]) -> None:
         self._known = known
@@ -631,9 +472,9 @@ class _Ids:
         self._meant: dict[int, int] = {}
 
     def place(self, wanted: int, body: Any) -> int | None:
-        """The id for a new one; None if the table has it already, under whatever id.
+        """The id for a new one; None if the table has an equal one already, under any id.
 
-        They are compared by their bytes: to compare each with each takes seconds for a thousand of them.
+        They are compared by their bytes: comparing each pair takes seconds for a thousand of them.
         """
         if self._ids is None:
             self._ids = {}
@@ -650,14 +491,14 @@ class _Ids:
         return id_ if is_new else None
 
     def meant(self, id_: int, what: str) -> int:
-        """The id that a request means.   Raises: Invalid."""
+        """The id in the table for an id in the request.   Raises: Invalid."""
         if id_ == UNSET_ID and UNSET_ID not in self._meant:
             raise Invalid(f"Cannot set last added {what}: no {what} has been added")
         return self._meant.get(id_, id_)
 
 
 def _numbered(table: TableMetadata, spec: PartitionSpec, resolved: Sequence[Any]) -> PartitionSpec:
-    """The spec with ids for fields that have none: those that the same field had in an older spec, else new ones."""
+    """The spec with ids for fields without one: the id of the same field in an older spec, else a new one."""
     if all(field.field_id != UNSET_ID for field in spec.fields):
         return spec
     added = [update.spec for update in resolved if isinstance(update, AddPartitionSpecUpdate)]
@@ -666,7 +507,8 @@ def _numbered(table: TableMetadata, spec: PartitionSpec, resolved: Sequence[Any]
     fields: list[PartitionField] = []
     for field in spec.fields:
         if field.field_id == UNSET_ID:
-            same = [one for one in older if (one.source_id, one.transform, one.name) == _parts(field)]
+            wanted = field.source_id, field.transform, field.name
+            same = [one for one in older if (one.source_id, one.transform, one.name) == wanted]
             last += 0 if same else 1
             field = field.model_copy(update={"field_id": same[0].field_id if same else last})
         fields.append(field)
@@ -680,207 +522,5 @@ def _bytes_of(body: Any) -> bytes:
     return "\n".join(field.model_dump_json() for field in body).encode()
 
 
-def _parts(field: PartitionField) -> tuple[Any, ...]:
-    return field.source_id, field.transform, field.name
-
-
 def _with(model: M, **fields: Any) -> M:
     return model.model_copy(update=fields)
-
-
-Json = dict[str, Any]
-
-MAIN = "main"
-LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
-
-
-_MANY = 1 << 20
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-
-
-class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-    timestamp_ms: _Long
-    parent_snapshot_id: _Long | None = None
-
-
-class _SnapshotId(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-
-
-class _FastTable(msgspec.Struct, rename="kebab"):
-    """What is looked at here, and its types."""
-
-    format_version: Literal[2]
-    table_uuid: _Short
-    last_updated_ms: _Long
-    last_sequence_number: _Long
-    last_column_id: _Long
-    current_schema_id: _Long
-    default_spec_id: _Long
-    default_sort_order_id: _Long
-    last_partition_id: _Long
-    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
-    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
-    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    metadata_log: Annotated[
-        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
-    ]
-    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
-    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
-
-
-def fits_fast_path(data: bytes) -> bool:
-    """Whether metadata is fast_path here: it is of version 2, and has all that PyIceberg and we write."""
-    try:
-        table = records.decoder(_FastTable).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
-
-
-def fast_path(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
-    """The metadata after those updates; None if they change nothing. `table` itself is left as it is.
-
-    Raises: CommitFailed for a snapshot that was made for an older table; Invalid.
-    """
-    work = _Work(dict(table), now_ms)
-    for update in updates:
-        _FAST[update["action"]](work, update)
-    if not work.changed:
-        return None
-    new = work.table
-    limit = _log_limit(new["properties"])
-    entry = {"metadata-file": metadata_location, "timestamp-ms": table["last-updated-ms"]}
-    new["metadata-log"] = [*new["metadata-log"][-(limit - 1) :], entry] if limit > 1 else [entry]
-    if new["last-updated-ms"] == table["last-updated-ms"]:
-        new["last-updated-ms"] = now_ms
-    return new
-
-
-class _Work:
-    """Metadata that is being changed. What it holds is replaced, never changed: older metadata holds the same."""
-
-    def __init__(self, table: Json, now_ms: int) -> None:
-        self.table = table
-        self.now_ms = now_ms
-        self.changed = False
-        self.added: set[int] = set()
-
-    def snapshot(self, id_: int) -> Json | None:
-        """The snapshot of that id."""
-        # the one that is looked for is nearly always the newest
-        return next((each for each in reversed(self.table["snapshots"]) if each["snapshot-id"] == id_), None)
-
-    def set(self, **fields: Any) -> None:
-        """Give fields new values."""
-        self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
-        self.changed = True
-
-
-def is_stale(number: int, last: int, parent: int | None) -> bool:
-    """Whether a snapshot was made for an older table, by its sequence number and that of the table.
-
-    A snapshot without a parent builds on nothing, so it is never stale: a concurrent CREATE OR REPLACE TABLE adds one.
-    The table's own number does not go back for it.
-    """
-    return number <= last and parent is not None
-
-
-def stale_snapshot(number: int, last: int) -> CommitFailed:
-    """The refusal of a stale_snapshot snapshot, in the words of the reference implementation."""
-    return CommitFailed(f"Cannot add snapshot with sequence number {number} older than last sequence number {last}")
-
-
-def _add_snapshot(work: _Work, update: Json) -> None:
-    new, last = update["snapshot"], work.table["last-sequence-number"]
-    number = new.get("sequence-number") or 0
-    if is_stale(number, last, new.get("parent-snapshot-id")):
-        raise stale_snapshot(number, last)
-    if work.snapshot(new["snapshot-id"]) is not None:
-        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
-    work.added.add(new["snapshot-id"])
-    work.set(
-        last_updated_ms=new["timestamp-ms"],
-        last_sequence_number=max(number, last),
-        snapshots=[*work.table["snapshots"], new],
-    )
-
-
-def _set_ref(work: _Work, update: Json) -> None:
-    name = update["ref-name"]
-    ref = {key: value for key, value in update.items() if key not in ("action", "ref-name")}
-    if work.table["refs"].get(name) == ref:
-        return
-    snapshot = work.snapshot(ref["snapshot-id"])
-    if snapshot is None:
-        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
-    at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
-    if name == MAIN:
-        entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}
-        work.set(current_snapshot_id=ref["snapshot-id"], snapshot_log=[*work.table["snapshot-log"], entry])
-    if name == MAIN or ref["snapshot-id"] in work.added:
-        work.set(last_updated_ms=at_ms)
-    work.set(refs={**work.table["refs"], name: ref})
-
-
-def _remove_ref(work: _Work, update: Json) -> None:
-    name = update["ref-name"]
-    if name not in work.table["refs"]:
-        return
-    work.set(refs={key: ref for key, ref in work.table["refs"].items() if key != name})
-    if name == MAIN:
-        work.table.pop("current-snapshot-id", None)
-
-
-def _remove_snapshots(work: _Work, update: Json) -> None:
-    table = work.table
-    gone = {*update["snapshot-ids"]} & {each["snapshot-id"] for each in table["snapshots"]}
-    if not gone:
-        return
-    for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
-        _remove_ref(work, {"ref-name": name})
-    work.set(
-        snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
-        snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
-        statistics=[each for each in table["statistics"] if each["snapshot-id"] not in gone],
-    )
-
-
-def _orphaned(snapshot: Json, gone: set[int]) -> Json:
-    if snapshot.get("parent-snapshot-id") not in gone:
-        return snapshot
-    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
-
-
-def _put_properties(work: _Work, update: Json) -> None:
-    if update["updates"]:
-        work.set(properties={**work.table["properties"], **update["updates"]})
-
-
-def _remove_properties(work: _Work, update: Json) -> None:
-    gone = {*update["removals"]} & {*work.table["properties"]}
-    if gone:
-        work.set(properties={key: value for key, value in work.table["properties"].items() if key not in gone})
-
-
-def _log_limit(properties: Mapping[str, str]) -> int:
-    try:
-        return max(1, int(properties.get(LOG_MAX_PROPERTY, LOG_MAX)))
-    except ValueError:
-        raise Invalid(f"the property {LOG_MAX_PROPERTY} must be a whole number") from None
-
-
-_FAST: Mapping[str, Callable[[_Work, Json], None]] = {
-    "add-snapshot": _add_snapshot,
-    "set-snapshot-ref": _set_ref,
-    "remove-snapshot-ref": _remove_ref,
-    "remove-snapshots": _remove_snapshots,
-    "set-properties": _put_properties,
-    "remove-properties": _remove_properties,
-}
-
-FAST_ACTIONS = frozenset(_FAST)
-"""The updates that are known here."""

@@ -1,4 +1,4 @@
-"""The metadata of views, which is plain JSON here: new views, and replacements parsed and applied."""
+"""The metadata of views, as plain JSON: new views, and replacements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from limpet import records
-from limpet.catalog.iceberg.updates import check_view, listed
-from limpet.catalog.state import CommitFailed
-from limpet.catalog.warehouse import Document, property_text
+from limpet.catalog.iceberg.updates import check_view
+from limpet.catalog.state import CommitFailed, listed
+from limpet.catalog.warehouse import Document, property_texts
 from limpet.errors import Corrupt, Invalid
 
 HISTORY = "version.history.num-entries"
@@ -24,23 +24,23 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ViewChanges:
-    """A replacement, parsed: the UUIDs that it requires, and its updates."""
+    """A parsed replacement: the UUIDs that it requires, and its updates."""
 
     uuids: Sequence[Any]
     updates: Sequence[Json]
 
 
 def parse_new(request: Mapping[str, Any], now_ms: int) -> Json:
-    """The schema, the first version and the properties of a view that a client asks to create.   Raises: Invalid."""
+    """The schema, the first version and the properties of a new view.   Raises: Invalid."""
     return {
         "schema": _object(request, "schema"),
         "version": _dated(_object(request, "view-version"), now_ms),
-        "properties": _strings(request.get("properties") or {}),
+        "properties": property_texts(request.get("properties") or {}),
     }
 
 
 def created(new: Json, location: str, uuid: str) -> Document:
-    """The metadata of a new view, of what `parse_new` found.   Raises: Invalid."""
+    """The metadata of a new view, from the result of `parse_new`.   Raises: Invalid."""
     first = {**new["version"], "version-id": 1, "schema-id": 0}
     return _document(
         {
@@ -57,7 +57,7 @@ def created(new: Json, location: str, uuid: str) -> Document:
 
 
 def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
-    """The changes that a client asks for, all of known kinds. Locations are not checked yet.   Raises: Invalid."""
+    """The parsed changes of a request. Locations are not checked yet.   Raises: Invalid."""
     requirements = _objects(listed(request, "requirements", UPDATES_MAX), "requirements")
     updates = _objects(listed(request, "updates", UPDATES_MAX), "updates")
     for requirement in requirements:
@@ -68,7 +68,7 @@ def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
             case "set-location":
                 _text(update, "location")
             case "set-properties":
-                update["updates"] = _strings(update.get("updates"))
+                update["updates"] = property_texts(update.get("updates"))
             case "add-view-version":
                 update["view-version"] = _dated(_object(update, "view-version"), now_ms)
             case action if not isinstance(action, str) or action not in _UPDATES:
@@ -101,7 +101,7 @@ def _applied(base: Json, wanted: ViewChanges) -> Json:
 
 
 def _trimmed(view: Json) -> Json:
-    """Without versions older than the history that the view keeps; the current one always stays."""
+    """Remove versions beyond the retained history; the current one always stays."""
     given = view.get("properties", {}).get(HISTORY, str(HISTORY_MAX))
     keep = int(given) if given.isdecimal() and 0 < len(given) < 6 and int(given) else HISTORY_MAX
     newest = sorted(view["versions"], key=lambda version: version["version-id"])[-keep:]
@@ -190,7 +190,7 @@ def _version(view: Json, id_: object) -> Json:
 
 
 def _dated(version: Json, now_ms: int) -> Json:
-    """A version of a client's, with a time.   Raises: Invalid if it has two SQL texts for one dialect."""
+    """A version from a client, with a time.   Raises: Invalid if it has two SQL texts for one dialect."""
     given = version.get("representations")
     representations = given if isinstance(given, list) else []
     if len(representations) > REPRESENTATIONS_MAX:
@@ -222,7 +222,7 @@ def _json(document: Document) -> Json:
     try:
         check_view(document.json())
     except Invalid as error:
-        raise Corrupt(f"the metadata of the view is not sound: {error}") from None
+        raise Corrupt(f"the metadata of the view is not valid: {error}") from None
     return document.json()
 
 
@@ -244,9 +244,3 @@ def _text(request: Mapping[str, Any], key: str) -> str:
     if not isinstance(found, str):
         raise Invalid(f"{key} must be a string")
     return found
-
-
-def _strings(properties: Any) -> dict[str, str]:
-    if not isinstance(properties, Mapping):
-        raise Invalid("properties must be an object")
-    return {key: property_text(key, value) for key, value in properties.items()}

@@ -1,0 +1,295 @@
+"""Requests that create, drop, rename or describe namespaces, tables and views.
+
+Like commits (`limpet.catalog.commit`), each is prepared in the thread of its client, and decided by a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from limpet import records
+from limpet.catalog.commit import METADATA_PATH, Needs, WorkedMetadata, check_size, moved, new_root, outside, with_files
+from limpet.catalog.iceberg import updates as iceberg
+from limpet.catalog.iceberg import views
+from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.records import CREATE, DROP, DROP_VIEW, PURGE, Change
+from limpet.catalog.state import (
+    LIVE,
+    PURGED,
+    AlreadyExists,
+    CatalogState,
+    Content,
+    Entry,
+    Namespace,
+    NamespaceNotEmpty,
+    check_alike,
+    check_free,
+    check_namespace_exists,
+    entry_in,
+    find_entry,
+    is_empty,
+    key_of,
+    reserve,
+    shown,
+)
+from limpet.catalog.warehouse import Document, Warehouse, property_texts
+from limpet.errors import Invalid, Missing
+
+PROPERTIES_BYTES_MAX = 64 << 10
+
+
+# ---- namespaces ----
+
+
+def namespace_key(namespace: Namespace) -> str:
+    """The key of a namespace in the state. Each level of a nested one is a namespace with properties."""
+    return key_of("n", namespace[:-1], namespace[-1])
+
+
+def check_namespace_properties(warehouse: Warehouse, properties: object) -> dict[str, str]:
+    """The properties that a client sets, as text.   Raises: Invalid, also for a location outside the warehouse."""
+    checked = property_texts(properties)
+    warehouse.check_properties(checked)
+    if len(records.plain_bytes(checked, what="properties")) > PROPERTIES_BYTES_MAX:
+        raise Invalid(f"the properties of a namespace have at most {PROPERTIES_BYTES_MAX} bytes")
+    return checked
+
+
+def properties_of(state: CatalogState, namespace: Namespace) -> dict[str, str]:
+    """The properties of a namespace.   Raises: NoSuchNamespace."""
+    check_namespace_exists(state, namespace)
+    found: dict[str, str] = state.get(namespace_key(namespace))
+    return found
+
+
+def create_namespace(namespace: Namespace, properties: Mapping[str, str]) -> Decide:
+    """Create a namespace in an existing parent."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        check_namespace_exists(state, namespace[:-1])
+        if namespace_key(namespace) in state:
+            raise AlreadyExists(f"Namespace already exists: {shown(namespace)}")
+        check_alike(state, "n", namespace[:-1], namespace[-1])
+        return Grant("create namespace", (Change(namespace_key(namespace), properties),))
+
+    return decide
+
+
+def drop_namespace(namespace: Namespace) -> Decide:
+    """Drop an empty namespace."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        check_namespace_exists(state, namespace)
+        if not is_empty(state, namespace):
+            raise NamespaceNotEmpty(f"Namespace is not empty: {shown(namespace)}")
+        return Grant("drop namespace", (Change(namespace_key(namespace), None),))
+
+    return decide
+
+
+def update_namespace(namespace: Namespace, removals: Sequence[str], updates: Mapping[str, str]) -> Decide:
+    """Set and remove properties. The result has the names that were updated, removed and missing."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        old = properties_of(state, namespace)
+        removed = [name for name in removals if name in old]
+        new = {**{name: value for name, value in old.items() if name not in removals}, **updates}
+        if len(records.encode(new)) > PROPERTIES_BYTES_MAX:
+            raise Invalid(f"the properties of a namespace have at most {PROPERTIES_BYTES_MAX} bytes")
+        missing = [name for name in removals if name not in old]
+        result: dict[str, Any] = {"updated": [*updates], "removed": removed, "missing": missing}
+        return Grant("set namespace properties", (Change(namespace_key(namespace), new),), result)
+
+    return decide
+
+
+# ---- new tables and views ----
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A table or view that is not in the catalog yet: its metadata and its folders."""
+
+    document: Document
+    entry: Entry
+
+
+def draft_table(
+    warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, request: Mapping[str, Any]
+) -> Draft:
+    """The table of a create request; `known` has the folders of other tables.   Raises: Invalid."""
+    check_size([request.get(field) for field in iceberg.FORM_FIELDS], "the table")
+    places = warehouse.check_properties(property_texts(request.get("properties") or {}))
+    root = new_root(warehouse, known, namespace, name, request.get("location"))
+    document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid(), warehouse.now_ms())
+    return _draft(warehouse, root, places, document)
+
+
+def draft_view(
+    warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, request: Mapping[str, Any]
+) -> Draft:
+    """The view of a create request; `known` has the folders of others.   Raises: Invalid."""
+    new = views.parse_new(request, warehouse.now_ms())
+    places = warehouse.check_properties(new["properties"])
+    root = new_root(warehouse, known, namespace, name, request.get("location"))
+    document = views.created(new, warehouse.location(root), warehouse.new_uuid())
+    return _draft(warehouse, root, places, document)
+
+
+def _draft(warehouse: Warehouse, root: str, places: Mapping[str, str], document: Document) -> Draft:
+    path = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), None, document)
+    return Draft(document, Entry(root, path, outside(root, places.values())))
+
+
+def draft_registered(warehouse: Warehouse, metadata_location: object) -> Draft:
+    """A table whose metadata is in the warehouse already.   Raises: Invalid.   Cost: 1 GET.
+
+    The parsed and checked metadata is written to a new file: the client's file may change later, and may contain fields
+    that were not checked.
+    """
+    if not isinstance(metadata_location, str):
+        raise Invalid("the metadata location must be a string")
+    path = warehouse.file_of(metadata_location)
+    try:
+        foreign = warehouse.fetch_foreign(path)
+    except Missing:
+        raise Invalid(f"there is no metadata file {metadata_location!r}") from None
+    table = iceberg.parse_table(foreign)
+    iceberg.check_table(table)
+    for what, url in iceberg.files_of(foreign):
+        warehouse.path_of(url, what)
+    places = warehouse.check_properties(table.properties)
+    root = warehouse.root_of(table.location)
+    document = iceberg.encoded(table.model_copy(update={"location": warehouse.location(root)}))
+    copy = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), path, document)
+    return Draft(document, Entry(root, copy, outside(root, places.values())))
+
+
+def create(kind: Content, warehouse: Warehouse, namespace: Namespace, name: str, new: Draft) -> Decide:
+    """Create a table or view. The result of this and of every commit is the path of its metadata."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        check_free(state, namespace, name, kind)
+        changes = (Change(key_of(kind, namespace, name), new.entry.value()), *reserve(state, new.entry.roots()))
+        what = CREATE if kind == "t" else "create view"
+        return with_files(warehouse, what, changes, new.entry.path, {new.entry.path: new.document})
+
+    return decide
+
+
+def register_table(warehouse: Warehouse, namespace: Namespace, name: str, new: Draft, *, overwrite: bool) -> Decide:
+    """Register a table with existing metadata; `overwrite`: replace the table of that name."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        old = find_entry(state, "t", namespace, name) if overwrite else None
+        if old is None:
+            check_free(state, namespace, name, "t")
+        own = old.roots() if old else ()
+        more = tuple(root for root in dict.fromkeys((*own, *new.entry.more)) if root != new.entry.root)
+        entry = Entry(new.entry.root, new.entry.path, more)
+        changes = (Change(key_of("t", namespace, name), entry.value()), *reserve(state, entry.roots(), own))
+        return with_files(warehouse, "register table", changes, entry.path, {entry.path: new.document})
+
+    return decide
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedView:
+    """A replacement of a view: its parsed changes, its new folder, and the folders in its properties."""
+
+    changes: views.ViewChanges
+    root: str | None
+    places: Mapping[str, str]
+
+    def needs(self, path: str) -> Needs:
+        """By path, the function that computes the new metadata."""
+        return {path: lambda document: views.replaced(document, self.changes)}
+
+
+def prepare_view(warehouse: Warehouse, request: Mapping[str, Any]) -> PreparedView:
+    """The changes of a replace request, checked.   Raises: Invalid."""
+    changes, root = views.parse_changes(request, warehouse.now_ms()), None
+    places: dict[str, str] = {}
+    for update in changes.updates:
+        if update["action"] == "set-location":
+            root = warehouse.root_of(update["location"])
+            update["location"] = warehouse.location(root)
+        elif update["action"] == "set-properties":
+            places |= warehouse.check_properties(update["updates"])
+    return PreparedView(changes, root, places)
+
+
+def replace_view(
+    warehouse: Warehouse, namespace: Namespace, name: str, wanted: PreparedView, worked: WorkedMetadata
+) -> Decide:
+    """Change a view."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
+        old = entry_in(state, "v", namespace, name)
+        if not worked.has(old.path):
+            return NeedsMetadata(wanted.needs(old.path))
+        new = worked.result(old.path)
+        assert new is not None
+        entry = moved(warehouse, old, new, wanted.root, wanted.places)
+        changes = (Change(key_of("v", namespace, name), entry.value()), *reserve(state, entry.roots(), old.roots()))
+        return with_files(warehouse, "replace view", changes, entry.path, {entry.path: new})
+
+    return decide
+
+
+# ---- tables and views that are there ----
+
+
+def drop(kind: Content, namespace: Namespace, name: str, *, purge: bool = False) -> Decide:
+    """Drop a table or view; its files stay. The result is its entry, so that it can be restored.
+
+    `purge`: the folders of a table are recorded, to be emptied.
+    """
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        old = entry_in(state, kind, namespace, name)
+        changes = [Change(key_of(kind, namespace, name), None)]
+        changes += [Change(f"{LIVE}/{root}", None) for root in old.roots()]
+        if purge:
+            changes += [Change(f"{PURGED}/{root}", 1) for root in old.roots()]
+        return Grant(DROP_VIEW if kind == "v" else PURGE if purge else DROP, tuple(changes), old.value())
+
+    return decide
+
+
+def release_folders(roots: Sequence[str]) -> Decide:
+    """Release the folders of purged tables, which are empty now."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        there = [root for root in roots if f"{PURGED}/{root}" in state]
+        return Grant("purged", tuple(Change(f"{PURGED}/{root}", None) for root in there))
+
+    return decide
+
+
+def undrop(kind: Content, namespace: Namespace, name: str, entry: Entry) -> Decide:
+    """Restore a table or view that was dropped and not purged, if its name and its folders are free."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        check_free(state, namespace, name, kind)
+        change = Change(key_of(kind, namespace, name), entry.value())
+        return Grant("undrop", (change, *reserve(state, entry.roots())), entry.path)
+
+    return decide
+
+
+def rename(kind: Content, source: tuple[Namespace, str], target: tuple[Namespace, str]) -> Decide:
+    """Rename a table or view, or move it to another namespace; its files are not moved."""
+
+    def decide(state: CatalogState, made: Documents) -> Grant:
+        entry = entry_in(state, kind, *source)
+        kinds: tuple[tuple[Content, str], ...] = (("t", "Table"), ("v", "View"))
+        for other, what in kinds:
+            if find_entry(state, other, *target) is not None:
+                raise AlreadyExists(f"Cannot rename {shown(*source)} to {shown(*target)}. {what} already exists")
+        check_free(state, *target, leaving=key_of(kind, *source))
+        return Grant("rename", (Change(key_of(kind, *source), None), Change(key_of(kind, *target), entry.value())))
+
+    return decide

@@ -1,0 +1,226 @@
+"""Manifest lists and manifests, read with limits: any client with write access to the warehouse may have written them.
+
+PyIceberg's compiled decoder does not check lengths, so a damaged file can crash the process, and its codecs decompress
+without a limit. This decoder is written in Python and checks every read, decompression has a limit, and the files of a
+snapshot share one budget.
+"""
+
+from __future__ import annotations
+
+import bz2
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import zstandard
+from pyiceberg.avro.codecs import AVRO_CODEC_KEY
+from pyiceberg.avro.decoder import BinaryDecoder
+from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
+from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.exceptions import ResolveError
+from pyiceberg.io import InputFile
+from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+    _inherit_from_manifest,
+)
+from pyiceberg.typedef import StructProtocol
+
+from limpet import records
+
+D = TypeVar("D", bound=StructProtocol)
+
+UNPACKED_BYTES_MAX = 64 << 20
+"""Decompressed bytes of all manifests of a snapshot: about 80,000 files with the statistics of ten columns."""
+VALUES_MAX = 4_000_000
+"""Numbers and texts in them. Each takes up to 100 bytes of memory."""
+SCHEMA_BYTES_MAX = 1 << 20
+SCHEMA_DEPTH_MAX = 32
+INT_BYTES_MAX = 10
+
+UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, AssertionError, RuntimeError),
+    *(OSError, ResolveError, zlib.error, zstandard.ZstdError),
+)
+"""What PyIceberg and the codecs raise for an Avro file that cannot be read."""
+
+
+class AvroBudget:
+    """The remaining budget for all manifests of one snapshot."""
+
+    def __init__(self) -> None:
+        self.unpacked = UNPACKED_BYTES_MAX
+        self.values = VALUES_MAX
+
+    def unpack(self, codec: str, data: bytes) -> bytes:
+        """A decompressed block.   Raises: ValueError beyond the budget; what the codec raises."""
+        if codec not in _CODECS:
+            raise ValueError(f"its codec is {codec[:20]!r}")
+        unpacked = _CODECS[codec](data, self.unpacked + 1)
+        self.unpacked -= len(unpacked)
+        if self.unpacked < 0:
+            raise ValueError(f"the manifests have more than {UNPACKED_BYTES_MAX} bytes")
+        return unpacked
+
+
+_CODECS: Mapping[str, Callable[[bytes, int], bytes]] = {
+    "null": lambda data, _: data,
+    "deflate": lambda data, most: zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most),
+    "bzip2": lambda data, most: bz2.BZ2Decompressor().decompress(data, most),
+    "zstandard": lambda data, most: zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(data).read(most),
+}
+
+
+class AvroDecoder(BinaryDecoder):
+    """Decodes values from bytes, and never reads beyond the end."""
+
+    def __init__(self, data: bytes, budget: AvroBudget) -> None:
+        self._data = data
+        self._at = 0
+        self._budget = budget
+
+    def tell(self) -> int:
+        """The number of bytes read."""
+        return self._at
+
+    def read(self, n: int) -> bytes:
+        """Raises: EOFError if fewer bytes are left; ValueError for a negative length, and beyond the budget."""
+        start = self._at
+        self.skip(n)
+        return self._data[start : self._at]
+
+    def skip(self, n: int) -> None:
+        """Raises: as `read`."""
+        self._budget.values -= 1
+        if n < 0 or self._budget.values < 0:
+            raise ValueError("a negative length" if n < 0 else f"the manifests hold more than {VALUES_MAX} values")
+        if n > len(self._data) - self._at:
+            raise EOFError("it ends too early")
+        self._at += n
+
+    def read_int(self) -> int:
+        """Raises: as `read`; ValueError for a number of more than 64 bits."""
+        value = 0
+        for at in range(INT_BYTES_MAX):
+            byte = self.read(1)[0] if at == 0 else self._next()
+            value |= (byte & 0x7F) << (7 * at)
+            if byte < 0x80:
+                return (value >> 1) ^ -(value & 1)
+        raise ValueError("a number that is too long")
+
+    def skip_int(self) -> None:
+        """Raises: as `read_int`."""
+        self.read_int()
+
+    def _next(self) -> int:
+        if self._at >= len(self._data):
+            raise EOFError("it ends too early")
+        self._at += 1
+        return self._data[self._at - 1]
+
+
+class BoundedAvroFile(AvroFile[D]):
+    """An Avro file whose reader stays within a budget."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, input_file: InputFile, budget: AvroBudget, **options: Any) -> None:
+        super().__init__(input_file, **options)
+        self._budget = budget
+
+    def __enter__(self) -> BoundedAvroFile[D]:
+        """Read the header.   Raises: those in `UNREADABLE`."""
+        with self.input_file.open() as stream:
+            data = stream.read()
+        self._size = len(data)
+        self.decoder = AvroDecoder(data, self._budget)
+        self.header = self._read_header()
+        _check_schema(self.header.meta.get("avro.schema", ""))
+        self.schema = self.header.get_schema()
+        self.reader = resolve_reader(self.schema, self.read_schema or self.schema, self.read_types, self.read_enums)
+        return self
+
+    def __next__(self) -> D:
+        """The next record. PyIceberg would treat a truncated file, or an empty block, as the end."""
+        while not (self.block and self.block.has_next()):
+            if self.decoder.tell() == self._size:
+                raise StopIteration
+            self._read_block()
+        return next(self.block)
+
+    def _read_block(self) -> int:
+        count, packed = self.decoder.read_int(), self.decoder.read_bytes()
+        if count < 0 or self.decoder.read(SYNC_SIZE) != self.header.sync:
+            raise ValueError("a block does not end where it says")
+        data = self._budget.unpack(self.header.meta.get(AVRO_CODEC_KEY, "null"), packed)
+        self.block = Block(self.reader, count, AvroDecoder(data, self._budget))
+        return count
+
+
+def manifests_in(listed: InputFile, budget: AvroBudget) -> Iterator[ManifestFile]:
+    """The manifests that a manifest list names.   Raises: those in `UNREADABLE`."""
+    with BoundedAvroFile[ManifestFile](
+        listed,
+        budget,
+        read_schema=MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION],
+        read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+        read_enums={517: ManifestContent},
+    ) as found:
+        yield from found
+
+
+def entries_in(file: InputFile, manifest: ManifestFile, budget: AvroBudget) -> Iterator[ManifestEntry]:
+    """The live entries of a manifest.   Raises: those in `UNREADABLE`."""
+    with BoundedAvroFile[ManifestEntry](
+        file,
+        budget,
+        read_schema=MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
+        read_types={-1: ManifestEntry, 2: DataFile},
+        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    ) as found:
+        for entry in found:
+            if entry.status != ManifestEntryStatus.DELETED:
+                yield _inherit_from_manifest(entry, manifest)
+
+
+def _check_schema(text: str) -> None:
+    """Raises: ValueError for a schema that is too large, too deep, or has lists of zero-byte items."""
+    if len(text) > SCHEMA_BYTES_MAX:
+        raise ValueError("its schema is too large")
+    _bytes_min(records.decoder(Any).decode(text), 0)
+
+
+def _bytes_min(kind: Any, depth: int) -> int:
+    """The minimum size of a value of an Avro type in bytes."""
+    if depth > SCHEMA_DEPTH_MAX:
+        raise ValueError("its schema is too deep")
+    match kind:
+        case "null":
+            return 0
+        case {"type": "record", "fields": list(fields)}:
+            return sum(_bytes_min(field["type"], depth + 1) for field in fields)
+        case {"type": "array", "items": items}:
+            if not _bytes_min(items, depth + 1):
+                raise ValueError("it has a list whose items take no byte")
+            return 1
+        case {"type": "map", "values": values}:
+            _bytes_min(values, depth + 1)
+            return 1
+        case {"type": "fixed"}:
+            return 0
+        case {"type": inner}:
+            return _bytes_min(inner, depth + 1)
+        case list():
+            for each in kind:
+                _bytes_min(each, depth + 1)
+            return 1
+    return 1

@@ -1,0 +1,3 @@
+"""Maintenance of tables: expiry of snapshots, compaction of small files, removal of orphans."""
+
+__all__: list[str] = []

@@ -1,0 +1,388 @@
+"""Maintenance of one table without an engine: old snapshots expire, small files become large ones, orphans go.
+
+Each decision is a pure function (`limpet.catalog.maintain.decide`). Expiry and compaction change the table by commits;
+neither deletes a file. Files are deleted by `remove_orphans` alone, after a grace time. It lists the files first and
+reads the metadata afterwards, so that a file of a commit in between counts as needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.iceberg.files import Stamp, has_snapshot
+from limpet.catalog.iceberg.rewrite import (
+    FILES_MAX,
+    CurrentFiles,
+    NeededFiles,
+    RewrittenGroup,
+    current_files,
+    replacing_commit,
+    rewritten,
+)
+from limpet.catalog.maintain.decide import (
+    ExpiryPlan,
+    ListedFile,
+    TableHistory,
+    expired,
+    expiry_request,
+    history_of,
+    names_of,
+    orphans,
+    policy_of,
+    recent_metadata,
+    rewrite_groups,
+)
+from limpet.catalog.state import check_name, check_namespace, shown
+from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable, Unsupported
+from limpet.keys import Key
+from limpet.store.api import Absent
+from limpet.store.outcome import put_bytes
+
+TRIES_MAX = 10
+BACKOFF_S = 0.1
+ID_BITS = 62
+TARGET_BYTES = 64 << 20
+TARGET_BYTES_MAX = 1 << 30
+DATA_BYTES_MAX = 1 << 30
+MIN_FILES = 5
+GROUPS_AT_ONCE = 16
+"""Groups of files that one commit replaces: a large table is compacted in several commits."""
+GRACE_S = 3 * 24 * 3600.0
+GRACE_S_MIN = 3600.0
+
+
+class TableWriter(Protocol):
+    """Writes to the catalog: this process, or a service."""
+
+    def create_namespace(self, namespace: Sequence[str]) -> None:
+        """Create it.   Raises: Conflict if it exists."""
+
+    def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
+        """Change a table, or create a staged one; returns the location of its metadata.   Raises: Conflict; Missing;
+        Invalid; OutcomeUnknown and others, after which the outcome is unknown."""
+
+
+class LedCatalogWriter:
+    """A catalog that this process leads."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def create_namespace(self, namespace: Sequence[str]) -> None:
+        self._catalog.create_namespace(namespace)
+
+    def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
+        return self._catalog.commit_table(namespace, name, request).metadata_location or ""
+
+
+Lead = Callable[[], AbstractContextManager[TableWriter]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryReport:
+    """The result of `expire`: the snapshots, branches and tags that expired (or would), and how many snapshots stay."""
+
+    snapshots: tuple[int, ...]
+    refs: tuple[str, ...]
+    kept: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits."""
+
+    files: int
+    bytes: int
+    new_files: int
+    new_bytes: int
+    commits: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanReport:
+    """The result of `remove_orphans`: the files that went (or would), as paths below the warehouse."""
+
+    files: tuple[str, ...]
+    bytes: int
+    listed: int
+    dry_run: bool
+
+
+class TableMaintenance:
+    """Maintains one table. `catalog` is only read; `lead` returns a writer for it."""
+
+    def __init__(self, catalog: Catalog, table: tuple[Sequence[str], str], lead: Lead) -> None:
+        self._catalog = catalog
+        self._namespace, self._name = check_namespace(table[0]), check_name(table[1])
+        self._shown = shown(self._namespace, self._name)
+        self._lead = lead
+        self._warehouse = catalog.warehouse
+        self._store = catalog.warehouse.store
+        self._runtime = catalog.warehouse.runtime
+
+    # ---- expiry ----
+
+    def expire(
+        self, *, max_age: timedelta | None = None, min_snapshots: int | None = None, dry_run: bool = False
+    ) -> ExpiryReport:
+        """Remove old snapshots from the table. Their files stay until `remove_orphans`.
+
+        Without arguments the properties `history.expire.*` of the table count, else Iceberg's defaults: five days, one
+        snapshot. Rules of a branch or tag itself come first. Times are compared with the store's clock.
+        Raises: NoSuchTable; Invalid; NotLeader; OutcomeUnknown (run it again); Unavailable after too many conflicts.
+        Cost: 1 GET of the head, 1 GET of the metadata, 1 PUT + 1 HEAD for the clock; if something expires the lead
+        and a commit.   Crash: expired or not.
+        """
+        if min_snapshots is not None and min_snapshots < 1:
+            raise Invalid(f"at least one snapshot is kept, not {min_snapshots}")
+        if max_age is not None and max_age < timedelta(0):
+            raise Invalid("the age must not be negative")
+        age_ms = None if max_age is None else int(max_age.total_seconds() * 1000)
+        history, plan = self._expiry(age_ms, min_snapshots)
+        if plan and not dry_run:
+            with self._lead() as writer:
+                for tries in range(1, TRIES_MAX + 1):
+                    try:
+                        writer.commit_table(self._namespace, self._name, expiry_request(history, plan))
+                        break
+                    except Conflict:
+                        if tries == TRIES_MAX:
+                            raise self._too_many() from None
+                        self._back_off(tries)
+                        history, plan = self._expiry(age_ms, min_snapshots)
+                        if not plan:
+                            break
+        kept = len(history.snapshots or ()) - len(plan.snapshots)
+        return ExpiryReport(plan.snapshots, plan.refs, kept, dry_run)
+
+    def _expiry(self, age_ms: int | None, min_snapshots: int | None) -> tuple[TableHistory, ExpiryPlan]:
+        now_ms = int(self._now().timestamp() * 1000)
+        history = self._history(self._load())
+        policy = policy_of(history.properties, max_age_ms=age_ms, min_snapshots=min_snapshots)
+        return history, expired(history, policy, now_ms)
+
+    # ---- compaction ----
+
+    def compact(
+        self, *, target_bytes: int = TARGET_BYTES, min_files: int = MIN_FILES, dry_run: bool = False
+    ) -> CompactionReport:
+        """Rewrite small data files of the main branch as files of about `target_bytes`, and apply position deletes.
+
+        Only files of the current partition spec, in Parquet, are rewritten; a group has `min_files` or more of one
+        partition, or a file with deletes. After a conflict, files whose rows have not changed are not rewritten again.
+        Raises: NoSuchTable; Invalid; Unsupported for equality deletes, and for format version 1 or 3; NotLeader;
+        Corrupt; OutcomeUnknown (run it again); Unavailable.
+        Cost: 2 GETs of the catalog, 1 GET of the manifest list and each manifest; for each group 1 GET of each file and
+        its deletes and 1 PUT; for each 16 groups 2 PUTs, the lead and a commit.
+        Crash: the table is the old one or the new one. Unused files may remain; `remove_orphans` deletes them.
+        """
+        if not 1 <= target_bytes <= TARGET_BYTES_MAX:
+            raise Invalid(f"the target size is 1 byte to {TARGET_BYTES_MAX >> 20} MiB, not {target_bytes}")
+        if min_files < 2:
+            raise Invalid(f"a group has at least two files, not {min_files}")
+        files = bytes_ = new_files = new_bytes = commits = 0
+        while True:
+            current = self._current()
+            groups = rewrite_groups(
+                current.candidates(self._is_readable), target_bytes=target_bytes, min_files=min_files
+            )
+            if dry_run or not groups:
+                files += sum(map(len, groups))
+                bytes_ += sum(file.size for group in groups for file in group)
+                new_files += len(groups)
+                return CompactionReport(files, bytes_, new_files, new_bytes, commits, dry_run)
+            sizes = {current.data[file.nth].url: file.size for group in groups for file in group}
+            done = self._replace(current, [[file.nth for file in group] for group in groups[:GROUPS_AT_ONCE]])
+            files += sum(len(each.old) for each in done)
+            bytes_ += sum(sizes[url] for each in done for url in each.old)
+            new_files += sum(each.new is not None for each in done)
+            new_bytes += sum(each.new.file_size_in_bytes for each in done if each.new is not None)
+            commits += 1
+
+    def _current(self) -> CurrentFiles:
+        return current_files(self._load().metadata, self._fetch, self._shown)
+
+    def _replace(self, current: CurrentFiles, groups: Sequence[Sequence[int]]) -> list[RewrittenGroup]:
+        """Rewrite groups of files and commit; returns those that were replaced, not all if others changed them."""
+        written: dict[int, list[Key]] = {}
+        done: list[RewrittenGroup] = []
+        try:
+            for group in groups:
+                files = [current.data[nth] for nth in group]
+                one, data = rewritten(current, files, self._fetch, self._warehouse.new_uuid(), self._shown)
+                self._write(data, written.setdefault(len(done), []))
+                done.append(one)
+        except LimpetError:
+            self._remove([key for keys in written.values() for key in keys])
+            raise
+        with self._lead() as writer:
+            for tries in range(1, TRIES_MAX + 1):
+                if self._commit(writer, current, done):
+                    return done
+                self._back_off(tries)
+                current = self._current()
+                stale = [nth for nth, one in enumerate(done) if not one.still_holds(current)]
+                self._remove([key for nth in stale for key in written[nth]])
+                kept = [nth for nth in range(len(done)) if nth not in stale]
+                done, written = [done[nth] for nth in kept], {at: written[nth] for at, nth in enumerate(kept)}
+                if not done:
+                    break
+        self._remove([key for keys in written.values() for key in keys])
+        raise self._too_many()
+
+    def _commit(self, writer: TableWriter, current: CurrentFiles, done: Sequence[RewrittenGroup]) -> bool:
+        """Commit a replacement; False after a conflict: then no file of it remains.   Raises: OutcomeUnknown."""
+        at_ms = int(self._runtime.wall().timestamp() * 1000)
+        stamp = Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
+        request, manifests = replacing_commit(current, done, stamp)
+        written: list[Key] = []
+        self._write(manifests, written)
+        try:
+            writer.commit_table(self._namespace, self._name, request)
+        except Conflict:
+            # F1: a proxy may have sent the commit twice, and only the second one was refused.
+            if has_snapshot(self._load().metadata, stamp.snapshot_id):
+                return True
+            self._remove(written)  # F4: after a definite refusal no commit can name them
+            return False
+        except (Invalid, Denied, Missing):
+            self._remove(written)
+            raise
+        return True
+
+    # ---- orphans ----
+
+    def remove_orphans(
+        self, *, grace: timedelta | None = None, quiesced: bool = False, dry_run: bool = False
+    ) -> OrphanReport:
+        """Delete files in the table's folders that neither a retained snapshot nor a commit under way needs.
+
+        Needed are: metadata files that the metadata names; manifest lists, manifests, data files, delete files and
+        statistics of all snapshots; the same of metadata that was current within the grace time, as far as the metadata
+        log goes back, since queries may still read it. Files that were changed within the grace time (three days) stay:
+        a commit may be about to name them. `quiesced`: no other process uses the table; then the time may be under an
+        hour, and older metadata does not count.
+        Raises: NoSuchTable; Invalid; Corrupt if something cannot be read (then nothing is deleted); Unsupported for
+        more than a million files; Denied; Unavailable.
+        Cost: 1 GET of the head twice, 1 LIST per 1,000 files, 1 GET of the metadata, of each metadata file of the grace
+        time, and of each manifest list and manifest; 1 DELETE each; 1 PUT + 1 HEAD for the clock.
+        Crash: some are deleted; the next run deletes the rest.
+        """
+        grace_s = GRACE_S if grace is None else grace.total_seconds()
+        if grace_s < 0 or (grace_s < GRACE_S_MIN and not quiesced):
+            raise Invalid(
+                f"a grace time of {grace_s:g} s is too short: a commit under way could lose its files",
+                hint="an hour at least; or stop every writer, and say quiesced (--quiesced)",
+            )
+        before = self._now() - timedelta(seconds=grace_s)
+        roots = self._catalog.folders(self._namespace, self._name)
+        listed = self._listed(roots)  # before the metadata is read
+        loaded = self._load()
+        if self._catalog.folders(self._namespace, self._name) != roots:
+            raise Unavailable(f"{self._shown!r} was moved meanwhile", hint="run it again")
+        history = self._history(loaded)
+        recent = [] if quiesced else recent_metadata(history, int(before.timestamp() * 1000))
+        doomed = orphans(listed, self._needed(loaded.metadata_location or "", history, recent), before)
+        if not dry_run:
+            self._warehouse.delete([file.path for file in doomed])
+        paths = tuple(file.path.removeprefix(f"{WAREHOUSE}/") for file in doomed)
+        return OrphanReport(paths, sum(file.size for file in doomed), len(listed), dry_run)
+
+    def _listed(self, roots: Sequence[str]) -> list[ListedFile]:
+        found: list[ListedFile] = []
+        for root in roots:
+            for stat in self._warehouse.stats_in(root):
+                found.append(ListedFile(stat.key, stat.size, stat.modified))
+                if len(found) > FILES_MAX:
+                    raise Unsupported(f"{self._shown} has more than {FILES_MAX:,} files", hint="use Spark for it")
+        return found
+
+    def _needed(self, location: str, history: TableHistory, recent: Sequence[str]) -> set[str]:
+        """The names of all files that the metadata at `location` needs, and the `recent` metadata before it."""
+        names: set[str] = set()
+
+        def keep(url: str) -> None:
+            names.update(names_of(url))
+
+        found = NeededFiles(self._fetch, keep)
+        keep(location)
+        for entry in history.metadata_log or ():
+            keep(entry.metadata_file)
+        for each in (history, *self._older(recent)):
+            for file in (*(each.statistics or ()), *(each.partition_statistics or ())):
+                keep(file.statistics_path)
+            for snapshot in each.snapshots or ():
+                if snapshot.manifest_list is None:
+                    raise Unsupported(f"{self._shown} has a snapshot without a manifest list", hint="use Spark for it")
+                try:
+                    found.add_snapshot(snapshot.manifest_list)
+                except Missing as error:
+                    if each is history:
+                        raise Corrupt(f"a file of {self._shown} is gone; nothing was deleted: {error}") from None
+        return names
+
+    def _older(self, urls: Sequence[str]) -> Iterator[TableHistory]:
+        for url in urls:
+            try:
+                yield history_of(self._fetch(url), self._shown)
+            except Missing:
+                continue  # other programs delete old metadata files
+
+    # ---- shared ----
+
+    def _load(self) -> LoadedTable:
+        return self._catalog.load_table(self._namespace, self._name)
+
+    def _history(self, loaded: LoadedTable) -> TableHistory:
+        return history_of(loaded.metadata, self._shown)
+
+    def _now(self) -> datetime:
+        """The store's time, by a probe: what was seen of an idle fleet is a bound that may be days behind.
+
+        A role that may not write the probe uses that bound: it keeps more.   Cost: 1 PUT + 1 HEAD.
+        """
+        try:
+            return self._store.now(max_age_s=0.0)
+        except Denied:
+            self._load()
+            return self._store.now()
+
+    def _fetch(self, url: str) -> bytes:
+        """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
+        try:
+            return self._warehouse.data(
+                self._warehouse.path_of(url, "file"), size_max=max(DATA_BYTES_MAX, METADATA_BYTES_MAX)
+            )
+        except Invalid as error:
+            raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
+
+    def _is_readable(self, url: str) -> bool:
+        try:
+            self._warehouse.path_of(url, "file")
+        except Invalid:
+            return False
+        return True
+
+    def _write(self, files: Mapping[str, bytes], written: list[Key]) -> None:
+        for url, data in files.items():
+            key = Key(f"{WAREHOUSE}/{self._warehouse.file_of(url)}")
+            put_bytes(self._store, self._runtime, key, data, Absent())
+            written.append(key)
+
+    def _remove(self, written: Sequence[Key]) -> None:
+        """Delete files that no commit names. Errors are ignored: no reader opens such a file."""
+        self._store.delete_many(written)
+
+    def _back_off(self, tries: int) -> None:
+        self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
+
+    def _too_many(self) -> Unavailable:
+        return Unavailable(f"too many concurrent commits to {self._shown!r}", hint="run it again in a moment")

@@ -1,0 +1,267 @@
+"""Maintenance of real tables, written by PyIceberg: every retained snapshot stays readable."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table import CommitTableResponse, StaticTable, Table
+from pyiceberg.transforms import IdentityTransform
+
+import limpet
+from limpet.app import Fleet
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.state import CommitFailed
+from limpet.errors import Invalid
+from support.catalog import metadata
+
+NOW = timedelta(0)
+WHERE = ("a",)
+SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "data"))
+
+
+class Through(NoopCatalog):
+    """PyIceberg's writer over a catalog of ours in this process."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__("test")
+        self.ours = catalog
+
+    def load(self) -> Table:
+        loaded = self.ours.load_table(WHERE, "t")
+        static = StaticTable.from_metadata(str(loaded.metadata_location))
+        return Table(("a", "t"), static.metadata, str(loaded.metadata_location), PyArrowFileIO(), self)
+
+    def load_table(self, identifier: Any) -> Table:
+        return self.load()
+
+    def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
+        request = {
+            "requirements": [each.model_dump(mode="json") for each in requirements],
+            "updates": [each.model_dump(mode="json") for each in updates],
+        }
+        loaded = self.ours.commit_table(WHERE, "t", request)
+        return CommitTableResponse.model_validate(
+            {"metadata-location": loaded.metadata_location, "metadata": metadata(loaded)}
+        )
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return limpet.open(str(tmp_path / "fleet"), durability="os")
+
+
+def rows(*ids: int, data: str = "x") -> Any:
+    fields = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("data", pa.string())])
+    return pa.table({"id": [*ids], "data": [data] * len(ids)}, schema=fields)
+
+
+def create(fleet: Fleet, *, partitioned: bool = False) -> None:
+    from support.catalog import table
+
+    with fleet.lead_catalog() as catalog:
+        catalog.create_namespace(WHERE)
+        spec = {"partition-spec": SPEC.model_dump(mode="json")} if partitioned else {}
+        catalog.create_table(WHERE, table("t", **spec))
+
+
+def change(fleet: Fleet, *acts: Callable[[Table], object]) -> None:
+    with fleet.lead_catalog() as catalog:
+        client = Through(catalog)
+        for act in acts:
+            act(client.load())
+
+
+def read(fleet: Fleet, snapshot_id: int | None = None) -> list[int]:
+    found = Through(fleet.catalog()).load().scan(snapshot_id=snapshot_id).to_arrow()
+    return sorted(found["id"].to_pylist())
+
+
+def current(table: Table) -> int:
+    assert table.metadata.current_snapshot_id is not None
+    return table.metadata.current_snapshot_id
+
+
+def snapshots(fleet: Fleet) -> list[int]:
+    return [each["snapshot-id"] for each in metadata(fleet.catalog().load_table(WHERE, "t"))["snapshots"]]
+
+
+def files(fleet: Fleet) -> set[str]:
+    top = Path(fleet.url) / "warehouse"
+    return {os.path.relpath(path, top) for path in top.rglob("*") if path.is_file()}
+
+
+def test_old_snapshots_expire_and_their_files_go_after_the_grace_time(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(0)))
+    change(fleet, *(lambda table, n=n: table.overwrite(rows(n)) for n in range(1, 4)))
+    table = fleet.maintain(WHERE, "t")
+    before = files(fleet)
+    would = table.expire(max_age=NOW, dry_run=True)
+    done = table.expire(max_age=NOW)
+    assert done.snapshots == would.snapshots
+    assert done.kept == 1
+    assert read(fleet) == [3]
+    assert before <= files(fleet), "expiry deletes no file"
+    assert not table.remove_orphans().files, "they are young"
+    gone = table.remove_orphans(grace=NOW, quiesced=True)
+    assert gone.files
+    assert read(fleet) == [3]
+    assert not table.remove_orphans(grace=NOW, quiesced=True).files
+    assert not table.expire(max_age=NOW).snapshots
+
+
+def test_what_a_branch_or_tag_needs_stays(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)))
+    change(
+        fleet,
+        lambda table: table.manage_snapshots().create_branch(current(table), "dev").commit(),
+        lambda table: table.overwrite(rows(2)),
+        lambda table: table.manage_snapshots().create_tag(current(table), "v2").commit(),
+        lambda table: table.overwrite(rows(3)),
+    )
+    refs = metadata(fleet.catalog().load_table(WHERE, "t"))["refs"]
+    table = fleet.maintain(WHERE, "t")
+    table.expire(max_age=NOW)
+    table.remove_orphans(grace=NOW, quiesced=True)
+    assert [read(fleet, refs[name]["snapshot-id"]) for name in ("dev", "v2", "main")] == [[1], [2], [3]]
+    assert metadata(fleet.catalog().load_table(WHERE, "t"))["refs"] == refs
+
+
+def test_a_snapshot_is_not_removed_from_under_a_new_branch(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)), lambda table: table.append(rows(2)))
+    old = snapshots(fleet)[0]
+    change(fleet, lambda table: table.manage_snapshots().create_tag(old, "new").commit())
+    removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
+    with fleet.lead_catalog() as catalog, pytest.raises(CommitFailed, match="new refers to it"):
+        catalog.commit_table(WHERE, "t", removal)
+    assert old in snapshots(fleet)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_small_files_become_one(fleet: Fleet, partitioned: bool) -> None:
+    create(fleet, partitioned=partitioned)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(6)))
+    change(fleet, lambda table: table.append(rows(100, data="y")))
+    table = fleet.maintain(WHERE, "t")
+    would = table.compact(dry_run=True)
+    done = table.compact()
+    assert would.files == done.files == (6 if partitioned else 7)
+    assert (done.new_files, done.commits) == (1, 1)
+    assert read(fleet) == [*range(6), 100]
+    loaded = Through(fleet.catalog()).load()
+    assert len([*loaded.scan().plan_files()]) == (2 if partitioned else 1)
+    assert loaded.scan(row_filter="data = 'y'").to_arrow()["id"].to_pylist() == [100]
+    summary = loaded.metadata.snapshots[-1].summary
+    assert summary is not None
+    assert summary.operation.value == "replace"
+    assert not table.compact().commits, "there is nothing left to do"
+    table.expire(max_age=NOW)
+    table.remove_orphans(grace=NOW, quiesced=True)
+    assert read(fleet) == [*range(6), 100]
+    assert len([path for path in files(fleet) if path.endswith(".parquet")]) == (2 if partitioned else 1)
+
+
+def test_a_commit_meanwhile_is_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(6)))
+    table = fleet.maintain(WHERE, "t")
+    inner = table._lead
+    met: list[int] = []
+
+    def lead() -> Any:
+        if not met:
+            met.append(1)
+            change(fleet, lambda other: other.append(rows(50)))
+        return inner()
+
+    table._lead = lead
+    assert table.compact().files == 6
+    assert read(fleet) == [*range(6), 50]
+
+
+def test_a_deleted_row_does_not_come_back(fleet: Fleet) -> None:
+    """The files of a group were replaced while it was rewritten: the rewrite is thrown away."""
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(6)))
+    table = fleet.maintain(WHERE, "t")
+    inner = table._lead
+    met: list[int] = []
+
+    def lead() -> Any:
+        if not met:
+            met.append(1)
+            change(fleet, lambda other: other.delete("id = 3"))
+        return inner()
+
+    table._lead = lead
+    with pytest.raises(limpet.Unavailable):
+        table.compact()
+    assert read(fleet) == [0, 1, 2, 4, 5]
+
+
+def test_a_short_grace_time_is_refused(fleet: Fleet) -> None:
+    create(fleet)
+    with pytest.raises(Invalid, match="too short"):
+        fleet.maintain(WHERE, "t").remove_orphans(grace=timedelta(minutes=1))
+
+
+def test_orphans_of_a_crash_go(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)))
+    folder = next((Path(fleet.url) / "warehouse").rglob("data"))
+    (folder / "00000-0-left-over.parquet").write_bytes(b"half")
+    (folder / "_hidden").write_bytes(b"kept")
+    old = time.time() - 10 * 86400
+    os.utime(folder / "00000-0-left-over.parquet", (old, old))
+    gone = fleet.maintain(WHERE, "t").remove_orphans()
+    assert [path.rpartition("/")[2] for path in gone.files] == ["00000-0-left-over.parquet"]
+    assert (folder / "_hidden").exists()
+    assert read(fleet) == [1]
+
+
+def test_what_maintenance_costs() -> None:
+    """On a published index, in memory: three snapshots, one manifest each."""
+    fleet = limpet.open("memory://maintenance-costs")
+    index = fleet.index("recs", {"fields": [{"name": "id", "type": "string"}]}, key="id")
+    for n in range(3):
+        index.put({"id": f"r{n}"})
+        fleet.publish_index("recs")
+    table = fleet.maintain(("indexes",), "recs")
+    store: Any = fleet.store
+    before = store.snapshot()
+    assert len(table.expire(max_age=NOW, dry_run=True).snapshots) == 2
+    assert (store.snapshot() - before).requests.get("get", 0) == 2, "the head and the metadata"
+    table.expire(max_age=NOW)
+    before = store.snapshot()
+    gone = table.remove_orphans(grace=NOW, quiesced=True)
+    spent = (store.snapshot() - before).requests
+    assert spent["list"] == 1
+    assert spent["get"] == 6, "the head three times, the metadata, one manifest list, one manifest"
+    assert spent["delete"] == len(gone.files) > 0
+
+
+def test_a_published_index_expires_its_old_snapshots() -> None:
+    fleet = limpet.open("memory://published-expiry")
+    index = fleet.index("recs", {"fields": [{"name": "id", "type": "string"}]}, key="id")
+    counts = []
+    for n in range(5):
+        index.put({"id": f"r{n}"})
+        fleet.publish_index("recs")
+        if n == 0:
+            update = {"action": "set-properties", "updates": {"history.expire.max-snapshot-age-ms": "0"}}
+            with fleet.lead_catalog() as catalog:
+                catalog.commit_table(("indexes",), "recs", {"requirements": [], "updates": [update]})
+        counts.append(len(metadata(fleet.catalog().load_table(("indexes",), "recs"))["snapshots"]))
+    assert counts == [1, 2, 2, 2, 2], "the one before stays until the next publication"

@@ -1,0 +1,206 @@
+"""The rules of maintenance, as tables and for random histories: what a branch or tag needs never goes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limpet.catalog.maintain.decide import (
+    DAY_MS,
+    MAX_AGE_MS,
+    ExpiryPlan,
+    ListedFile,
+    RetentionPolicy,
+    RewriteCandidate,
+    TableHistory,
+    expired,
+    expiry_request,
+    history_of,
+    names_of,
+    orphans,
+    policy_of,
+    recent_metadata,
+    rewrite_groups,
+)
+from limpet.errors import Corrupt
+
+NOW = 100 * DAY_MS
+AT = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def history(snapshots: dict[int, tuple[int | None, int]], refs: dict[str, Any], **fields: Any) -> TableHistory:
+    """Snapshots by id: (parent, age in days)."""
+    found = {
+        "format-version": 2,
+        "table-uuid": "u",
+        "location": "s3://b/warehouse/t",
+        "last-updated-ms": NOW,
+        "snapshots": [
+            {"snapshot-id": id_, "timestamp-ms": NOW - age * DAY_MS, "parent-snapshot-id": parent}
+            for id_, (parent, age) in snapshots.items()
+        ],
+        "refs": {name: ref if isinstance(ref, dict) else {"snapshot-id": ref} for name, ref in refs.items()},
+        **fields,
+    }
+    return history_of(msgspec.json.encode(found), "t")
+
+
+LINE = {1: (None, 40), 2: (1, 30), 3: (2, 20), 4: (3, 10)}
+TWIG = {**LINE, 5: (2, 25), 6: (5, 24)}
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "refs", "policy", "gone", "gone_refs"),
+    [
+        (LINE, {"main": 4}, RetentionPolicy(), {1, 2, 3}, ()),
+        (LINE, {"main": 4}, RetentionPolicy(min_snapshots=3), {1}, ()),
+        (LINE, {"main": 4}, RetentionPolicy(max_age_ms=20 * DAY_MS), {1, 2}, ()),
+        (LINE, {"main": 4}, RetentionPolicy(max_age_ms=20 * DAY_MS - 1), {1, 2, 3}, ()),
+        (LINE, {"main": 4, "old": {"snapshot-id": 1, "type": "tag"}}, RetentionPolicy(), {2, 3}, ()),
+        (TWIG, {"main": 4, "dev": 6}, RetentionPolicy(), {1, 2, 3, 5}, ()),
+        (TWIG, {"main": 4, "dev": {"snapshot-id": 6, "min-snapshots-to-keep": 2}}, RetentionPolicy(), {1, 2, 3}, ()),
+        (TWIG, {"main": 4, "dev": {"snapshot-id": 6, "max-snapshot-age-ms": 25 * DAY_MS}}, RetentionPolicy(),
+         {1, 2, 3}, ()),
+        (TWIG, {"main": 4, "dev": {"snapshot-id": 6, "max-ref-age-ms": 23 * DAY_MS}}, RetentionPolicy(),
+         {1, 2, 3, 5, 6}, ("dev",)),
+        (TWIG, {"main": 4, "dev": {"snapshot-id": 6, "max-ref-age-ms": 24 * DAY_MS}}, RetentionPolicy(),
+         {1, 2, 3, 5}, ()),
+        (LINE, {"main": {"snapshot-id": 4, "max-ref-age-ms": 1}}, RetentionPolicy(), {1, 2, 3}, ()),
+        (LINE, {"main": 4, "v": {"snapshot-id": 1, "type": "tag"}}, RetentionPolicy(max_ref_age_ms=DAY_MS),
+         {1, 2, 3}, ("v",)),
+        ({**LINE, 9: (None, 1)}, {"main": 4}, RetentionPolicy(), {1, 2, 3}, ()),
+        ({**LINE, 9: (None, 6)}, {"main": 4}, RetentionPolicy(), {1, 2, 3, 9}, ()),
+        ({}, {}, RetentionPolicy(), set(), ()),
+        (LINE, {"main": 4, "lost": 77}, RetentionPolicy(), {1, 2, 3}, ("lost",)),
+    ],
+)  # fmt: skip
+def test_what_expires(snapshots: Any, refs: Any, policy: RetentionPolicy, gone: set[int], gone_refs: Any) -> None:
+    assert expired(history(snapshots, refs), policy, NOW) == ExpiryPlan(tuple(sorted(gone)), gone_refs)
+
+
+def test_a_current_snapshot_without_a_branch_stays() -> None:
+    assert expired(history(LINE, {}, **{"current-snapshot-id": 4}), RetentionPolicy(), NOW).snapshots == (1, 2, 3)
+
+
+def test_a_cycle_of_parents_ends() -> None:
+    table = history({1: (2, 40), 2: (1, 30)}, {"main": 2})
+    assert expired(table, RetentionPolicy(max_age_ms=50 * DAY_MS), NOW).snapshots == ()
+
+
+@given(st.data())
+def test_a_branch_or_tag_keeps_its_snapshot_and_its_rule(data: st.DataObject) -> None:
+    """For any history: every ref that stays has its snapshot, and of a branch the newest ones without a gap."""
+    count = data.draw(st.integers(1, 12))
+    snapshots = {
+        n: (data.draw(st.one_of(st.none(), st.integers(1, n - 1))) if n > 1 else None, data.draw(st.integers(0, 60)))
+        for n in range(1, count + 1)
+    }
+    ids = st.integers(1, count)
+    refs: dict[str, Any] = {"main": data.draw(ids)}
+    for name in data.draw(st.sets(st.sampled_from("abcd"))):
+        refs[name] = {"snapshot-id": data.draw(ids), "type": data.draw(st.sampled_from(["branch", "tag"]))}
+    policy = RetentionPolicy(data.draw(st.integers(0, 60)) * DAY_MS, data.draw(st.integers(1, 4)))
+    table = history(snapshots, refs)
+    plan = expired(table, policy, NOW)
+    left = {*snapshots} - {*plan.snapshots}
+    assert plan.refs == (), "no ref has an age limit"
+    for ref in table.all_refs().values():
+        assert ref.snapshot_id in left
+        if ref.type == "branch":
+            id_: int | None = ref.snapshot_id
+            for _ in range(policy.min_snapshots):
+                if id_ is not None:
+                    assert id_ in left
+                    id_ = snapshots[id_][0]
+    assert all(snapshots[id_][1] * DAY_MS >= policy.max_age_ms for id_ in plan.snapshots if policy.max_age_ms)
+
+
+def test_the_properties_of_the_table_count_unless_the_caller_says() -> None:
+    properties = {
+        "history.expire.max-snapshot-age-ms": "7",
+        "history.expire.min-snapshots-to-keep": "3",
+        "history.expire.max-ref-age-ms": "9",
+    }
+    assert policy_of(properties) == RetentionPolicy(7, 3, 9)
+    assert policy_of(properties, max_age_ms=0, min_snapshots=1) == RetentionPolicy(0, 1, 9)
+    assert policy_of({}) == RetentionPolicy(MAX_AGE_MS, 1, None)
+    wrong = {"history.expire.max-snapshot-age-ms": "-5", "history.expire.min-snapshots-to-keep": "0"}
+    assert policy_of(wrong) == RetentionPolicy(MAX_AGE_MS, 1, None)
+
+
+def test_an_expiry_requires_the_branches_that_it_looked_at() -> None:
+    table = history(TWIG, {"main": 4, "dev": 6})
+    request = expiry_request(table, ExpiryPlan((1, 2), ("dev",)))
+    assert request["requirements"] == [
+        {"type": "assert-table-uuid", "uuid": "u"},
+        {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 4},
+        {"type": "assert-ref-snapshot-id", "ref": "dev", "snapshot-id": 6},
+    ]
+    assert request["updates"] == [
+        {"action": "remove-snapshot-ref", "ref-name": "dev"},
+        {"action": "remove-snapshots", "snapshot-ids": [1, 2]},
+    ]
+
+
+def test_metadata_that_is_none_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="the metadata of t cannot be read"):
+        history_of(b"{}", "t")
+
+
+def sized(*sizes: int, partition: str = "", deletes: bool = False) -> list[RewriteCandidate]:
+    return [RewriteCandidate(n, partition, size, deletes) for n, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("files", "groups"),
+    [
+        (sized(10, 10, 10), [3]),
+        (sized(10), []),
+        (sized(75, 74, 10), [2]),
+        (sized(60, 40, 10, 10), [2, 2]),
+        (sized(60, 41, 10, 10), [3]),
+        (sized(10) + sized(10, partition="other"), []),
+        (sized(90, deletes=True), [1]),
+        (sized(200, deletes=True) + sized(10, 10), [1, 2]),
+    ],
+)
+def test_what_is_rewritten(files: list[RewriteCandidate], groups: list[int]) -> None:
+    assert [len(group) for group in rewrite_groups(files, target_bytes=100, min_files=2)] == groups
+
+
+@pytest.mark.parametrize(
+    ("path", "age_days", "goes"),
+    [
+        ("warehouse/t/data/a.parquet", 2, True),
+        ("warehouse/t/data/a.parquet", 0, False),
+        ("warehouse/t/data/needed.parquet", 9, False),
+        ("warehouse/t/other/needed.parquet", 9, False),
+        ("warehouse/t/data/with%20blank.parquet", 9, False),
+        ("warehouse/t/data/_started", 9, False),
+        ("warehouse/t/data/.half", 9, False),
+        ("warehouse/t/metadata/version-hint.text", 9, False),
+    ],
+)
+def test_what_is_an_orphan(path: str, age_days: int, goes: bool) -> None:
+    needed = {name for url in ("s3a://b/x/needed.parquet", "s3://b/with blank.parquet") for name in names_of(url)}
+    listed = [ListedFile(path, 1, AT - timedelta(days=age_days))]
+    assert bool(orphans(listed, needed, AT - timedelta(days=1))) is goes
+
+
+def test_a_file_as_old_as_the_grace_time_stays() -> None:
+    assert not orphans([ListedFile("warehouse/t/a", 1, AT)], set(), AT)
+
+
+@pytest.mark.parametrize(
+    ("since", "files"), [(0, ["a", "b", "c"]), (15, ["a", "b", "c"]), (20, ["a", "b", "c"]), (25, ["b", "c"]),
+                         (35, ["c"]), (40, ["c"]), (41, [])]
+)  # fmt: skip
+def test_metadata_that_was_current_lately(since: int, files: list[str]) -> None:
+    log = [{"metadata-file": name, "timestamp-ms": at} for name, at in (("a", 10), ("b", 20), ("c", 30))]
+    table = history(LINE, {"main": 4}, **{"metadata-log": log, "last-updated-ms": 40})
+    assert [*recent_metadata(table, since)] == files
