@@ -23,7 +23,7 @@ from clients.conftest import Served
 from clients.ducks import attached, connect
 from limpet.app import Fleet
 from limpet.cli import main
-from limpet.cli.index.compiling import ServiceWriter
+from limpet.service.client import ServiceWriter
 from support.publish import PACKAGE, Rec, by_sql, plain_rows, some
 
 
@@ -227,7 +227,7 @@ def test_wrong_input(served: Served, fleet: Fleet, name: str, run: Run) -> None:
     assert run(name, *served_by).code == 0
     wrong = {
         (f"{name}x", *served_by): (1, f"there is no index '{name}x'", f"did you mean '{name}'?"),
-        (other, "--table", f"indexes.{name}", *served_by): (2, "was not made from the index", "--table"),
+        (other, "--table", f"indexes.{name}", *served_by): (2, "was not created from the index", "--table"),
         (other, "--table", "alone", *served_by): (2, "has no namespace", "namespace.name"),
         (other, "--wait", "0"): (1, "leads the catalog", "--catalog http://HOST:PORT"),
         (other, "--catalog", "ftp://x"): (2, "is not a service's URL", "http://HOST:PORT"),

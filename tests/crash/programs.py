@@ -24,6 +24,8 @@ from limpet.store import Absent, Always, DirectoryStore, Match, MemoryStore, Ver
 
 __all__ = ["body", "expected", "kind_of", "main"]
 
+PATIENCE_S = 30.0
+
 
 def say(*words: object) -> None:
     """One line for the test, at once."""
@@ -98,6 +100,9 @@ def hold(url: str, ttl_s: str) -> None:
             say("write", kind_of(lambda: cell.write("late", lease=lease)))
             say("check", kind_of(lease.check))
             say("renew", kind_of(lease.renew))
+            waits_until_s = time.monotonic() + PATIENCE_S
+            while not told and time.monotonic() < waits_until_s:  # the end of the block stops the thread that tells
+                time.sleep(0.01)
 
     say("block", kind_of(block))
     say("told", len(told))
@@ -193,7 +198,7 @@ class _Stuck(MemoryStore):
         self.entered, self.go = threading.Event(), threading.Event()
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        if threading.current_thread().name.startswith("limpet-heartbeat"):
+        if threading.current_thread().name.startswith("limpet-renewer"):
             self.entered.set()
             self.go.wait(60)
         return super().put(key, data, when=when)

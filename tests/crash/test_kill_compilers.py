@@ -30,12 +30,18 @@ class Life:
 
     process: subprocess.Popen[str]
     notes: Path
+    _lines: list[dict[str, Any]] = field(default_factory=list)
+    _read_bytes: int = 0
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it noted; a line that the kill cut short does not count."""
-        if not self.notes.exists():
-            return []
-        return [json.loads(line) for line in self.notes.read_text().split("\n")[:-1]]
+        """What it noted; a line that the kill cut short does not count. Reads what is new: it is asked all the time."""
+        if self.notes.exists():
+            with self.notes.open("rb") as file:
+                file.seek(self._read_bytes)
+                whole, end, _ = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole + end)
+            self._lines += [json.loads(line) for line in whole.splitlines()]
+        return self._lines
 
 
 @dataclass

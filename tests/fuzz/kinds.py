@@ -11,22 +11,27 @@ from typing import Any
 
 import msgspec
 
-from fuzz.world import Bench, Built, FuzzStore, build, tolerated
+from fuzz.process import JOBS_EVERY_S, serving, virtual_processes
+from fuzz.world import BUCKET, DISKS, NAME, URL, Bench, Built, FuzzStore, build, tolerated
 from limpet import testing
 from limpet.app import Fleet
+from limpet.app.fleet import _named_memory
+from limpet.app.presence import WorkerPresence
 from limpet.cell import Cell, struct_codec
 from limpet.errors import LimpetError
 from limpet.events.sink import LedgerSink
-from limpet.keys import Key, QueueKeys
+from limpet.keys import Key, QueueKeys, worker_key, worker_of
 from limpet.queue import BucketQueue
 from limpet.queue.entry import SweepRecord
+from limpet.queue.sync import Blocked, Disconnected, Supervisor, SyncEvent
+from limpet.queue.sync.supervisor import UP_S
 from limpet.store import Store
 from support.index import keys_in
 from support.queue import Network
 from support.sync import Fleet as Nodes
 from support.sync import Node
 
-__all__ = ["KINDS", "Consumer", "Kind", "Resign"]
+__all__ = ["KINDS", "RARELY", "Consumer", "Kind", "Resign"]
 
 Consumer = Callable[[Bench], object]
 Resign = Callable[[FuzzStore, str, bytes], bytes]
@@ -100,6 +105,7 @@ def _queue_fleet(bench: Bench) -> None:
     assert queue.claim()
     bench.facts["held_batch"] = queue.push_many([{"n": n} for n in range(3)])
     assert queue.claim()
+    _spread(bench, queue)
     queue.push({"n": 6}, id="rests")
     end(lambda task, _: task.retry(60.0, "later"))
     queue.pause()
@@ -116,6 +122,20 @@ def _queue_fleet(bench: Bench) -> None:
         queue.push({"n": 11}, id=id_)
         fleet.queue("other").push({"n": 12}, id=id_)
     _swept(bench)
+    bench.store.put(QueueKeys.of("q").bell, b'{"ring":"1"}')
+
+
+def _spread(bench: Bench, queue: BucketQueue) -> None:
+    """A batch of which two tasks run, and two more ran when an earlier holder died."""
+    ids = queue.push_many([{"n": n} for n in range(5)])
+    queue.claim().hand_back()
+    claim = queue.claim()
+    assert claim.start_next()
+    assert claim.start_next()
+    key = QueueKeys.of("q").lease(ids[0].rpartition(".")[0])
+    record = msgspec.json.decode(bench.store.get(key).data)
+    assert record["beside"]
+    bench.store.put(key, msgspec.json.encode({**record, "suspects": [2, 3]}))
 
 
 def _swept(bench: Bench) -> None:
@@ -132,9 +152,6 @@ def _swept_now(fleet: Fleet) -> int:
 
 
 def _tasks(fleet: Fleet) -> dict[str, Any]:
-    def handle(n: int = 0) -> dict[str, int]:
-        return {"n": n}
-
     return {
         "q": fleet.task("q", ttl_s=30.0, max_attempts=2, backoff_s=0.0)(handle),
         "s": fleet.task("s", concurrency=2, ttl_s=30.0)(handle),
@@ -146,6 +163,12 @@ def _are_done(bench: Bench, fleet: Fleet, queue: str, ids: Sequence[str]) -> Non
     for id_ in ids:
         state = fleet.queue(queue).result(id_).state
         bench.demand(state == "completed", f"task {id_!r} of {queue!r} is {state}")
+
+
+def _are_pending(bench: Bench, fleet: Fleet, queue: str, ids: Sequence[str]) -> None:
+    for id_ in ids:
+        state = fleet.queue(queue).result(id_).state
+        bench.demand(state == "pending", f"task {id_!r} of {queue!r} is {state}")
 
 
 def work(bench: Bench) -> None:
@@ -167,6 +190,51 @@ def work(bench: Bench) -> None:
     tolerated(_swept_now, fleet)
 
 
+def ring_bell(bench: Bench) -> None:
+    """`work` where the store is far away: workers ask the bell, pushers ring it."""
+    bench.store.far = True
+    fleet, bell = bench.open(), QueueKeys.of("q").bell
+    _tasks(fleet)
+    before = bench.store.head(bell).version
+    fleet.queue("q").push({"n": 14}, id="rung")
+    bench.demand(bench.store.head(bell).version != before, "the bell was not rung")
+    tolerated(lambda: testing.drain(fleet))
+    _are_done(bench, fleet, "q", ["rung"])
+    work(bench)
+
+
+def handle(n: int = 0) -> dict[str, int]:
+    """The function that `limpet work` runs for all queues."""
+    return {"n": n}
+
+
+def run_workers(bench: Bench) -> None:
+    """`limpet work`, now and when those that held tasks are long dead."""
+    arguments = ["work", "other", "-q", "q", "-q", "s", "--handler", "fuzz.kinds:handle", "--burst", "--url", BUCKET]
+    fleet = bench.open()
+    with virtual_processes(bench):
+        bench.cli(*arguments)
+        _are_done(bench, fleet, "other", GOOD)
+        if "/control.json" not in bench.key:
+            _are_done(bench, fleet, "q", [*GOOD, *bench.facts["good_batch"]])
+        bench.pass_by(LATER_S)
+        fleet.queue("other").push({"n": 13}, id="g6")
+        bench.cli(*arguments, "--log", "json", "--json", "--threads", "2")
+        _are_done(bench, fleet, "other", ["g6"])
+
+
+def work_far(bench: Bench) -> None:
+    """`work` in a bucket: the bell, tasks read beside their claims, deletes in the background."""
+    bench.store.far = True
+    work(bench)
+
+
+def run_workers_far(bench: Bench) -> None:
+    """`limpet work` in a bucket, where workers claim ahead too."""
+    bench.store.far = True
+    run_workers(bench)
+
+
 def change_queue(bench: Bench) -> None:
     """Push with ids that are taken, retry, cancel, pause, purge."""
     fleet = bench.open()
@@ -180,7 +248,11 @@ def change_queue(bench: Bench) -> None:
         tolerated(queue.cancel, id_)
     bench.cli("queue", "pause", "q")
     bench.cli("queue", "resume", "q")
-    tolerated(queue.purge)
+    bench.cli("queue", "push", "q", '{"n": 1}', "--id", "bad")
+    bench.cli("queue", "cancel", "q", "held")
+    bench.cli("queue", "sweep", "q")
+    bench.cli("queue", "purge", "q", "--yes")
+    _are_pending(bench, fleet, "other", GOOD)
 
 
 def show_queue(bench: Bench) -> None:
@@ -195,6 +267,9 @@ def show_queue(bench: Bench) -> None:
     bench.cli("queue", "ls", "q", "--json")
     bench.cli("queue", "stats", "q")
     bench.cli("queue", "peek", "q")
+    bench.cli("queue", "cost", "q")
+    for form in ([], ["--json"]):
+        bench.cli("queue", "failed", "q", *form)
 
 
 def show_tasks(bench: Bench) -> None:
@@ -208,6 +283,13 @@ def show_tasks(bench: Bench) -> None:
         bench.cli("queue", "show", "q", id_)
         bench.cli("queue", "show", "q", id_.rpartition(".")[0])
     bench.demand("g1" in bench.cli("queue", "show", "q", "g1").out, "`queue show` does not show a task beside")
+
+
+def query_queue(bench: Bench) -> None:
+    """`limpet sql` over the tasks."""
+    said = bench.cli("sql", "select id, state, payload, result, error from queues.q").out
+    bench.demand("g1" in said, "`limpet sql` does not show a task beside")
+    bench.cli("sql", "select state, count(*) from queues.s group by 1", "--json")
 
 
 def _sign_task(store: FuzzStore, key: str, data: bytes) -> bytes:
@@ -240,6 +322,12 @@ def _lock_fleet(bench: Bench) -> None:
             fleet.cell(name).write({"of": name}, lease=lease)
     fleet.lock("held", 30.0).acquire()
     fleet.queue("other").push({"n": 1}, id="g1")
+    for name in ("bad", "fine"):
+        now = bench.runtime.wall()
+        record = WorkerPresence(
+            host=name, pid=1, version="0.1.0", queues=["q", "s"], threads=2, since=now, renewed_at=now
+        )
+        bench.store.put(worker_key(name), msgspec.json.encode(record))
 
 
 def use_locks(bench: Bench) -> None:
@@ -269,6 +357,25 @@ def show_locks(bench: Bench) -> None:
         bench.cli("lock", "show", name)
         bench.cli("lock", "show", name, "--json")
         bench.cli("lock", "break", name, "--yes")
+
+
+def show_workers(bench: Bench) -> None:
+    """`limpet workers`, and a process that starts beside the damaged object."""
+    from limpet.app.presence import PresenceWriter, sweep, workers
+
+    for form in ([], ["--json"]):
+        done = bench.cli("workers", *form)
+        bench.demand("fine" in done.out, "`limpet workers` does not show the process beside it")
+    writer = PresenceWriter(bench.store, bench.runtime, queues=["q"], threads=1)
+    writer.start()
+    bench.runtime.sleep(300.0)
+    found = workers(bench.open(read_only=True))
+    bench.demand(bench.runtime.owner in [each.id for each in found.alive], "a process that started is not shown")
+    writer.stop()
+    bench.pass_by(2 * 86400.0)
+    sweep(bench.store, bench.runtime)
+    left = [stat.key for stat in bench.store.list("workers") if worker_of(stat.key) is not None]
+    bench.demand(not left, "what nobody renews is still there after two days")
 
 
 def _opened(bench: Bench, read_only: bool) -> object:
@@ -370,6 +477,17 @@ def verify_index(bench: Bench) -> None:
     bench.cli("index", "verify", "recs", "--repair")
     fine = bench.cli("index", "verify", "fine").code
     bench.demand(fine == 0 or not bench.key, "the index beside it is not whole")  # foreign names lie in both
+
+
+def maintain_index(bench: Bench) -> None:
+    """Change records by commands, give up what is damaged, purge and reshard."""
+    bench.cli("index", "put", "recs", '{"key": "new", "n": 1}')
+    bench.cli("index", "delete", "recs", "k1", "new")
+    bench.cli("index", "verify", "recs", "--accept-loss")
+    bench.cli("index", "purge", "recs", "--quiesced")
+    bench.cli("index", "reshard", "recs", "--depth", "3", "--quiesced")
+    bench.cli("index", "get", "recs", "k2")
+    _is_fine(bench, bench.open())
 
 
 def show_index(bench: Bench) -> None:
@@ -509,12 +627,56 @@ def commit_catalog(bench: Bench) -> None:
 
 def show_catalog(bench: Bench) -> None:
     """What people type about the catalog."""
-    for arguments in (["log"], ["log", "--json"], ["show"], ["show", "--json"], ["show", "--at", "2"], ["verify"]):
+    for arguments in (["log"], ["log", "--json"], ["show"], ["show", "--json"], ["show", "--at", "2"]):
         bench.cli("catalog", *arguments)
+    bench.demand("other" in bench.cli("status").out, "`status` does not show the queue")
+
+
+def tidy_catalog(bench: Bench) -> None:
+    """What people type to check and to clean a catalog."""
+    bench.cli("catalog", "verify")
     bench.cli("catalog", "undrop", "a.gone")
     bench.cli("catalog", "gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s")
-    bench.cli("catalog", "verify")
-    bench.demand("other" in bench.cli("status").out, "`status` does not show the queue")
+    bench.cli("catalog", "verify", "--json")
+
+
+def serve_catalog(bench: Bench) -> None:
+    """`limpet serve`: everything is asked for, the table beside the damage is read and committed."""
+    from support.catalog import table, view
+
+    whole = _whole(bench)
+    with serving(bench, URL) as service:
+        for path in (
+            "/healthz",
+            "/readyz",
+            "/v1/config",
+            "/v1/namespaces",
+            "/v1/namespaces?parent=a",
+            "/v1/namespaces/a",
+        ):
+            service.ask("GET", path)
+        for path in ("tables", "views", "tables/bad", "views/v", "tables/gone"):
+            service.ask("GET", f"/v1/namespaces/a/{path}")
+        service.ask("HEAD", "/v1/namespaces/a/tables/bad")
+        change = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]}
+        for path, body in (
+            ("/v1/namespaces/a/tables/bad", change),
+            ("/v1/namespaces/a/tables/t2", change),
+            ("/v1/namespaces/a/tables", table("new")),
+            ("/v1/namespaces/a/views", view("v2")),
+            ("/v1/namespaces/a/properties", {"updates": {"c": "d"}}),
+            ("/limpet/undrop", {"namespace": ["a"], "name": "gone"}),
+        ):
+            status = service.ask("POST", path, body).status
+            if path.endswith(("/t2", "/tables", "/properties")):
+                bench.demand(status == 200 or whole, f"POST {path} is answered with {status}")
+        service.pause(3 * JOBS_EVERY_S)
+        service.ask("DELETE", "/v1/namespaces/a/tables/bad")
+        found = service.ask("GET", "/v1/namespaces/a/tables/t2")
+        bench.demand(
+            whole or (found.status == 200 and found.body["metadata"]["properties"]["a"] == "b"), "t2 is not served"
+        )
+        service.ask("GET", "/readyz")
 
 
 def fold_events(bench: Bench) -> None:
@@ -542,10 +704,16 @@ def fold_events(bench: Bench) -> None:
     tolerated(_close, fleet)
 
 
+def show_events(bench: Bench) -> None:
+    """What people type to see events."""
+    for form in ([], ["--json"], ["-q", "other", "--since", "1000d"]):
+        bench.cli("events", "ls", *form)
+
+
 def _sign_head(store: FuzzStore, key: str, data: bytes) -> bytes:
     """The seal of a head, put right where it can be read at all."""
     from limpet.catalog.records import CatalogHead
-    from limpet.catalog.storage import HEADS
+    from limpet.catalog.state import HEADS
 
     try:
         head = msgspec.json.decode(data, type=CatalogHead)
@@ -567,6 +735,24 @@ def _sign_named(store: FuzzStore, key: str, data: bytes) -> bytes:
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()
+
+
+# ---- an index that is published as a table ----
+
+
+def _publish_fleet(bench: Bench) -> None:
+    _index_fleet(bench)
+    for name in ("recs", "fine"):
+        done = bench.cli("index", "publish", name)
+        assert done.code == 0, done
+        bench.open().index(name).put({"key": "late", "n": 1})
+
+
+def publish_index(bench: Bench) -> None:
+    """Publish the index whose table is damaged, and the one beside it."""
+    bench.cli("index", "publish", "recs")
+    done = bench.cli("index", "publish", "fine")
+    bench.demand(done.code == 0 and "published 67 records" in done.out, f"the index beside it: {done}")
 
 
 # ---- nodes ----
@@ -599,6 +785,8 @@ def _node_fleet(bench: Bench) -> dict[str, Store]:
     claim = b.take()
     c.down()
     c.push("c1")
+    with c.supervisor._alone():
+        pass
     return {name: node.memory for name, node in zip(NODES, (a, b, c), strict=True)}
 
 
@@ -650,27 +838,102 @@ def _of(bench: Bench) -> Nodes:
     return fleet
 
 
-def run_supervisor(bench: Bench) -> None:
-    """`once`, as `limpet supervise --once` does it, on each node."""
-    for node in _nodes(bench).values():
-        tolerated(node.supervisor.once, lambda event: None)
+def supervise(bench: Bench) -> None:
+    """`limpet supervise --once` on each node, twice. Then all know what node b pushed."""
+    for form in ([], ["--json"]):
+        for name in NODES:
+            bench.cli("supervise", "--local", f"{DISKS}/{name}", "--remote", BUCKET, "--once", *form)
+        bench.pass_by(100.0)
+    for name, node in _nodes(bench).items():
+        for id_ in GOOD:
+            state = node.result(id_).state
+            bench.demand(state != "unknown" or name == bench.place, f"node {name} does not know {id_!r} of node b")
+
+
+def keep_supervising(bench: Bench) -> None:
+    """`limpet supervise`, for two rounds: nothing in the bucket or on the disk ends it or is taken for an outage."""
+    name = bench.place or "c"
+    supervisor = Supervisor(bench.places[name], bench.store, bench.runtime)
+    events: list[SyncEvent] = []
+    tolerated(supervisor.run, _Until(bench, bench.time.now_s + UP_S + 5.0), events.append)
+    bench.demand(len(events) >= 3, f"a supervisor reports no more than {events}")
+    for event in events:
+        bench.demand(not isinstance(event, Disconnected | Blocked), f"a supervisor reports {event}")
 
 
 # ---- the list ----
+
+# ---- backups ----
+
+COPY = "copy"
+
+
+def _backup_fleet(bench: Bench) -> dict[str, Store]:
+    _lock_fleet(bench)
+    fleet = bench.open()
+    fleet.index("fine", Rec, key="key").put_many([Rec(f"k{n}", n) for n in range(4)])
+    copy = FuzzStore(bench.runtime)
+    _named_memory[f"{NAME}-{COPY}"] = copy
+    assert bench.cli("backup", URL, f"{URL}-{COPY}", "--json").code == 0
+    return {COPY: copy}
+
+
+def use_backup(bench: Bench) -> None:
+    """Check the damaged backup, bring it up to date, and make a fleet of it; a backup to another place is whole."""
+    copy, other, made = (f"{URL}-{name}" for name in (COPY, "other", "made"))
+    bench.cli("backup", "--check", copy)
+    bench.cli("backup", "--check", copy, "--json")
+    bench.cli("restore", copy, made)
+    bench.cli("restore", copy, f"{made}2", "--force")
+    bench.cli("backup", URL, copy)
+    bench.cli("backup", "--check", copy)
+    bench.cli("restore", URL, f"{made}3")
+    whole = bench.cli("backup", URL, other).code == 0 and bench.cli("backup", "--check", other).code == 0
+    bench.demand(whole or not bench.place, "a new backup is not whole")
+
+
+class _Until:
+    """A flag that time raises."""
+
+    def __init__(self, bench: Bench, until_s: float) -> None:
+        self._bench = bench
+        self._until_s = until_s
+
+    def is_set(self) -> bool:
+        return self._bench.time.now_s >= self._until_s
+
+    def set(self) -> None:
+        self._until_s = 0.0
+
+    def wait(self, timeout: float) -> bool:
+        self._bench.runtime.sleep(timeout)
+        return self.is_set()
+
 
 _queues = cache(lambda: build(_queue_fleet))
 _locks = cache(lambda: build(_lock_fleet))
 _indexes = cache(lambda: build(_index_fleet))
 _catalogs = cache(lambda: build(_catalog_fleet))
 _synced = cache(lambda: build(_node_fleet))
+_backups = cache(lambda: build(_backup_fleet))
+_published = cache(lambda: build(_publish_fleet))
 
 _ULID = "[0-9a-z]{26}"
-_QUEUE: tuple[Consumer, ...] = (work, show_queue, show_tasks, change_queue)
+_QUEUE: tuple[Consumer, ...] = (
+    work,
+    run_workers,
+    run_workers_far,
+    work_far,
+    show_queue,
+    show_tasks,
+    change_queue,
+    query_queue,
+)
 _LOCKS: tuple[Consumer, ...] = (use_locks, show_locks)
-_INDEX: tuple[Consumer, ...] = (read_index, compile_index, show_index, verify_index, query_index)
-_TABLES: tuple[Consumer, ...] = (read_catalog, commit_catalog, show_catalog)
-_EVENTS: tuple[Consumer, ...] = (fold_events, show_catalog)
-_NODES: tuple[Consumer, ...] = (sync_nodes, run_supervisor)
+_INDEX: tuple[Consumer, ...] = (read_index, compile_index, show_index, verify_index, query_index, maintain_index)
+_TABLES: tuple[Consumer, ...] = (read_catalog, serve_catalog, commit_catalog, show_catalog, tidy_catalog)
+_EVENTS: tuple[Consumer, ...] = (fold_events, show_events, serve_catalog, show_catalog, tidy_catalog)
+_NODES: tuple[Consumer, ...] = (sync_nodes, supervise, keep_supervising)
 
 
 def _queue(name: str, pattern: str, form: str = "json", resign: Resign | None = None) -> Kind:
@@ -699,6 +962,7 @@ KINDS: dict[str, Kind] = {
         _queue("lease", "q/pending/held/lease.json"),
         _queue("lease-free", "q/pending/rests/lease.json"),
         _queue("lease-batch", rf"q/pending/{_ULID}-4/lease.json"),
+        _queue("lease-spread", rf"q/pending/{_ULID}-5/lease.json"),
         _queue("receipt-completed", "q/completed/done.json"),
         _queue("receipt-failed", "q/failed/failed.json"),
         _queue("receipt-retried", "q/failed/again.json"),
@@ -707,11 +971,13 @@ KINDS: dict[str, Kind] = {
         _queue("result-part", rf"q/parts/{_ULID}-3/.*"),
         _queue("control", "q/control.json"),
         _queue("sweep", "q/sweep.json"),
+        Kind("bell", "queue", _queues, "queues/q/bell.json", "json", (ring_bell, *_QUEUE)),
         _queue("slot", "s/slots/0.lock"),
         _queue("scheduled", "q/scheduled/.*", resign=_sign_task),
         Kind("lock", "lock-cell", _locks, "locks/user/bad.lock", "json", _LOCKS),
         Kind("lock-held", "lock-cell", _locks, "locks/user/held.lock", "json", _LOCKS),
         Kind("cell", "lock-cell", _locks, "cells/bad.json", "json", _LOCKS),
+        Kind("presence", "lock-cell", _locks, "workers/bad.json", "json", (show_workers,)),
         Kind("limpet.json", "lock-cell", _locks, "limpet.json", "json", (open_fleet,)),
         _index("manifest", "manifest.json"),
         _index("datapackage", "datapackage.json", consumers=(read_index, show_index, verify_index)),
@@ -728,12 +994,11 @@ KINDS: dict[str, Kind] = {
         _catalog("snapshot", f"snapshots/catalog/{_ULID}.parquet", "parquet", resign=_sign_named),
         _catalog("catalog-lock", "locks/catalog.lock"),
         _catalog("metadata", "warehouse/a/bad.*/00003-.*metadata.json"),
+        _catalog("view-metadata", "warehouse/a/v-.*metadata.json"),
         _catalog("events", f"ledger/executions/{_ULID}.json", consumers=_EVENTS),
         _catalog("events-head", "manifests/executions.json", consumers=_EVENTS),
-        _catalog(
-            "events-state", f"state/executions/{_ULID}.parquet", "parquet", (fold_events, show_catalog), _sign_named
-        ),
-        _catalog("sequence", "sequence/executions.json", consumers=(fold_events,)),
+        _catalog("events-state", f"state/executions/{_ULID}.parquet", "parquet", _EVENTS, _sign_named),
+        _catalog("sequence", "sequence/executions.json", consumers=(fold_events, serve_catalog)),
         _catalog("events-quarantine", f"quarantine/executions/{_ULID}.json", consumers=_EVENTS),
         _catalog("events-reason", f"quarantine/executions/{_ULID}.reason.json", consumers=_EVENTS),
         _sync("sync-log", "sync/a/.*", "jsonl", _sign_lines),
@@ -742,6 +1007,14 @@ KINDS: dict[str, Kind] = {
         _sync("sync-outbox", "sync/outbox/.*", place="b"),
         _sync("sync-cursor", "sync/cursors/.*", place="c"),
         _sync("sync-node", "sync/node.json", place="c"),
+        _sync("sync-supervisor", "sync/supervisor.lock", place="c"),
         _sync("remote-lease", ".*/remote.json", place="c"),
+        Kind("table-manifest", "publish", _published, "warehouse/.*/recs-.*-m0.avro", "raw", (publish_index,)),
+        Kind("table-manifest-list", "publish", _published, "warehouse/.*/recs-.*/snap-.*avro", "raw", (publish_index,)),
+        Kind("backup", "backup", _backups, "backup.json", "json", (use_backup,), place=COPY),
+        Kind("backup-list", "backup", _backups, "backup/.*", "jsonl", (use_backup,), place=COPY),
     )
 }
+
+RARELY: dict[Consumer, int] = {query_index: 2, query_queue: 2, verify_index: 2, maintain_index: 2}
+"""Consumers that take long: they have every second of their turns."""

@@ -18,14 +18,16 @@ from random import Random
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz.kinds import KINDS, Consumer, Kind
+from fuzz.kinds import KINDS, RARELY, Consumer, Kind
 from fuzz.mutate import HUGE, Mutation, drawn_from, mutations_of
 from fuzz.world import Bench, Exceeded, Stopped, guarded
 from limpet.keys import Key
 
-__all__ = ["SEED", "Failure", "beside", "cases", "rotated", "run_case", "run_names"]
+__all__ = ["SEED", "TOTAL", "Failure", "beside", "cases", "rotated", "run_case", "run_names"]
 
 SEED = int(os.environ.get("LIMPET_FUZZ_SEED", "12"))
+TOTAL = 2000
+"""Mutations in `make test`, over all kinds."""
 NO_HUGE = ("shard", "pack", "single", "metadata")
 """Kinds that are large in earnest, or whose readers read ranges."""
 
@@ -94,11 +96,15 @@ def named(kind: Kind, name: str) -> Mutation:
 
 
 def rotated(kind: Kind, mutation: Mutation, n: int) -> list[Consumer]:
-    """The first consumer, which does the work of the kind, and one of the others in turn; a huge object goes to all."""
+    """The first consumer, which does the work of the kind, and one of the others in turn; a huge object goes to all.
+
+    A consumer in `RARELY` lets some of its turns pass.
+    """
     first, *others = kind.consumers
     if mutation.name == HUGE:
         return [*kind.consumers]
-    return [first, others[n % len(others)]] if others else [first]
+    turn, at = divmod(n, len(others) or 1)
+    return [first, *(each for each in others[at : at + 1] if turn % RARELY.get(each, 1) == 0)]
 
 
 def run_case(kind: Kind, mutation: Mutation, consumers: list[Consumer] | None = None) -> list[Failure]:

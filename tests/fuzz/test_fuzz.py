@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuzz.kinds import KINDS
-from fuzz.run import SEED, beside, cases, rotated, run_case, run_names
-
-TOTAL = 2000
+from fuzz.run import SEED, TOTAL, beside, cases, rotated, run_case, run_names
 
 
 @pytest.mark.parametrize("name", KINDS)

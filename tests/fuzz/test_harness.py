@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from fuzz import world
-from fuzz.kinds import KINDS
+from fuzz.kinds import KINDS, run_workers, serve_catalog
 from fuzz.mutate import HUGE, mutations_of
-from fuzz.run import SEED, Failure, cases, named, run_case
+from fuzz.run import SEED, TOTAL, Failure, cases, named, rotated, run_case
 from fuzz.world import Bench, Exceeded, Stopped, Unfit
 from limpet.errors import Corrupt, Invalid
 from limpet.keys import Key
@@ -96,6 +97,40 @@ def test_an_object_of_3_gb_that_is_read_whole_is_found() -> None:
 def test_what_a_terminal_would_obey_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("limpet.cli.main", lambda arguments: print("\x1b[31m"))
     assert isinstance(found(lambda bench: bench.cli("status"))[0].error, Unfit)
+
+
+def test_a_mistake_in_a_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistake(only: str | None) -> None:
+        raise KeyError("it")
+
+    monkeypatch.setattr("fuzz.world._parser", mistake)
+    assert isinstance(found(lambda bench: bench.cli("status"))[0].error, KeyError)
+
+
+def test_a_mistake_in_a_handler_of_the_service_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistake(*_: object) -> None:
+        raise KeyError("it")
+
+    KINDS["metadata"].fleet()
+    monkeypatch.setattr("limpet.catalog.catalog.Catalog.load_table", mistake)
+    assert isinstance(found(serve_catalog, "empty", "metadata")[0].error, KeyError)
+
+
+def test_a_mistake_in_a_worker_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistake(*_: object, **__: object) -> None:
+        raise KeyError("it")
+
+    KINDS["task"].fleet()
+    monkeypatch.setattr("limpet.queue.BucketQueue.claim", mistake)
+    assert isinstance(found(run_workers)[0].error, KeyError)
+
+
+def test_every_consumer_gets_some_of_every_kind() -> None:
+    for kind in KINDS.values():
+        drawn = enumerate(cases(kind, TOTAL // len(KINDS) + 1, SEED))
+        had = Counter(consumer.__name__ for n, mutation in drawn for consumer in rotated(kind, mutation, n))
+        assert {*had} == {consumer.__name__ for consumer in kind.consumers}
+        assert min(had.values()) >= 3, (kind.name, had)
 
 
 def test_digests_are_put_right_so_that_damage_gets_past_them() -> None:

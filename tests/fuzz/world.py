@@ -13,27 +13,46 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import limpet
 from limpet import cli, runtime
-from limpet.app import Fleet, urls
-from limpet.cli import commands
+from limpet.app import Fleet, fleet
+from limpet.cli import EXIT_INTERNAL
 from limpet.errors import Corrupt, LimpetError
-from limpet.keys import Key
+from limpet.keys import Key, check_prefix
+from limpet.runtime import Flag, Runtime
 from limpet.store import Blob, MemoryStore, Stat, Store
 from support.clock import QueueRuntime, Time
 
-__all__ = ["Bench", "Built", "Exceeded", "FuzzRuntime", "FuzzStore", "Stopped", "Unfit", "guarded", "tolerated"]
+__all__ = [
+    "Bench",
+    "Built",
+    "Exceeded",
+    "FuzzRuntime",
+    "FuzzStore",
+    "Stopped",
+    "Unfit",
+    "command",
+    "guarded",
+    "tolerated",
+    "unfit",
+]
 
 NAME = "fuzz"
 URL = f"memory://{NAME}"
+BUCKET = f"s3://{NAME}"
+"""The same store under another URL, for commands that refuse memory://: no other process could see that."""
+DISKS = "/nowhere/fuzz"
+"""Where nodes seem to have their directories."""
 REQUESTS_MAX = 20_000
 SLEEPS_MAX = 20_000
 CPU_S = 8.0
@@ -42,6 +61,7 @@ MEMORY_BYTES_MAX = 256 << 20
 HUGE_BYTES = 3 << 30
 READ_BYTES_MAX = 256 << 20
 
+_real_store_for = fleet.store_for
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIZE_MAX = inspect.signature(MemoryStore.get).parameters.get("size_max")
 
@@ -58,6 +78,27 @@ class Unfit(AssertionError):
     """Something was printed that a terminal would obey, or that cannot be encoded."""
 
 
+class _FuzzFlag:
+    """A latch on the virtual time. A long wait looks at it ten times, so that idle threads cost little."""
+
+    def __init__(self, time: Time) -> None:
+        self._time = time
+        self._up = False
+
+    def set(self) -> None:
+        self._up = True
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def wait(self, timeout: float) -> bool:
+        until_s = self._time.now_s + timeout
+        every_s = max(0.1, timeout / 10)
+        while not self._up and self._time.now_s < until_s:
+            self._time.sleep(min(every_s, until_s - self._time.now_s))
+        return self._up
+
+
 class FuzzRuntime(QueueRuntime):
     """A process on a virtual clock that may sleep only so often."""
 
@@ -72,6 +113,10 @@ class FuzzRuntime(QueueRuntime):
             raise Exceeded(f"slept {SLEEPS_MAX} times")
         super().sleep(seconds)
 
+    def flag(self) -> Flag:
+        """A latch on the shared time."""
+        return _FuzzFlag(self.time)
+
 
 class FuzzStore(MemoryStore):
     """A memory store with a request budget. An object in `huge` claims to have 3 GB: whoever reads it whole fails."""
@@ -79,6 +124,7 @@ class FuzzStore(MemoryStore):
     def __init__(self, runtime: FuzzRuntime, objects: dict[Key, Any] | None = None) -> None:
         super().__init__(runtime)
         self._objects = dict(objects or {})
+        self._in_order: list[Key] | None = None
         self.huge: set[str] = set()
         self._requests = 0
 
@@ -95,6 +141,7 @@ class FuzzStore(MemoryStore):
         """An object under a name that `put` would refuse: a copy of another one, or with other bytes."""
         entry = self._objects[of]
         self._objects[Key(key)] = entry if data is None else replace(entry, data=data)
+        self._in_order = None
 
     def _count(self) -> None:
         self._requests += 1
@@ -133,6 +180,8 @@ class FuzzStore(MemoryStore):
     def put(self, key: Key, data: bytes, **options: Any) -> Any:
         """See `Store.put`."""
         self._count()
+        if key not in self._objects:
+            self._in_order = None
         version = super().put(key, data, **options)
         self.huge.discard(key)
         return version
@@ -140,6 +189,7 @@ class FuzzStore(MemoryStore):
     def delete(self, key: Key) -> None:
         """See `Store.delete`."""
         self._count()
+        self._in_order = None
         super().delete(key)
         self.huge.discard(key)
 
@@ -147,6 +197,14 @@ class FuzzStore(MemoryStore):
         """See `Store.list`."""
         self._count()
         return map(self._sized, super().list(prefix, after=after))
+
+    def _below(self, prefix: str) -> Sequence[Key]:
+        """As in `MemoryStore`; the keys stay sorted, for most consumers list more often than they write."""
+        if self._in_order is None:
+            self._in_order = sorted(self._objects, key=str.encode)
+        head = check_prefix(prefix) + "/" if prefix else ""
+        keys = self._in_order
+        return keys[bisect_left(keys, head) : bisect_left(keys, head + chr(sys.maxunicode))]
 
     def _sized(self, stat: Stat) -> Stat:
         return Stat(stat.key, HUGE_BYTES, stat.version, stat.modified) if stat.key in self.huge else stat
@@ -178,6 +236,26 @@ class Done:
     err: str
 
 
+def command(*arguments: str) -> Done:
+    """Run a command in this process. A mistake in limpet (exit code 71) comes out; so does unfit output."""
+    out, err = _stream(), _stream()
+    code: Any = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(arguments)
+        except SystemExit as exit_:
+            code = exit_.code
+            if code == EXIT_INTERNAL and exit_.__context__ is not None:
+                raise exit_.__context__ from None
+    said = [_said(stream) for stream in (out, err)]
+    for text in said:
+        if "--format" not in arguments and (found := unfit(text)):
+            raise Unfit(f"`limpet {' '.join(arguments)}` printed {found!r}")
+    if not isinstance(code, int):
+        raise Unfit(f"`limpet {' '.join(arguments)}` ended with {code!r}")
+    return Done(code, *said)
+
+
 class Bench:
     """A copy of a fleet for one consumer. `with bench:` makes its clock and store those of this process."""
 
@@ -204,7 +282,11 @@ class Bench:
 
     def open(self, **options: Any) -> Fleet:
         """The fleet, as a program opens it."""
-        return limpet.open(URL, runtime=self.runtime, **options)
+        return self.open_at(URL, **options)
+
+    def open_at(self, url: str, **options: Any) -> Fleet:
+        """The fleet at one of its URLs."""
+        return limpet.open(url, runtime=self.runtime, **options)
 
     def demand(self, holds: object, what: str) -> None:
         """Good work that must be done beside the damage; what is missing is told when the consumer has ended."""
@@ -222,36 +304,34 @@ class Bench:
         return FuzzRuntime(self.time, owner)
 
     def cli(self, *arguments: str) -> Done:
-        """Run a command on the bucket. An exception other than SystemExit comes out; so does unfit output."""
-        out, err = _stream(), _stream()
-        code: Any = 0
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                cli.main([*arguments, "--url", URL] if "--local" not in arguments else arguments)
-            except SystemExit as exit_:
-                code = exit_.code
-        said = [_said(stream) for stream in (out, err)]
-        for text in said:
-            if "--format" not in arguments and (found := _CONTROL.search(text)):
-                at = text[max(0, found.start() - 30) : found.end() + 20]
-                raise Unfit(f"`limpet {' '.join(arguments)}` printed {at!r}")
-        if not isinstance(code, int):
-            raise Unfit(f"`limpet {' '.join(arguments)}` ended with {code!r}")
-        return Done(code, *said)
+        """Run a command on the bucket; see `command`."""
+        given = arguments[0] in ("backup", "restore", "supervise") or "--url" in arguments
+        return command(*arguments) if given else command(*arguments, "--url", URL)
 
     def __enter__(self) -> Bench:
-        self._before = runtime._system, commands.parser
-        runtime._system = self.runtime  # type: ignore[assignment]
-        commands.parser = _parser
-        urls._named_memory[NAME] = self.store
+        self._patches: list[Any] = [
+            patch.object(runtime, "_system", self.runtime),
+            patch.object(cli, "parser", _parser),
+            patch.object(fleet, "store_for", self._store_for),
+        ]
+        for each in self._patches:
+            each.start()
+        fleet._named_memory |= {f"{NAME}-{name}" if name else NAME: store for name, store in self.places.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
-        runtime._system, commands.parser = self._before
-        urls._named_memory.pop(NAME, None)
+        for each in self._patches:
+            each.stop()
+        for name in [each for each in fleet._named_memory if each.startswith(NAME)]:
+            del fleet._named_memory[name]
+
+    def _store_for(self, url: str, runtime: Runtime, **options: Any) -> Store:
+        """As `fleet.store_for`; the bucket and the disks of nodes have URLs that look like real ones."""
+        places = {BUCKET: "", **{f"{DISKS}/{name}": name for name in self.places if name}}
+        return self.places[places[url]] if url in places else _real_store_for(url, runtime, **options)
 
 
-_parser = cache(commands.parser)
+_parser = cache(cli.parser)
 """The command line, made into commands once: Typer does so at every call, which takes longer than the rest."""
 
 
@@ -265,6 +345,12 @@ def build(make: Callable[[Bench], dict[str, Store] | None]) -> Built:
         assert isinstance(store, MemoryStore)
         places[name] = dict(store._objects)
     return Built(places, bench.time.now_s, bench.facts)
+
+
+def unfit(text: str) -> str | None:
+    """What in `text` a terminal would obey, with a little around it."""
+    found = _CONTROL.search(text)
+    return text[max(0, found.start() - 30) : found.end() + 20] if found else None
 
 
 def tolerated(act: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

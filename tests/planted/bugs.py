@@ -24,8 +24,8 @@ _ALL = [
         4,
         (
             "store.put_resolved",
-            "verdict = judge(found)",
-            "verdict = Verdict.LOST if found and isinstance(unclear, Conflict) else judge(found)",
+            "verdict = classify(found)",
+            "verdict = Verdict.LOST if found and isinstance(unclear, Conflict) else classify(found)",
         ),
     ),
     _bug(
@@ -34,9 +34,9 @@ _ALL = [
         71,
         (
             "store.put_resolved",
-            "verdict = judge(found)",
+            "verdict = classify(found)",
             "resent = sent > 1 and isinstance(unclear, Conflict)\n"
-            "verdict = Verdict.LOST if found and resent else judge(found)",
+            "verdict = Verdict.LOST if found and resent else classify(found)",
         ),
     ),
     _bug(
@@ -44,14 +44,14 @@ _ALL = [
         "F1, counterexample 2",
         252,
         ("Store.conflict_is_final", "conflict_is_final = False", "conflict_is_final = True"),
-        ("cell.judge", "return Verdict.REPLACED", "return Verdict.UNKNOWN"),
+        ("cell.classify", "return Verdict.REPLACED", "return Verdict.UNKNOWN"),
     ),
     _bug(
         "the next seq is taken for ours",
         "F2",
         1,
         (
-            "cell.judge",
+            "cell.classify",
             "if found.write_id == write.write_id:",
             "if found.seq == (write.base.seq if write.base else 0) + 1:",
         ),
@@ -145,7 +145,7 @@ _ALL = [
     _bug(
         "two swaps within a tick have one version",
         "F15",
-        8311,
+        1642,
         ("store._stamp", "max(mtime_ns, above_ns + step_ns)", "born_ns"),
         ("store._stamp", "if new.st_mtime_ns > above_ns:", "if True:"),
         ("store._replace", "if temp.stat.st_mtime_ns <= old.st_mtime_ns:", "if False:"),
@@ -171,7 +171,19 @@ _ALL = [
         "the heartbeat lives while the worker hangs",
         "F16",
         13,
-        ("lease._beat", "if self._lease.stalled_for_s() >= self._stall_s:", "if False:"),
+        ("renewer.renew", "if lease.stalled_for_s() >= self._stall_s:", "if False:"),
+    ),
+    _bug(
+        "of several claims only the first is renewed",
+        "planted from outside",
+        0,
+        ("lease.Renewer._renew_due", "for held in due:", "for held in due[:1]:"),
+        (
+            "lease.Renewer._renew_due",
+            "self._due_s[held] = self._runtime.elapsed_s() + after_s",
+            "self._due_s |= dict.fromkeys(due, self._runtime.elapsed_s() + after_s)",
+        ),
+        scenario="queue/test_renewer.py::test_every_claim_that_is_due_is_renewed_in_the_same_tick",
     ),
     _bug(
         "a lock with our owner id is ours",
@@ -183,7 +195,7 @@ _ALL = [
         "a name that may be deleted is created again",
         "counterexample 3",
         2,
-        ("cell.judge", "if write.base is None and not write.deletable else", "if write.base is None else"),
+        ("cell.classify", "if write.base is None and not write.deletable else", "if write.base is None else"),
     ),
     _bug(
         "won by the ring only is still a lease",
@@ -235,8 +247,29 @@ _ALL = [
     _bug(
         "a read-back confirms a write that was not synced",
         "F25, found by the simulation",
-        873,
+        100,
         ("store._settle", "self.doubtful.add(folder.path)\nraise not_durable(str(what)", "raise not_durable(str(what)"),
+        scenario="directory",
+    ),
+    _bug(
+        "an entry's lease is deleted before its task",
+        "H5 on a directory",
+        17,
+        ("store.remove_in_order", "for path in paths:", "for path in reversed(paths):"),
+        scenario="directory",
+    ),
+    _bug(
+        "an entry's lease is deleted before its task is gone for good",
+        "H5 on a directory",
+        779,
+        ("store.remove_in_order", "if self._durable:", "if self._durable and path == paths[-1]:"),
+        scenario="directory",
+    ),
+    _bug(
+        "a name that is used again is deleted without its lock",
+        "docs/design/0011-latency.md",
+        11,
+        ("DirectoryStore.delete", "self._writer.remove(key, path)", "self._writer.remove_in_order([path])"),
         scenario="directory",
     ),
     _bug(
@@ -253,6 +286,7 @@ _ALL = [
 
 _TROUBLE = "store/test_directory_trouble.py::"
 _WIRE = "store/test_cloud_wire.py::"
+_NAMES = "store/test_refused_names.py::"
 
 _STORES = [
     _bug(
@@ -347,6 +381,42 @@ _STORES = [
         0,
         ("store._pages", '_check_below(meta["path"], folder)', "pass"),
         scenario=_WIRE + "test_foreign_keys_in_a_listing_are_not_taken_for_ours",
+    ),
+    _bug(
+        "a page with the mark of its folder is the last one",
+        "F23",
+        0,
+        ("store._pages", "more=len(page) == PAGE", "more=len(below) == PAGE"),
+        scenario=_NAMES + "test_the_mark_of_a_folder_cuts_no_listing_short",
+    ),
+    _bug(
+        "what was listed before a refused name is listed again",
+        "F28",
+        0,
+        ("store._own_pages", "starts = [(folder, seen or after)]", "starts = [(folder, after)]"),
+        scenario=_NAMES + "test_it_costs_one_request_more",
+    ),
+    _bug(
+        "past a refused name what was not asked for is taken for ours",
+        "F28",
+        0,
+        ("store._relative", "_check_below(key, self._place.prefix)", "pass"),
+        ("store._ours", "_check_below(path, folder)", "pass"),
+        scenario=_NAMES + "test_an_answer_that_is_wrong_is_an_error",
+    ),
+    _bug(
+        "a sample stays in front of names that are refused",
+        "F28",
+        0,
+        ("store.sample", "last = last if last.more else first", "last = first"),
+        scenario=_NAMES + "test_thousands_of_refused_names",
+    ),
+    _bug(
+        "a listing that is too long is read to its end",
+        "F32",
+        0,
+        ("s3_list._body", "if len(data) > PAGE_BYTES_MAX:", "if len(data) < 0:"),
+        scenario=_NAMES + "test_an_answer_that_is_wrong_is_an_error",
     ),
     _bug(
         "bytes of the same length are the same bytes",

@@ -9,7 +9,7 @@ __all__ = ["CATALOG_BUGS"]
 
 def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], imports: str = "") -> Bug:
     planted = tuple(
-        Change(where if where.startswith("ledger.") else f"catalog.{where}", old, new) for where, old, new in changes
+        Change(where if where.startswith("runtime.") else f"catalog.{where}", old, new) for where, old, new in changes
     )
     return Bug(name, row, seed, planted, "catalog", imports)
 
@@ -45,7 +45,7 @@ CATALOG_BUGS = [
             "Compactor._attempt",
             "done = applied_in(head, paths)",
             "if head is not None and token < head.token:\n"
-            "    _refuse(RefusedBatch(True, 'another token leads'))\n"
+            "    raise PublicationRefused(RefusedBatch(True, 'another token leads'))\n"
             "done = applied_in(head, paths)",
         ),
     ),
@@ -55,10 +55,10 @@ CATALOG_BUGS = [
         0,
         ("Compactor._attempt", "if head is None or head.token < token:", "if paths:"),
         (
-            "_demand_lock",
+            "_check_lock",
             "if holder is None or holder.value.token != token:",
             "if holder is None or holder.value.token != token:\n"
-            "    _refuse(RefusedBatch(True, 'another process holds the lock'))\n"
+            "    raise PublicationRefused(RefusedBatch(True, 'another process holds the lock'))\n"
             "if holder is None:",
         ),
     ),
@@ -66,7 +66,7 @@ CATALOG_BUGS = [
         "after a refused batch nobody looks for the ids",
         "catalog 6",
         2,
-        ("_validate", "told = state.told(pending.id)", "told = None"),
+        ("_validate", "answered = state.answered(pending.id)", "answered = None"),
     ),
     _bug(
         "a refusal is told before what it rests on is published",
@@ -75,7 +75,7 @@ CATALOG_BUGS = [
         (
             "_serve",
             "path = self._add(term.lease, term.version, group, term.last_id)",
-            "for pending, _, error in group.told:\n"
+            "for pending, _, error in group.answers:\n"
             "    if error is not None:\n"
             "        pending.fail(error)\n"
             "path = self._add(term.lease, term.version, group, term.last_id)",
@@ -84,7 +84,7 @@ CATALOG_BUGS = [
     _bug(
         "a leader refuses from memory",
         "catalog 7, stale",
-        335,
+        761,
         ("_serve", "if self._is_current(term):", "if term is not None:"),
     ),
     _bug(
@@ -99,24 +99,24 @@ CATALOG_BUGS = [
         34,
         (
             "Compactor._build",
-            'id_ = above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")',
-            'id_ = above("0" * 26, max(head.last_id, head.gc_floor) if head else "")',
+            'id_ = ulid_above(storage.runtime.new_id(), max(head.last_id, head.gc_floor) if head else "")',
+            'id_ = ulid_above("0" * 26, max(head.last_id, head.gc_floor) if head else "")',
         ),
         (
             "Compactor._build",
-            "snapshot_id = above(storage.runtime.new_id(), id_)",
-            'snapshot_id = above("0" * 26, id_)',
+            "snapshot_id = ulid_above(storage.runtime.new_id(), id_)",
+            'snapshot_id = ulid_above("0" * 26, id_)',
         ),
     ),
     _bug(
         "a slow clock makes the name right above the last one",
         "catalog 9, catalog 12c, found by the simulation",
         9,
-        ("ledger.above", "for character in floor[:TIME_CHARACTERS]:", "for character in floor:"),
         (
-            "ledger.above",
-            "return ulid(number + 1, 0)[:TIME_CHARACTERS] + id_[TIME_CHARACTERS:]",
-            "number += 1\nreturn ulid(number >> 80, number & ((1 << 80) - 1))",
+            "runtime.ulid_above",
+            "return ulid(floor_ms + 1, 0)[:10] + id_[10:]",
+            "number = 1 + sum(_ALPHABET.index(each) << 5 * n for n, each in enumerate(reversed(floor)))\n"
+            "return ulid(number >> 80, number & ((1 << 80) - 1))",
         ),
     ),
     _bug(
@@ -160,7 +160,7 @@ CATALOG_BUGS = [
         7,
         (
             "Compactor._attempt",
-            'self._demand_moved(seen, "the head is missing, and there are commits")',
+            'self._check_moved(seen, "the head is missing, and there are commits")',
             'raise Corrupt("the head is missing, and there are commits")',
         ),
     ),
@@ -178,7 +178,7 @@ CATALOG_BUGS = [
         "a slow clock makes names below those that are there",
         "catalog 12c",
         0,
-        ("ledger.above", "if id_ > floor:", "if id_:"),
+        ("runtime.ulid_above", "if id_ > floor:", "if id_:"),
     ),
     _bug(
         "the ledger is read before what was published is looked for",
@@ -196,8 +196,8 @@ CATALOG_BUGS = [
         2,
         (
             "Compactor._attempt",
-            "return self._published_long_ago(head, batches, paths) or _refuse(refused)",
-            "_refuse(refused)",
+            "published = self._published_long_ago(head, batches, paths)",
+            "published = None",
         ),
     ),
     _bug(
@@ -253,7 +253,7 @@ CATALOG_BUGS = [
         "a batch counts as dead if the last attempt met nobody",
         "F3",
         3349,
-        ("_send", "told |= not isinstance(", "told = not isinstance("),
+        ("_send", "reached |= not isinstance(", "reached = not isinstance("),
     ),
     _bug(
         "a batch may be published on any version",
@@ -272,7 +272,7 @@ CATALOG_BUGS = [
         (
             "_serve",
             "try:\n    published = self._send(term.lease, path, PATIENCE_S)",
-            "for pending, result, error in group.told:\n"
+            "for pending, result, error in group.answers:\n"
             "    if error is None:\n"
             "        pending.answer(result)\n"
             "try:\n"
@@ -283,7 +283,7 @@ CATALOG_BUGS = [
         "objects that a batch names are not waited for",
         "F25",
         12,
-        ("add_batch", "at_once=WIDER * self.store.at_once):", "at_once=WIDER * self.store.at_once)[:1]:"),
+        ("add_batch", "at_once=WRITES_WIDER * store.at_once):", "at_once=WRITES_WIDER * store.at_once)[:1]:"),
     ),
     _bug(
         "an id lives no longer than its commit",
@@ -295,14 +295,14 @@ CATALOG_BUGS = [
         "the record of a commit is never written",
         "found while designing",
         0,
-        ("Compactor._attempt", "if head is not None:\n    self._settle(head)", "if head is not None:\n    pass"),
+        ("Compactor._attempt", "if head is not None:\n    self._record(head)", "if head is not None:\n    pass"),
     ),
     _bug(
         "the record of a commit is not the one that the head names",
         "F23",
         0,
-        ("decide.commit_of", "links=head.links[1:]", "links=head.links"),
-        ("add_commit", "if self.link(commit) != link:", "if self.link(commit) is None:"),
+        ("state.commit_of", "links=head.links[1:]", "links=head.links"),
+        ("_add_commit", "if link_to(commit) != link:", "if link_to(commit) is None:"),
     ),
     _bug(
         "a commit points back to an older one than the last",
@@ -313,7 +313,7 @@ CATALOG_BUGS = [
     _bug(
         "a prepared snapshot replaces a newer one",
         "found while designing",
-        0,
+        2,
         ("_ready_for", "not known < ready.ref.version <= head.version", "not ready.ref.version <= head.version"),
     ),
     _bug(
@@ -372,5 +372,50 @@ CATALOG_BUGS = [
         ),
         "catalog/test_catalog_hardening.py::"
         "test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_published",
+    ),
+    Bug(
+        "expiry ignores branches other than main",
+        "issue 17, maintenance",
+        0,
+        (
+            Change(
+                "maintain.decide.expired",
+                "for ref in kept_refs.values():",
+                "for ref in [ref for name, ref in kept_refs.items() if name == MAIN]:",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_what_a_branch_or_tag_needs_stays",
+    ),
+    Bug(
+        "a removal of snapshots takes a new branch with it",
+        "issue 17, maintenance",
+        0,
+        (Change("catalog.commit.apply", "_check_refs(document, new, commit)", "pass"),),
+        "catalog/test_catalog_maintain.py::test_a_snapshot_is_not_removed_from_under_a_new_branch",
+    ),
+    Bug(
+        "rights are checked after the signature",
+        "F31",
+        0,
+        (
+            Change(
+                "service.RequestSigner.sign",
+                "wanted = decide(asked, may_write=may_write, bucket=self._bucket, folders=inside)",
+                "wanted = decide(asked, may_write=True, bucket=self._bucket, folders=inside)",
+            ),
+            Change(
+                "service.RequestSigner.sign",
+                "return {",
+                "decide(asked, may_write=may_write, bucket=self._bucket, folders=inside)\nreturn {",
+            ),
+        ),
+        "service/test_service_signing.py::test_rights_are_checked_before_the_signature",
+    ),
+    Bug(
+        "a prefix matches a sibling table",
+        "F29",
+        0,
+        (Change("service._is_inside", 'key.startswith(f"{folder}/")', "key.startswith(folder)"),),
+        "service/test_service_signing.py::test_a_sibling_whose_name_begins_alike_is_another_table",
     ),
 ]

@@ -11,6 +11,10 @@ def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenari
     return Bug(name, row, seed, tuple(Change(f"index.{where}", old, new) for where, old, new in changes), scenario)
 
 
+def _far(name: str, seed: int, *changes: tuple[str, str, str]) -> Bug:
+    return _bug(name, "index 9", seed, *changes, scenario="index_far")
+
+
 INDEX_BUGS = [
     _bug(
         "a lookup lists packs before singles",
@@ -18,10 +22,17 @@ INDEX_BUGS = [
         16,
         (
             "find",
-            "shard = shard_of(place, self._manifest.depth)",
-            "shard = shard_of(place, self._manifest.depth)\npacks = self._storage.packs(shard)",
+            "listed = {key: self._storage.singles(shard, key)}",
+            "packs = self._storage.packs(shard)\nlisted = {key: self._storage.singles(shard, key)}",
         ),
-        ("find", "in self._storage.packs(shard)", "in packs"),
+        (
+            "find",
+            "return self._sequentially(shard, [key], listed, may_have_packs=True, share=NEVER_WHOLE).get(key)",
+            "lines = self._newest_singles(key, listed[key])[0]\n"
+            "for stat in packs:\n"
+            "    lines += self._of_pack(stat, [key], NEVER_WHOLE) or ()\n"
+            "return self._winners([key], lines + self._of_shard(shard, [key], NEVER_WHOLE)).get(key)",
+        ),
     ),
     _bug(
         "a lookup reads the shard before it lists what waits",
@@ -29,21 +40,35 @@ INDEX_BUGS = [
         29,
         (
             "find",
-            "shard = shard_of(place, self._manifest.depth)",
-            "shard = shard_of(place, self._manifest.depth)\nearly = self._in_shard(key, shard)",
+            "listed = {key: self._storage.singles(shard, key)}",
+            "early = self._of_shard(shard, [key], NEVER_WHOLE)\nlisted = {key: self._storage.singles(shard, key)}",
         ),
-        ("find", "lines += self._in_shard(key, shard)", "lines += early"),
+        (
+            "find",
+            "return self._sequentially(shard, [key], listed, may_have_packs=True, share=NEVER_WHOLE).get(key)",
+            "lines = self._newest_singles(key, listed[key])[0]\n"
+            "for stat in self._storage.packs(shard):\n"
+            "    lines += self._of_pack(stat, [key], NEVER_WHOLE) or ()\n"
+            "return self._winners([key], lines + early).get(key)",
+        ),
     ),
     _bug(
         "get_many lists packs before singles",
         "index 9",
         27,
         (
-            "_some",
-            "lines: list[bytes] = []\nif shard in work.singles:",
-            "lines: list[bytes] = []\npacks = self._storage.packs(shard)\nif shard in work.singles:",
+            "find_many",
+            "listed = list_singles(shard)\nreturn self._sequentially(",
+            "keys = by_shard[shard]\n"
+            "packs = self._storage.packs(shard)\n"
+            "lines = []\n"
+            "for key, stats in list_singles(shard).items():\n"
+            "    lines += self._newest_singles(key, stats)[0]\n"
+            "for stat in packs:\n"
+            "    lines += self._of_pack(stat, keys, SHARE_FOR_WHOLE) or ()\n"
+            "return self._winners(keys, lines + self._of_shard(shard, keys, SHARE_FOR_WHOLE))\n"
+            "return self._sequentially(",
         ),
-        ("_some", "in self._storage.packs(shard)", "in packs"),
     ),
     _bug(
         "the folders of packs are listed before those of singles",
@@ -68,7 +93,7 @@ INDEX_BUGS = [
         "get_many looks for packs only where there were some",
         "index 9, singles that became a pack since",
         1056,
-        ("_some", "if shard in work.shards:", "if shard in work.packs:"),
+        ("find_many", "may_have_packs=shard in packed", "may_have_packs=shard in work.packs"),
     ),
     _bug(
         "packs are gathered into a pack",
@@ -82,8 +107,8 @@ INDEX_BUGS = [
         0,
         (
             "_merge",
-            "merged = merge(base, incoming, shape, what=what)",
-            "merged = merge(base, incoming, shape, what=what)\n"
+            "merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)",
+            "merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)\n"
             "live = [line for line in merged.data.splitlines() if not self._schema.is_gone(line)]\n"
             "merged = merge(live, {}, shape, what=what)",
         ),
@@ -137,7 +162,11 @@ INDEX_BUGS = [
             "blob = self._storage.shard(shard)",
             "early = self._storage.shard(shard).data\nblob = self._storage.shard(shard)",
         ),
-        ("_merge", "(blob.data, what=what)", "(early, what=what)"),
+        (
+            "_merge",
+            "lines_of(blob.data, what=what) if was_checked else self._schema.lines(blob.data, what=what)",
+            "self._schema.lines(early, what=what)",
+        ),
     ),
     _bug(
         "objects go before the shard is there",
@@ -145,8 +174,9 @@ INDEX_BUGS = [
         0,
         (
             "_merge",
-            "merged = merge(base, incoming, shape, what=what)",
-            "merged = merge(base, incoming, shape, what=what)\nself._storage.remove(read)",
+            "merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)",
+            "merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)\n"
+            "self._storage.remove(read)",
         ),
     ),
     _bug(
@@ -185,16 +215,16 @@ INDEX_BUGS = [
         "index, a 404 is skipped",
         6,
         (
-            "find",
-            "self._storage.singles_of(shard, key))",
-            "(listed := self._storage.singles_of(shard, key)))\nif listed and not lines:\n    return None",
+            "_sequentially",
+            "if may_have_packs:",
+            "if any(listed.values()) and not lines:\n    return {}\nif may_have_packs:",
         ),
     ),
     _bug(
         "the oldest single is read",
         "index, the newest single",
         1,
-        ("_newest_of", "newest_stamp = max(", "newest_stamp = min("),
+        ("_newest_singles", "newest_stamp = max(", "newest_stamp = min("),
     ),
     Bug(
         "only the newest single of a key is read",
@@ -202,7 +232,7 @@ INDEX_BUGS = [
         0,
         (
             Change(
-                "Reader._newest_of",
+                "Reader._newest_singles",
                 "if len(found) < len(wanted) < len(listed):",
                 "if len(found) < len(wanted) < 0:",
             ),
@@ -214,7 +244,11 @@ INDEX_BUGS = [
         "one of two singles with the same time is read",
         "index, ties",
         79,
-        ("_newest_of", "if single_stamp(stat.key) == newest_stamp]", "if single_stamp(stat.key) == newest_stamp][-1:]"),
+        (
+            "_newest_singles",
+            "if single_stamp(stat.key) == newest_stamp]",
+            "if single_stamp(stat.key) == newest_stamp][-1:]",
+        ),
     ),
     _bug(
         "of equal times the one that came first wins",
@@ -267,7 +301,7 @@ INDEX_BUGS = [
         "a put does not heed what was seen",
         "index 17, found by the simulation",
         12,
-        ("Bulk._stamp", "if at else self._stamps.after(self._scope, key, times.common)", "if at else times.common"),
+        ("Bulk._stamp", "self._stamps.after(self._scope, key, times.common)", "times.common"),
     ),
     _bug(
         "a bad object is deleted before it is kept",
@@ -301,7 +335,7 @@ INDEX_BUGS = [
     _bug(
         "a shard that would not change is not put",
         "F25",
-        69,
+        940,
         (
             "_merge",
             "version = self._storage.store.put(what, merged.data, when=",
@@ -323,7 +357,14 @@ INDEX_BUGS = [
         "new lines are put behind the others",
         "index, the order of a shard",
         0,
-        ("merge", "at = bisect_left(places, place, taken)", "at = len(places)"),
+        ("_among", "at = bisect_left(places, place, at)", "at = len(places)"),
+    ),
+    _bug(
+        "a guess is taken for the place of a line",
+        "index, the order of a shard",
+        0,
+        ("_near", "while low < high and not is_there:", "while low < high - 1 and not is_there:"),
+        scenario="index/test_index_decide.py::test_few_incoming_lines_find_their_place_whatever_the_key_is",
     ),
     _bug(
         "an older description overwrites a newer one",
@@ -343,24 +384,24 @@ INDEX_BUGS = [
     ),
     _bug(
         "a short shard is scanned as if it were whole",
-        "F23, B5",
+        "F23",
         5,
-        ("demand_records", "if known is not None and number < known.records:\n    what", "if False:\n    what"),
+        ("check_records", "if known is not None and number < known.records:\n    what", "if False:\n    what"),
     ),
     _bug(
         "a lookup takes a shard of any size",
-        "F23, B5",
+        "F23",
         5,
         ("_seek_once", "if version is None and shard is not None:", 'if shard == "":'),
         (
             "_in_shard",
-            "if size == 0:\n    self.demand_whole(shard, size)\n    return []\nat =",
+            "if size == 0:\n    self.check_size(shard, size)\n    return []\nat =",
             "if size == 0:\n    return []\nat =",
         ),
     ),
     _bug(
         "objects go before their fold is recorded",
-        "F23, B5",
+        "F23",
         0,
         (
             "Compiler._record",
@@ -372,19 +413,19 @@ INDEX_BUGS = [
     ),
     _bug(
         "objects go although their fold was not recorded",
-        "F23, B5",
+        "F23",
         717,
         ("Compiler._record", "for shard in sorted(recorded) for key", "for shard in sorted(report.merged) for key"),
     ),
     _bug(
         "a digest is compared with another version's",
-        "F23, B5",
+        "F23",
         119,
-        ("is_unexplained", "or not is_current(storage, shard, blob.version):", ":"),
+        ("is_unexplained", "or not storage.is_current(shard, blob.version):", ":"),
     ),
     _bug(
         "a fold that is not recorded yet counts as damage",
-        "F23, B5",
+        "F23",
         0,
         (
             "is_unexplained",
@@ -394,19 +435,19 @@ INDEX_BUGS = [
     ),
     _bug(
         "what is recorded is not looked at again",
-        "F23, B5",
+        "F23",
         356,
         ("is_unexplained", "and after.value.count(shard) == known:", ":"),
     ),
     _bug(
         "changed bytes of a shard are not compared",
-        "F23, B5",
+        "F23",
         5,
         ("_Verifier._shard", 'known.sum not in ("", count.sum) and', "known.sum is None and"),
     ),
     _bug(
         "a line that was replaced in its pack explains nothing",
-        "F23, B5",
+        "F23",
         113,
         ("explains", "(is_pack or rank(other, shape) == rank(line, shape))", "rank(other, shape) == rank(line, shape)"),
     ),
@@ -415,5 +456,49 @@ INDEX_BUGS = [
         "F15, found by the simulation",
         668,
         ("Layout.put_shards", "if not self._storage.exists(key):", "if not key:"),
+    ),
+    _far(
+        "a far lookup does not list packs again where a single was gone",
+        43,
+        ("_concurrently", "moved.add(shard)", "pass"),
+    ),
+    _far(
+        "a far lookup does not read the shard again where a pack was gone",
+        16,
+        ("_concurrently", "folded.add(shard)", "pass"),
+    ),
+    _far(
+        "a far lookup reads the shard while packs are listed",
+        120,
+        (
+            "_concurrently",
+            "self._storage.together([*of_singles, *(partial(list_packs, shard) for shard in packed)])",
+            "reads = [partial(read_shard, shard, keys) for shard, keys in wanted.items()]\n"
+            "self._storage.together([*of_singles, *(partial(list_packs, shard) for shard in packed), *reads])",
+        ),
+        (
+            "_concurrently",
+            "[*of_packs, *(partial(read_shard, shard, keys) for shard, parts in of_shards.items() for keys in parts)]",
+            "of_packs",
+        ),
+    ),
+    _bug(
+        "a far get_many lists packs only where it saw some",
+        "index 9, singles that became a pack since",
+        0,
+        (
+            "find_many",
+            "packed = [shard for shard in by_shard if shard in work.shards]",
+            "packed = [shard for shard in by_shard if shard in work.packs]",
+        ),
+        scenario="index/test_index_cost.py::test_a_far_get_many_looks_for_a_pack_that_was_made_of_singles_since",
+    ),
+    _bug(
+        "a compiler checks no shard before it builds upon it",
+        "F23",
+        0,
+        ("_merge", "base_sum == ours or (known is not None and known.sum == base_sum)", "True"),
+        scenario="index/test_index_cost.py::"
+        "test_a_shard_of_which_no_digest_is_recorded_is_checked_before_it_is_built_upon",
     ),
 ]

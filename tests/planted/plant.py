@@ -11,14 +11,16 @@ import argparse
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from planted.bug import AnchorError, planted
+from planted.bug import AnchorError, Bug, planted
 from planted.bugs import BUGS
 
 
@@ -56,19 +58,11 @@ def lost() -> list[str]:
     return why
 
 
-def main() -> int:
-    """Exit code 0: the planted bug was caught; without NAME: all of them can be planted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", nargs="?", choices=sorted(BUGS))
-    parser.add_argument("--hunt", type=int, default=0, help="try so many seeds")
-    parser.add_argument("--first", type=int, default=0, help="where --hunt begins")
-    parser.add_argument("--story", action="store_true", help="tell what happened")
-    arguments = parser.parse_args()
-    if arguments.name is None:
-        why = lost()
-        print(*why, f"{len(BUGS)} bugs, {len(why)} cannot be planted", sep="\n\n")
-        return 1 if why else 0
-    bug = BUGS[arguments.name]
+def replay(bug: Bug, seeds: Iterable[int] | None = None, *, trace: bool = False) -> int:
+    """Plant a bug in this process, which has not imported limpet yet, and run its recorded seed, or others.
+
+    Exit code 0: it was caught.
+    """
     try:
         sys.meta_path.insert(0, _Finder(planted(bug)))
     except AnchorError as error:
@@ -79,21 +73,47 @@ def main() -> int:
 
         # Without --assert=plain pytest would load limpet itself, past our finder: limpet is a plugin of pytest.
         test = str(Path(__file__).parent.parent / bug.scenario)
-        code = pytest.main(["-q", "-x", "-p", "no:xdist", "--assert=plain", test])
+        with tempfile.TemporaryDirectory(prefix="limpet-planted-") as scratch:
+            code = pytest.main(["-q", "-x", "-p", "no:xdist", "--assert=plain", f"--basetemp={scratch}/tests", test])
         return 0 if code is pytest.ExitCode.TESTS_FAILED else 1
 
     from limpet.sim.runs import SCENARIOS, trace_lines
 
     run = SCENARIOS[bug.scenario]
-    for seed in range(arguments.first, arguments.first + arguments.hunt) if arguments.hunt else [bug.seed]:
+    for seed in [bug.seed] if seeds is None else seeds:
         world, violation = run(seed)
         if violation is not None:
-            if arguments.story:
+            if trace:
                 print(*trace_lines(world), sep="\n")
             print(f"seed {seed}: {str(violation).splitlines()[0]}")
             return 0
     print("not caught")
     return 1
+
+
+def replay_into(said: Path, name: str) -> None:
+    """`replay`, with stdout and stderr into a file; ends the process with the exit code."""
+    with said.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    sys.exit(replay(BUGS[name]))
+
+
+def main() -> int:
+    """Exit code 0: the planted bug was caught; without NAME: all of them can be planted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?", choices=sorted(BUGS))
+    parser.add_argument("--hunt", type=int, default=0, help="try so many seeds")
+    parser.add_argument("--first", type=int, default=0, help="where --hunt begins")
+    parser.add_argument("--trace", action="store_true", help="print the trace of the run")
+    arguments = parser.parse_args()
+    if arguments.name is None:
+        why = lost()
+        print(*why, f"{len(BUGS)} bugs, {len(why)} cannot be planted", sep="\n\n")
+        return 1 if why else 0
+    first = arguments.first
+    seeds = range(first, first + arguments.hunt) if arguments.hunt else None
+    return replay(BUGS[arguments.name], seeds, trace=arguments.trace)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,20 @@ def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenari
     return Bug(name, row, seed, tuple(Change(f"queue.{where}", old, new) for where, old, new in changes), scenario)
 
 
+def _far(name: str, row: str, seed: int, *changes: tuple[str, str, str]) -> Bug:
+    return Bug(name, row, seed, tuple(Change(*change) for change in changes), "queue_far")
+
+
 QUEUE_BUGS = [
     _bug(
         "retry swaps the receipt first",
         "H1",
-        766,
-        ("_retry", 'self._pusher.place(f"{entry}{RETRY_MARK}{life}", task)', ""),
+        449,
+        ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
             "_retry",
             "self._storage.receipt(key).attempt(seen, retried)",
-            'self._storage.receipt(key).attempt(seen, retried)\nself._pusher.place(f"{entry}{RETRY_MARK}{life}", task)',
+            'self._storage.receipt(key).attempt(seen, retried)\nself._place(f"{entry}{RETRY_MARK}{life}", task)',
         ),
     ),
     _bug(
@@ -47,7 +51,7 @@ QUEUE_BUGS = [
         "H3",
         2,
         ("claimed", "charged=0", "charged=0 if policy.max_attempts == 1 else 1"),
-        ("EntryClaim.__iter__", "attempts_of(self._lease.record, n) + 1", "1"),
+        ("EntryClaim._start", "attempts_of(self._lease.record, n) + 1", "1"),
     ),
     _bug(
         "what a first claim has started is not charged by its end",
@@ -71,7 +75,7 @@ QUEUE_BUGS = [
     _bug(
         "a batch's finished tasks are dropped on a lost lease",
         "H4",
-        192,
+        647,
         (
             "_complete_late",
             "for n in tasks:\n    data = result",
@@ -132,7 +136,7 @@ QUEUE_BUGS = [
         "a hung worker is renewed for ever",
         "F16",
         16,
-        ("EntryClaim.renew", "self._runtime.elapsed_s() - self._started_s <= limit_s:", "limit_s:"),
+        ("EntryClaim.renew", "self._runtime.elapsed_s() - self._running_since_s() <= limit_s:", "limit_s:"),
     ),
     _bug(
         "a task that kills its process is not charged",
@@ -140,7 +144,7 @@ QUEUE_BUGS = [
         0,
         (
             "_charge",
-            "self._lease.rewrite(lambda record: charged(self._written(record), n))",
+            "self._lease.rewrite(lambda record: charged(self._written(record), starts.tasks))",
             "self._lease.rewrite(self._written)",
         ),
     ),
@@ -150,8 +154,8 @@ QUEUE_BUGS = [
         10,
         (
             "Storage.close",
-            "self.store.delete(self.keys.tasks(entry, batch=batch))",
-            "self.store.delete_many([self.keys.tasks(entry, batch=batch)])",
+            "self.store.delete_in_order(keys)",
+            "self.store.delete_many(keys)",
         ),
     ),
     _bug(
@@ -160,8 +164,8 @@ QUEUE_BUGS = [
         0,
         (
             "_take",
-            "match cell.attempt(seen, record):",
-            "if seen is None:\n    self._store.delete(cell.key)\nmatch cell.attempt(seen, record):",
+            "outcome = cell.attempt(seen, record)",
+            "if seen is None:\n    self._store.delete(cell.key)\noutcome = cell.attempt(seen, record)",
         ),
     ),
     _bug(
@@ -174,11 +178,7 @@ QUEUE_BUGS = [
         "the lease goes before the task",
         "the order of an end",
         0,
-        (
-            "Storage.close",
-            "self.store.delete(self.keys.tasks(entry, batch=batch))\nself.drop_lease(entry)",
-            "self.drop_lease(entry)\nself.store.delete(self.keys.tasks(entry, batch=batch))",
-        ),
+        ("Storage.close", "self.store.delete_in_order(keys)", "self.store.delete_in_order(keys[::-1])"),
     ),
     _bug(
         "the task goes before the receipt",
@@ -186,8 +186,8 @@ QUEUE_BUGS = [
         0,
         (
             "_write_end",
-            "key = self._storage.keys.completed_of(self.entry)",
-            "key = self._storage.keys.completed_of(self.entry)\n"
+            "parts = [] if result else record.parts",
+            "parts = [] if result else record.parts\n"
             "self._storage.store.delete(self._storage.keys.tasks(self.entry, batch=False))",
         ),
     ),
@@ -214,7 +214,7 @@ QUEUE_BUGS = [
     _bug(
         "a claim that could not be settled is renewed for ever",
         "found by the simulation",
-        140,
+        610,
         ("EntryClaim.__exit__", "finally:\n    self._end()", "finally:\n    pass"),
     ),
     _bug(
@@ -227,13 +227,13 @@ QUEUE_BUGS = [
     _bug(
         "hand-back keeps the attempt",
         "hand-back restores the attempt",
-        0,
+        11,
         ("decide.handed_back", "max(0, attempts_of(record, n) - 1) for n", "attempts_of(record, n) for n"),
     ),
     _bug(
         "a later finisher overwrites the receipt",
         "first finisher wins",
-        87,
+        186,
         (
             "write_receipt",
             "outcome = self.receipt(key).attempt(None, receipt)",
@@ -263,14 +263,7 @@ QUEUE_BUGS = [
             "if own is None and whole is not None and lists_done(whole, n):",
         ),
         ("_complete_late", "if whole is None or not lists_done(whole, n)]", "if n >= 0]"),
-        ("Inspection.completed", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
-    ),
-    _bug(
-        "of several claims only the first is renewed",
-        "planted from outside",
-        0,
-        ("Renewer._tick", "for claim in due:", "for claim in due[:1]:"),
-        scenario="queue/test_renewer.py::test_every_claim_that_is_due_is_renewed_in_the_same_tick",
+        ("Inspection._completed", "if whole is None or n in whole.own or not lists_done(whole, n):", "if n >= 0:"),
     ),
     _bug(
         "receipts are kept by the wall clock",
@@ -289,5 +282,143 @@ QUEUE_BUGS = [
         0,
         ("Pusher._schedule", "timedelta(seconds=delay_s + 1)", "timedelta(seconds=delay_s)"),
         scenario="queue/test_push.py::test_a_delay_is_never_cut_short",
+    ),
+    _bug(
+        "what a later claim has done shows before its batch ends",
+        "a completed task's result never changes",
+        0,
+        ("first_done", "record.done if record.token == 1 else record.done[: record.settled]", "record.done"),
+        scenario="queue/test_results.py::test_a_zombie_cannot_change_what_was_shown",
+    ),
+    _bug(
+        "a takeover forgets what the first claim has done",
+        "a completed task's result never changes",
+        0,
+        ("claimed", "settled=len(first_done(record))", "settled=0"),
+        scenario="queue/test_results.py::test_what_the_first_claim_has_done_stays_done",
+    ),
+    _bug(
+        "tasks that wait are charged with the one that starts",
+        "only a task that was started is charged",
+        0,
+        ("_charge", "starts.tasks))", "[*starts.tasks, *self._waiting]))"),
+        scenario="queue/test_spread.py::test_each_task_that_runs_is_named_in_the_lease_and_charged_and_no_other",
+    ),
+    _bug(
+        "suspects run at once",
+        "poison is isolated",
+        13,
+        ("decide.may_start", "return n not in suspects and not any(m in suspects for m in running)", "return True"),
+    ),
+    _bug(
+        "only one of the tasks that ran beside each other is a suspect",
+        "poison is isolated",
+        555,
+        ("_died", "_named_in(record))", "_named_in(record)[:1])"),
+    ),
+    _bug(
+        "a verdict clears no suspicion",
+        "the rest of a batch is spread",
+        0,
+        ("_named", "suspects = _without_verdict(record, record.suspects)", "suspects = record.suspects"),
+        scenario="queue/test_spread.py::test_a_suspect_stays_one_until_it_has_a_verdict",
+    ),
+    _bug(
+        "the verdict of one thread is lost when another ends the batch",
+        "a handler that returned counts",
+        0,
+        ("EntryClaim.done", "ended = self._ended", "ended = False"),
+        scenario="queue/test_spread.py::test_a_verdict_that_comes_while_another_thread_ends_the_claim_counts",
+    ),
+    _bug(
+        "a task that runs beside another is handed back without its attempt",
+        "hand-back restores the attempt",
+        0,
+        ("decide.handed_back", "if n in started or n in _named_in(record)", "if n == record.running"),
+        scenario="queue/test_spread.py::test_handing_back_restores_the_attempts_of_all_that_run",
+    ),
+    _bug(
+        "a young task keeps the claim of one that hangs",
+        "F16",
+        0,
+        ("_running_since_s", "return min(self._running.values(), default=self._started_s)", "return self._started_s"),
+        scenario="queue/test_spread.py::test_one_task_past_its_time_ends_the_claim_though_others_are_young",
+    ),
+    Bug(
+        "the first thread to leave a claim ends it",
+        "a thread does not end what others run",
+        0,
+        (Change("worker.SharedClaim.leave", "last = self._runners == {runner}", "last = True"),),
+        "queue/test_worker_threads.py::test_stop_lets_all_that_run_end_and_gives_the_rest_back",
+    ),
+    _far(
+        "a task that was read long before its claim is trusted",
+        "H9",
+        48,
+        ("queue.BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
+    ),
+    _far(
+        "a lease goes together with its task",
+        "H9",
+        90,
+        ("queue.Closer._delete_tasks", "self._runtime.elapsed_s() + LINGER_S", "self._runtime.elapsed_s()"),
+    ),
+    _far(
+        "leases are deleted before their tasks, in bulk",
+        "the order of an end",
+        9,
+        ("queue.Closer.add", "self._tasks[entry] = batch", "self._tasks[entry] = batch\nself._leases[entry] = 0.0"),
+    ),
+    _far(
+        "a bulk delete that failed in part counts as done",
+        "F20",
+        10,
+        ("queue.Closer._delete_tasks", "if errors[key] is None:", "if key in errors:"),
+    ),
+    _far(
+        "a claim ahead is not handed back",
+        "a stop returns what was not started",
+        13,
+        ("worker.Worker._ahead", "self._give_back(runner, claim)", "pass"),
+    ),
+    _far(
+        "the bell rings before the task is there",
+        "a push wakes an idle worker",
+        0,
+        (
+            "Pusher.push",
+            "created = self.place(entry, task)\nif created:\n    self._storage.ring()",
+            "self._storage.ring()\ncreated = self.place(entry, task)",
+        ),
+    ),
+    Bug(
+        "a page without a free entry is all that there is",
+        "what waits runs",
+        0,
+        (Change("queue.BucketQueue._try_claim", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
+        "queue/test_bell.py::test_a_page_of_a_long_backlog_without_a_free_entry_is_soon_followed_by_another",
+    ),
+    Bug(
+        "a page shows what another thread is claiming",
+        "threads of one process do not contend",
+        0,
+        (Change("queue.Discovery.list_page", "others = {*self._tried, *ended}", "others: set[str] = set()"),),
+        "queue/test_discovery.py::test_a_page_leaves_out_what_another_thread_is_claiming",
+    ),
+    _far(
+        "the closer is lost on stop",
+        "a stop leaves no ended entry behind",
+        1,
+        ("worker.Worker._run_thread", "job.queue.flush()", "pass"),
+    ),
+    _far(
+        "a task that fails while it is handed back runs again",
+        "found by the simulation of a worker",
+        139,
+        (
+            "queue.EntryClaim.fail",
+            "with self._writing:\n    if self._ended:\n        return\n    self._write_receipt(n, receipt)",
+            "if not self._ended:\n    self._write_receipt(n, receipt)",
+        ),
     ),
 ]

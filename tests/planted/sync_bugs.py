@@ -197,9 +197,10 @@ SYNC_BUGS = [
         "logs",
         "queue/sync/test_sync_order.py::test_every_line_of_every_log_reaches_the_others",
         (
-            "log.packed",
-            "    pack, size = [], 0\npack.append(item)",
-            "    pack, size = [], 0\n    continue\npack.append(item)",
+            "LogWriter.write",
+            "for some in batched(lines, lambda line: len(records.encode(line)), size=LOG_BYTES_MAX, count=LINES_MAX):",
+            "packs = batched(lines, lambda line: len(records.encode(line)), size=LOG_BYTES_MAX, count=LINES_MAX)\n"
+            "for some in [pack[1:] if number else pack for number, pack in enumerate(packs)]:",
         ),
     ),
     _bug(
@@ -226,7 +227,7 @@ SYNC_BUGS = [
     _bug(
         "a part that was refused counts as written",
         "F6, found by the simulation",
-        289,
+        420,
         ("_put_part", "lambda: storage.exists(key) or None", "lambda: True"),
     ),
     _bug(
@@ -239,7 +240,7 @@ SYNC_BUGS = [
         "a late finisher of a batch that is not here yet counts",
         "F",
         "queue/sync/test_sync_order.py::test_a_late_finisher_of_a_batch_that_is_not_here_yet_does_not_count_yet",
-        ("Inspection.result", "gone = not self._storage.journal.travels", "gone = True"),
+        ("Inspection._result", "gone=not self._storage.journal.travels", "gone=True"),
     ),
     _bug(
         "a delayed push that was done stays scheduled in the bucket",

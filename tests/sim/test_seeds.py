@@ -65,6 +65,28 @@ def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
 
 
+def test_far_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("queue_far", 0, SEEDS["queue_far"], jobs=JOBS)
+    rate = total.runs / total.busy_s * 60
+    with capsys.disabled():
+        print(
+            f"\nqueue_far: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours"
+        )
+    assert not total.broken, _told("queue_far", total)
+    assert total.runs == SEEDS["queue_far"]
+
+
+def test_far_index_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("index_far", 0, SEEDS["index_far"], jobs=JOBS)
+    rate = total.runs / total.busy_s * 60
+    with capsys.disabled():
+        print(
+            f"\nindex_far: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours"
+        )
+    assert not total.broken, _told("index_far", total)
+    assert total.runs == SEEDS["index_far"]
+
+
 @pytest.mark.timeout(600)
 def test_supervisor_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     total = run_seeds("supervisor", 0, SEEDS["supervisor"], jobs=JOBS)

@@ -54,10 +54,10 @@ def test_muting_a_fault_leaves_the_others_where_they_are() -> None:
 
 
 def _store(world: World, name: str) -> tuple[SimStore, Bucket]:
-    knobs = draw(world.seed)
-    bucket = Bucket(world, knobs)
+    plan = draw(world.seed)
+    bucket = Bucket(world, plan)
     world.healed = True
-    return SimStore(world, bucket, SimRuntime(world, world.start(name)), knobs), bucket
+    return SimStore(bucket, SimRuntime(world, world.start(name))), bucket
 
 
 def test_the_clean_up_of_a_killed_process_has_no_effect() -> None:

@@ -11,8 +11,7 @@
     runs        the scenarios by name; many seeds, fewer faults, a readable trace
 
 A scenario is one file: its actors, a model of what they did and were shown, and the invariants (`kernel`, `directory`,
-`queue`, `supervisor`, `index`, `index_disk`, `catalog`; the models of the last three are in `index_model` and
-`catalog_model`).
+`queue`, `supervisor`, `index`, `catalog`).
 """
 
 __all__: list[str] = []

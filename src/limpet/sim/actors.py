@@ -1,7 +1,8 @@
-"""The processes of a run: each slot takes its turns, crashes, and restarts as a new process."""
+"""The processes of a run: each slot takes turns, crashes, and restarts as a new process."""
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from limpet.errors import Held, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
-from limpet.sim.nemesis import Knobs, draw
+from limpet.sim.nemesis import RunPlan, draw
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 from limpet.store import Store
 
@@ -21,7 +22,7 @@ class Actor(ABC):
     """The program of one process."""
 
     expected: tuple[type[LimpetError], ...] = (Held, LeaseLost, OutcomeUnknown, Unavailable)
-    """The errors that every caller must expect: they end the turn, not the run."""
+    """Errors that every caller must expect: they end the turn, not the run."""
 
     def __init__(self, runtime: SimRuntime, store: Store) -> None:
         self.runtime = runtime
@@ -33,10 +34,10 @@ class Actor(ABC):
 
     @abstractmethod
     def turns(self) -> Turns:
-        """What it may do, with the probability of each; the last one takes the rest."""
+        """Its possible actions with their probabilities; the last one gets the rest."""
 
     def turn(self) -> None:
-        """Do one of them, and rest."""
+        """Do one of its actions, then rest."""
         turns = self.turns()
         at = self.chance()
         while len(turns) > 1 and at >= turns[0][0]:
@@ -62,16 +63,16 @@ class Actor(ABC):
 class Actors(ABC):
     """The slots of processes in one world."""
 
-    def __init__(self, world: World, knobs: Knobs, *, slots: int = 0, turns: int = 0) -> None:
+    def __init__(self, world: World, plan: RunPlan, *, slots: int = 0, turns: int = 0) -> None:
         self.world = world
-        self.knobs = knobs
+        self.plan = plan
         self.living: list[SimProcess] = []
         self.turns_left = {f"p{i}": turns for i in range(slots)}
         self._playing = slots
 
     @staticmethod
-    def tuning(world: World, knobs: Knobs) -> Settings:
-        """Constants to change while the run lasts: those made for gigabytes, set for a handful of records."""
+    def tuning(world: World, plan: RunPlan) -> Settings:
+        """Constants to change during the run: limits for gigabytes are set for a few records."""
         return {}
 
     @abstractmethod
@@ -103,31 +104,31 @@ class Actors(ABC):
         self.launch(slot, int(life) + 1)
 
     def restart(self, dead: SimProcess) -> None:
-        """After a crash, start the slot's next process within 5 s."""
+        """Start the slot's next process within 5 s after a crash."""
         self.living.remove(dead)
         self.world.later(5 * self.world.chance(31, dead.index), lambda: self.relaunch(dead))
 
     def vary(self, process: SimProcess, *, newer: bool) -> None:
-        """In some runs, let the rising clocks run fast or slow, and every other process be of a newer version."""
+        """In some runs, let clocks run fast or slow, and every second process have a newer version."""
         process.newer = newer and process.index % 2 == 1
-        if self.knobs.drift:
+        if self.plan.drift:
             process.clock_rate = 0.9 + 0.2 * self.world.chance(30, process.index)
 
     def crash(self, victim: SimProcess, kind: str) -> None:
-        """Kill a process, for good; counts the steps that it was at."""
+        """Kill a process, and count its pending steps."""
         self.world.cover(kind, victim)
         self.world.kill(victim)
         self.living.remove(victim)
 
     def stop_faults(self) -> None:
-        """From now on no fault is injected, and none of the old processes runs."""
+        """Stop injecting faults, and kill all processes."""
         self.world.healed = True
         self.world.note("nemesis", "faults stop")
         for process in self.living:
             self.world.kill(process)
 
     def alone(self, actor: Actor, work: Callable[[], None], *, within_s: float) -> None:
-        """After the faults, let one actor work until it is done.   Raises: Violation if it takes too long."""
+        """After the faults, run one actor until it is done.   Raises: Violation if it takes too long."""
         task = self.world.spawn(actor.process, work)
         self.world.run(until_s=self.world.now_s + within_s, done=lambda: task.done)
         self.fail_on_error()
@@ -135,7 +136,7 @@ class Actors(ABC):
             raise Violation(f"no progress: {within_s:g} s after the faults stopped {actor.process.name} still works")
 
     def fail_on_error(self) -> None:
-        """Raises: Violation if an actor got an error that no caller should ever see."""
+        """Raises: Violation if an actor got an unexpected error."""
         if isinstance(self.world.failure, Violation):
             raise self.world.failure
         if self.world.failure is not None:
@@ -150,12 +151,12 @@ class Actors(ABC):
 
 
 def perform(kind: type[Actors], seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
-    """One run of the seed without the muted faults: the world at its end, and the broken invariant, if any."""
-    world, knobs = World(seed, muted=muted), draw(seed)
+    """Run a seed without the muted faults; returns the final world, and the violated invariant, if any."""
+    world, plan = World(seed, muted=muted), draw(seed)
     violation: Violation | None = None
-    with _tuned(kind.tuning(world, knobs)):
+    with _tuned(kind.tuning(world, plan)), _no_garbage_collection():
         try:
-            kind(world, knobs).act()
+            kind(world, plan).act()
         except Violation as found:
             violation = found
         finally:
@@ -173,3 +174,16 @@ def _tuned(settings: Settings) -> Iterator[None]:
     finally:
         for (module, name), value in before.items():
             setattr(module, name, value)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect cyclic garbage only at the end of a run: it would take a quarter of its time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -14,17 +13,16 @@ import msgspec
 from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
-from limpet.sim.nemesis import REQUEST_FAULTS, Knobs, pick_fault
-from limpet.sim.world import Flight, SimRuntime, World
+from limpet.sim.nemesis import REQUEST_FAULTS, RunPlan, pick_fault
+from limpet.sim.world import PendingRequest, SimRuntime, World
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 from limpet.store.memory import clip
 
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class BucketChange:
-    """A mutation that the bucket made; `data` is None for a delete. `copy`: by a copy of a request of `who`."""
+class BucketChange(msgspec.Struct, frozen=True, gc=False):
+    """A mutation of the bucket; `data` is None for a delete. `copy`: by a duplicate of a request of `who`."""
 
     at_s: float
     who: str
@@ -33,9 +31,8 @@ class BucketChange:
     copy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A write that leaves its process. `direct`: the object was not read back just before."""
+class Sent(msgspec.Struct, frozen=True, gc=False):
+    """A write that was sent. `direct`: the object was not read back just before."""
 
     at_s: float
     who: str
@@ -47,11 +44,11 @@ class Sent:
 
 
 class Bucket:
-    """The truth: objects, and the journal of every mutation. Each method is one atomic step."""
+    """The state of the bucket: objects, and the journal of all mutations. Each method is atomic."""
 
-    def __init__(self, world: World, knobs: Knobs) -> None:
+    def __init__(self, world: World, plan: RunPlan) -> None:
         self._world = world
-        self._knobs = knobs
+        self.plan = plan
         self.objects: dict[Key, Blob] = {}
         self.journal: list[BucketChange] = []
         self.copying = False
@@ -77,7 +74,7 @@ class Bucket:
             case Match(version) if found is None or found.version != version:
                 raise Conflict(f"{key} is no longer version {version}")
         self.journal.append(BucketChange(self._world.now_s, who, key, data, self.copying))
-        digest = hashlib.md5(data).hexdigest() if self._knobs.digest_versions else f"v{len(self.journal)}"
+        digest = hashlib.md5(data).hexdigest() if self.plan.digest_versions else f"v{len(self.journal)}"
         self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
         return self.objects[key].version
 
@@ -87,11 +84,29 @@ class Bucket:
             self.journal.append(BucketChange(self._world.now_s, who, key, None, self.copying))
 
     def changes(self, *prefixes: str, suffix: str = "") -> Iterator[BucketChange]:
-        """The mutations of the keys that begin and end so, in order."""
+        """The mutations of keys with one of these prefixes and this suffix, in order."""
         return (each for each in self.journal if each.key.startswith(prefixes or "") and each.key.endswith(suffix))
 
+    def written(self, kind: type[R], *prefixes: str, suffix: str = "") -> Iterator[tuple[BucketChange, R]]:
+        """The puts of these keys, in order, each with its value as a `kind`."""
+        for change in self.changes(*prefixes, suffix=suffix):
+            if change.data is not None:
+                yield change, msgspec.json.decode(change.data, type=kind)
+
+    def successive(self, kind: type[R], *prefixes: str, suffix: str = "") -> Iterator[tuple[BucketChange, float, R, R]]:
+        """Each put of those keys that replaced another one: it, the time of the other, and both values as a `kind`."""
+        last: dict[Key, tuple[float, R]] = {}
+        for change in self.changes(*prefixes, suffix=suffix):
+            if change.data is None:
+                last.pop(change.key, None)
+                continue
+            now = msgspec.json.decode(change.data, type=kind)
+            if change.key in last:
+                yield change, *last[change.key], now
+            last[change.key] = change.at_s, now
+
     def renewals(self, step: str) -> Iterator[Sent]:
-        """The renewals of a lease that were sent without reading it back first; each write once."""
+        """The renewals of a lease that were sent without reading it back first, without repeats."""
         written: set[str] = set()
         for sent in self.sent:
             if sent.write_id not in written and sent.step == step and sent.direct:
@@ -111,7 +126,7 @@ class Bucket:
 
     def _modified(self) -> datetime:
         now = self._world.store_time()
-        return now.replace(microsecond=0) if self._knobs.whole_seconds else now
+        return now.replace(microsecond=0) if self.plan.whole_seconds else now
 
 
 class _Body(msgspec.Struct):
@@ -122,17 +137,20 @@ class _Body(msgspec.Struct):
 
 
 class SimStore(Store):
-    """One process's view of the bucket: every call yields, may be struck by a fault, and is added to the trace."""
+    """One process's view of the bucket: every call yields, may meet a fault, and is added to the trace."""
 
     page_size: int | None = 4
     """Objects in a page of a listing; None: all of them."""
+    hold_s = 0.0
+    """The maximum delay of the creation of a lease in the server; SeaweedFS was observed to take seconds."""
+    push_hold_s = 0.0
+    """The delay of the put of a task in the server."""
 
-    def __init__(self, world: World, bucket: Bucket, runtime: SimRuntime, knobs: Knobs) -> None:
+    def __init__(self, bucket: Bucket, runtime: SimRuntime) -> None:
         super().__init__(runtime)
-        self._world = world
+        self._world = runtime.world
         self._bucket = bucket
         self._process = runtime.process
-        self._knobs = knobs
         self._unsettled: set[tuple[int, Key]] = set()
         self._last: dict[int, Key] = {}
         self._sent = 0
@@ -218,16 +236,17 @@ class SimStore(Store):
         world.check_alive(process)
         world.calls += 1
         process.calls += 1
-        kinds, rate = REQUEST_FAULTS[verb], self._knobs.fault_rate
+        kinds, rate = REQUEST_FAULTS[verb], self._bucket.plan.fault_rate
         fault = pick_fault(world, process, kinds, rate, salt=10, number=process.calls)
         if fault == "refused_409" and not isinstance(when, Absent | Match):
             fault = "throttled"
         world.coverage[fault or "none", step] += 1
         self._sent += 1
-        process.in_flight[self._sent] = Flight(step, lambda: self._land(step, key, detail, apply))
+        land = partial(self._land, step, key, detail, apply)
+        process.in_flight[self._sent] = PendingRequest(step, land)
         world.begins(step, process)
         try:
-            result = self._carry(self._sent, verb, step, key, detail, fault, apply)
+            result = self._carry(self._sent, verb, step, key, fault, apply, land)
         except LimpetError as error:
             world.note(process.name, step, key, detail, type(error).__name__, fault)
             raise
@@ -235,9 +254,9 @@ class SimStore(Store):
         return result
 
     def _carry(
-        self, sent: int, verb: str, step: str, key: Key, detail: str | bytes, fault: str, apply: Callable[[], R]
+        self, sent: int, verb: str, step: str, key: Key, fault: str, apply: Callable[[], R], land: Callable[[], None]
     ) -> R:
-        """Carry a request to the bucket and the answer back, as far as the fault allows."""
+        """Send a request to the bucket and return the answer, as far as the fault allows. `land`: send a duplicate."""
         world, process = self._world, self._process
         near_s, far_s = (world.chance(n, process.index, process.calls) for n in (12, 13))
         if fault in ("slow", "torn_pages"):
@@ -253,17 +272,21 @@ class SimStore(Store):
                 world.pause(give_up_s)
                 raise self._no_answer(verb, key)
             world.pause(0.005 + 0.05 * near_s)
+            if self.hold_s and step == "lease.create":
+                world.pause(self.hold_s * world.chance(14, process.index, process.calls) ** 3)
+            if self.push_hold_s and step == "task.put":
+                world.pause(self.push_hold_s)
             process.in_flight.pop(sent)
             if fault == "refused_409":
                 raise Conflict(f"{key} is being written by another process")
             if fault == "duplicate" and near_s < 0.5:
-                self._land(step, key, detail, apply)
+                land()
             try:
                 result = apply()
             finally:
                 process.served = len(self._bucket.journal)
                 if fault == "duplicate" and near_s >= 0.5:
-                    world.later(far_s * 20, lambda: self._land(step, key, detail, apply))
+                    world.later(far_s * 20, land)
                 world.pause(0.005 + 0.05 * far_s)
                 if fault == "lost_reply":
                     world.pause(give_up_s)
@@ -273,7 +296,7 @@ class SimStore(Store):
             process.in_flight.pop(sent, None)
 
     def _land(self, step: str, key: Key, detail: str | bytes, apply: Callable[[], object]) -> None:
-        """A copy of a request reaches the bucket; its answer is lost."""
+        """A duplicate of a request reaches the bucket; its answer is lost."""
         self._bucket.copying = True
         try:
             apply()
@@ -308,7 +331,7 @@ class SimStore(Store):
 
 
 def room_of(key: str) -> str:
-    """Which kind of object this is, or which folder: the first half of a protocol step's name."""
+    """The kind of an object or folder: the first half of the name of a protocol step."""
     parts = key.split("/")
     if parts[0] == "queues" and len(parts) > 1:
         return _queue_room(parts)

@@ -1,18 +1,26 @@
-"""API processes that lead in turn, compactors, and clients that commit to one catalog through a faulty network."""
+"""Scenario: API processes that lead in turn, compactors, and clients of one catalog, with a faulty network.
+
+The invariants are checked for every answer when it is given, and for every head when it is published. The commits
+define the serial order. Each request is decided here independently, on the state after those before it, so that a
+mistake in `limpet.catalog` is found.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, cast
 
+import msgspec
+
 import limpet.catalog.compactor as compactor_module
-import limpet.catalog.decide as decide_module
 import limpet.catalog.leader as leader_module
 import limpet.catalog.state as state_module
 import limpet.cell.decide as cell_module
@@ -20,40 +28,56 @@ from limpet import records
 from limpet.catalog import CatalogView, Compactor, Grant, Leader, PublicationRefused
 from limpet.catalog.commit import WorkedMetadata
 from limpet.catalog.compactor import Unreachable
-from limpet.catalog.gc import classify_ledger, collect_ledger, delete_below, raise_floor
+from limpet.catalog.gc import (
+    BatchOutcome,
+    ClassifiedBatch,
+    classify_ledger,
+    collect_ledger,
+    delete_below,
+    raise_floor,
+    will_never_be,
+)
 from limpet.catalog.history import find_commit, log, state_of, verify
-from limpet.catalog.leader import Decide, NeedsMetadata
-from limpet.catalog.records import CatalogHead, Change, SnapshotRef
-from limpet.catalog.state import MINTED, CatalogState
+from limpet.catalog.leader import Decide, Documents, NeedsMetadata
+from limpet.catalog.records import (
+    ACTOR,
+    CatalogHead,
+    Change,
+    CommitRecord,
+    LedgerBatch,
+    Link,
+    RememberedAnswer,
+    Row,
+    SnapshotRef,
+)
+from limpet.catalog.state import MINTED, CatalogState, is_live
 from limpet.catalog.storage import CatalogStorage
 from limpet.cell import Header
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import Key
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import CatalogKeys, Key
 from limpet.lease import Lock, VersionWatch
 from limpet.lease.decide import LeaseRecord
 from limpet.lease.decide import State as LeaseState
 from limpet.ledger import Publication
 from limpet.sim.actors import Actor, Actors, Settings, Turns
-from limpet.sim.bucket import SimStore
-from limpet.sim.catalog_model import (
-    KEYS,
-    CatalogBucket,
-    CatalogModel,
-    EntryRequest,
-    Granted,
-    JsonSnapshots,
-    RequestRefused,
-    ruling,
-)
-from limpet.sim.nemesis import Knobs, Nemesis, pick_fault, steps
-from limpet.sim.world import EPOCH, Flight, SimProcess, SimRuntime, Violation, World
-from limpet.store.api import Absent, Put
+from limpet.sim.bucket import Bucket, SimStore
+from limpet.sim.nemesis import Nemesis, RunPlan, pick_fault, steps
+from limpet.sim.world import EPOCH, PendingRequest, SimProcess, SimRuntime, Violation, World
+from limpet.store.api import Absent, Put, Version, When
+
+KEYS = CatalogKeys.of("catalog")
+
+Entries = Mapping[str, Any]
+"""The state: by key a value, `{"v": text}`, with `"file"` where it came with an object."""
+
+SLACK = timedelta(seconds=5)
+"""How far a leader's clock may be ahead of a compactor's: it may forget an id that much early."""
 
 TURNS = 12
 RUN_S = 2_000.0
 HEAL_S = 700.0
 QUIET_S = 150.0
-"""After this long no copy of a request is still under way."""
+"""After this time no duplicate of a request is in flight."""
 BUDGET_BASE = 400
 BUDGET_PER_OPERATION = 60
 SERVES = 1 << 30
@@ -61,7 +85,7 @@ FOREVER_S = 600.0
 TRIES_MAX = 8
 USED = 5_000
 STORMS = 0.15
-"""In so many runs most requests between processes meet a fault, and leaders have little patience."""
+"""The share of runs in which most requests between processes meet a fault, and leaders have short timeouts."""
 
 STEPS = steps(
     "commits: delete list put read settle",
@@ -81,10 +105,10 @@ RARE = ("lock.takeover", "ledger.delete", "ledger.delete", "snapshots.delete")
 class CatalogActors(Actors):
     """Processes on separate machines, around one catalog."""
 
-    def __init__(self, world: World, knobs: Knobs) -> None:
+    def __init__(self, world: World, plan: RunPlan) -> None:
         chance = world.chance
         customers = 2 + int(2 * chance(60))
-        super().__init__(world, knobs, slots=customers, turns=TURNS)
+        super().__init__(world, plan, slots=customers, turns=TURNS)
         duel = chance(61) < 0.4
         self.model = CatalogModel(world)
         storm = chance(74) < STORMS
@@ -98,16 +122,16 @@ class CatalogActors(Actors):
         self.settles = (0.0, 0.5, 1.0)[int(3 * chance(67))]
         self.collects = (0.0, 0.05, 0.2)[int(3 * chance(68))]
         self.keeps = 1 + int(4 * chance(69))
-        self.bucket = CatalogBucket(world, knobs, self.model, keeps=self.keeps)
+        self.bucket = CatalogBucket(world, plan, self.model, keeps=self.keeps)
         self.slots: dict[str, tuple[SimProcess, Any]] = {}
         """By slot, the process that runs in it now."""
-        self.pipe = RpcPipe(world, self.slots, 0.5 if storm else knobs.fault_rate)
+        self.pipe = RpcPipe(world, self.slots, 0.5 if storm else plan.fault_rate)
         servers = [f"a{n}" for n in range(self.apis)]
         servers += [] if self.embedded else [f"k{n}" for n in range(self.compactors)]
         self.turns_left |= dict.fromkeys(servers, SERVES)
 
     @staticmethod
-    def tuning(world: World, knobs: Knobs) -> Settings:
+    def tuning(world: World, plan: RunPlan) -> Settings:
         """Constants with which, in most runs, a handful of commits makes snapshots, long chains and forgotten ids."""
         chance = world.chance
         settings: dict[tuple[ModuleType, str], Any] = {
@@ -122,8 +146,8 @@ class CatalogActors(Actors):
             settings[cell_module, "RING_SIZE"] = 1
         if chance(55) < 0.5:
             most = 1 + int(3 * chance(56))
-            settings |= {(decide_module, "APPLIED_MAX"): most, (compactor_module, "APPLIED_MAX"): most}
-        if chance(57) < 0.3 and not knobs.drift and not knobs.store_steps:
+            settings |= {(state_module, "APPLIED_MAX"): most, (compactor_module, "APPLIED_MAX"): most}
+        if chance(57) < 0.3 and not plan.drift and not plan.store_steps:
             settings[state_module, "ID_LIFETIME"] = timedelta(seconds=60 + 300 * chance(58))
             settings[state_module, "MINTED_LIFETIME"] = timedelta(seconds=30)
         settings[state_module, "TIDY_ABOVE"] = int(4 * chance(59))
@@ -132,11 +156,10 @@ class CatalogActors(Actors):
     def act(self) -> None:
         chance = self.world.chance
         if chance(70) < 0.25:
-            self.bucket.put("founder", KEYS.lock, _used_lock(self.knobs.ttl_s), Absent())
+            self.bucket.put("founder", KEYS.lock, _used_lock(self.plan.ttl_s), Absent())
             for n in range(2 + int(3 * chance(71))):
                 self.world.later(10 + 120 * chance(72, n), partial(self.lose_lock, n))
-        nemesis = Nemesis(self.world, self.knobs, self.living, self.restart, steps=(*STEPS, *RPC_STEPS, *RARE))
-        self.play(nemesis.run, until_s=RUN_S)
+        self.play(Nemesis(self, (*STEPS, *RPC_STEPS, *RARE)).run, until_s=RUN_S)
         self.stop_faults()
         for slot in [*self.turns_left]:
             if slot == "a0" or slot.startswith("k"):
@@ -145,19 +168,18 @@ class CatalogActors(Actors):
         self.alone(newcomer, partial(self.ask_again, newcomer), within_s=HEAL_S)
         self.alone(newcomer, partial(self.look_back, newcomer), within_s=HEAL_S)
         self.model.close()
-        budget = BUDGET_BASE + BUDGET_PER_OPERATION * self.model.operations
-        if self.world.calls > budget:
-            raise Violation(f"{self.world.calls} store calls for {self.model.operations} operations")
+        operations = self.model.operations
+        self.world.check_calls(BUDGET_BASE + BUDGET_PER_OPERATION * operations, f"{operations} operations")
 
     def lose_lock(self, n: int) -> None:
-        """A user's script removes the lock, and for a while its holder does not notice: tokens start again."""
+        """A user's script removes the lock, and its holder notices late: tokens start again."""
         if not self.world.strike(f"vandal/{n}", "lost_lock"):
             return
         self.bucket.delete("vandal", KEYS.lock)
         self.world.note("vandal", "removes", KEYS.lock, fault="lost_lock")
         for process in self.living:
             for task in process.renewals():
-                task.paused_until_s = self.world.now_s + self.knobs.ttl_s * self.world.chance(73, n)
+                task.paused_until_s = self.world.now_s + self.plan.ttl_s * self.world.chance(73, n)
 
     def actor(self, process: SimProcess) -> Actor:
         slot = process.name.partition("#")[0]
@@ -221,7 +243,7 @@ def _used_lock(ttl_s: float) -> bytes:
 
 
 class RpcPipe:
-    """The network between processes: requests are lost, answered in vain, sent twice, or delivered late."""
+    """The network between processes: requests or answers are lost, duplicated or delayed."""
 
     def __init__(self, world: World, slots: Mapping[str, tuple[SimProcess, Any]], fault_rate: float) -> None:
         self._world = world
@@ -270,7 +292,7 @@ class RpcPipe:
             elif unreachable is not None and reply:
                 deliver(None, unreachable)
 
-        process.in_flight[-sent] = Flight(step, partial(arrive, reply=False))
+        process.in_flight[-sent] = PendingRequest(step, partial(arrive, reply=False))
         world.begins(step, process)
         if fault == "late":
             world.later(patience_s * (1 + 12 * near), process.in_flight.pop(-sent).land)
@@ -311,14 +333,14 @@ class CatalogActor(Actor):
 
     def __init__(self, actors: CatalogActors, process: SimProcess) -> None:
         runtime = SkewedRuntime(actors.world, process)
-        super().__init__(runtime, SimStore(actors.world, actors.bucket, runtime, actors.knobs))
+        super().__init__(runtime, SimStore(actors.bucket, runtime))
         self.actors = actors
         self.model = actors.model
         self.bucket = actors.bucket
         self.storage = CatalogStorage(self.store, KEYS, runtime, JsonSnapshots())
 
     def turns(self) -> Turns:
-        """Servers have no turns: they serve."""
+        """A server only serves."""
         return [(1.0, self.serve)]
 
     def serve(self) -> None:
@@ -359,7 +381,7 @@ class CompactorProcess(CatalogActor):
     def settle(self) -> None:
         """Write the record of the newest commit."""
         with suppress(Missing, OutcomeUnknown, Unavailable):
-            self.compactor.settle()
+            self.compactor.record()
 
     def prepare(self) -> None:
         """Make the snapshot that will be due soon."""
@@ -377,7 +399,7 @@ class ApiProcess(CompactorProcess):
             self.store,
             KEYS.lock,
             "catalog",
-            self.actors.knobs.ttl_s,
+            self.actors.plan.ttl_s,
             self.runtime,
             VersionWatch(self.runtime),
             look_first=True,
@@ -392,7 +414,7 @@ class ApiProcess(CompactorProcess):
         self.leader.run()
 
     def ask(self, paths: Sequence[str], token: int) -> Publication:
-        """Called by the leader. It takes a violation for a bug of ours, so the world must record it first."""
+        """Called by the leader, which would handle a violation like any bug: so the world records it first."""
         try:
             return self.carry(paths, token)
         except Violation as violation:
@@ -450,7 +472,7 @@ class ApiProcess(CompactorProcess):
         """Let the leader decide a request; a swap is worked out ahead of that, as in `Catalog.commit_table`."""
         if request.what != "swap":
             return self.leader.commit(id_, self.decide(id_, request, _ruled), actor)
-        ahead, known = WorkedMetadata(_Pages()), self.leader.known  # type: ignore[arg-type]
+        ahead, known = WorkedMetadata(_Pages()), self.leader.known  # type: ignore[arg-type]  # reads as a warehouse does
         if known is not None:
             ahead.work_out(_needs(request, known))
 
@@ -474,7 +496,7 @@ class ApiProcess(CompactorProcess):
     ) -> Decide:
         """The request in the form that the leader takes."""
 
-        def decide(state: CatalogState) -> Grant | NeedsMetadata:
+        def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
             rules = rule(request, state)
             if isinstance(rules, NeedsMetadata):
                 return rules
@@ -504,9 +526,6 @@ class _WorkedDocument:
 
 class _Pages:
     """A warehouse for `WorkedMetadata`: an entry's text is its metadata, and its path is the entry and the text."""
-
-    def cached(self, path: str) -> None:
-        return None
 
     def read(self, path: str) -> str:
         return path
@@ -559,15 +578,11 @@ class CatalogClient(CatalogActor):
             (0.04, self.look_back),
             (0.12, self.look),
             (0.25, self.commit_some),
-            (1.0, self.commit_one),
+            (1.0, lambda: self.commit(self.request())),
         ]
 
     def rest(self) -> None:
         self.runtime.sleep(self.chance() * self.actors.rest_s)
-
-    def commit_one(self) -> None:
-        """A request."""
-        self.commit(self.request())
 
     def commit_some(self) -> None:
         """Several at once."""
@@ -580,7 +595,7 @@ class CatalogClient(CatalogActor):
         self.runtime.fan_out(one, requests)
 
     def request(self) -> EntryRequest:
-        """Something that may well be refused."""
+        """A request that may be refused."""
         name, kind = self.some_key(), self.chance()
         with_file = self.chance() < 0.25
         if kind < 0.3:
@@ -613,7 +628,7 @@ class CatalogClient(CatalogActor):
                 if isinstance(error, OutcomeUnknown) and (id_ is None or self.chance() < 0.2):
                     return
             self.api = int(self.chance() * self.actors.apis)
-            self.runtime.sleep(self.chance() * self.actors.knobs.ttl_s / 2)
+            self.runtime.sleep(self.chance() * self.actors.plan.ttl_s / 2)
 
     def send(self, slot: str, id_: str | None, request: EntryRequest) -> Any:
         """One request to an API."""
@@ -697,10 +712,406 @@ class CatalogClient(CatalogActor):
     def collect(self) -> None:
         """Collect garbage, all of it or some."""
         self.model.operations += 3
-        grace_s = self.chance() * self.actors.knobs.ttl_s
+        grace_s = self.chance() * self.actors.plan.ttl_s
         raise_floor(self.storage, keep=timedelta(0), keep_versions=self.actors.keeps)
         if self.chance() < 0.8:
             delete_below(self.storage, grace_s=grace_s)
         if self.chance() < 0.5:
             self.bucket.judged(classify_ledger(self.storage, grace_s=grace_s))
             collect_ledger(self.storage, grace_s=grace_s)
+
+
+# ---- what must hold: every answer ----
+
+
+class RequestRefused(Conflict):
+    """Why a request is refused. It names the conflicting value, and values are unique."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRequest:
+    """Make, change or drop entries, if each is as expected. `expected`: by key a text, or None for no entry."""
+
+    what: str
+    expected: Mapping[str, str | None]
+    wanted: Mapping[str, str | None]
+    with_file: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A request is granted: the texts that it leaves behind, and its result."""
+
+    texts: Mapping[str, str | None]
+    result: Any
+
+
+def ruling(request: EntryRequest, entries: Entries) -> Granted | str:
+    """The decision on a request in a state; a text is the reason for a refusal."""
+    found = {key: entries[key]["v"] if key in entries else None for key in request.wanted}
+    for key, text in request.expected.items():
+        if found[key] != text:
+            return f"{key} is {found[key]}, not {text}"
+    return Granted(request.wanted, {"was": [found[key] for key in sorted(found)]})
+
+
+@dataclass(slots=True)
+class CommitCall:
+    """A call of `Leader.commit`. `first` is the serial point at which it began; an open one has no outcome."""
+
+    id: str
+    who: str
+    request: EntryRequest
+    began_s: float
+    first: int
+    actor: str
+    """The name of the client that sent it."""
+    ended_s: float = float("inf")
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class _Grant:
+    point: int
+    at: str
+    result: Any
+    by: str
+    written_s: float
+
+
+@dataclass(slots=True)
+class CatalogModel:
+    """Every call, every serial point, every grant."""
+
+    world: World
+    points: list[Entries] = field(default_factory=lambda: [{}])
+    """The state after each granted request, in order: all states that ever were."""
+    granted: dict[str, list[_Grant]] = field(default_factory=dict)
+    calls: dict[str, list[CommitCall]] = field(default_factory=dict)
+    operations: int = 0
+
+    def begins(self, id_: str, who: str, request: EntryRequest, actor: str) -> CommitCall:
+        """A process is asked to commit, by a client of that name."""
+        self.operations += 1
+        call = CommitCall(id_, who, request, self.world.now_s, len(self.points) - 1, actor)
+        self.calls.setdefault(id_, []).append(call)
+        return call
+
+    def _ends(self, call: CommitCall, outcome: str, detail: object = "") -> None:
+        call.ended_s, call.outcome = self.world.now_s, outcome
+        self.world.note(call.who, "answers", call.id, call.request.what, f"{outcome} {detail}")
+
+    def acknowledged(self, call: CommitCall, result: Any) -> None:
+        """It was acknowledged.   Raises: Violation unless it is published, with that very result."""
+        self._ends(call, "ok", result)
+        grants = self.granted.get(call.id, [])
+        if not grants:
+            raise Violation(f"{call.who} acknowledged {call.id}, which is not published")
+        if result not in [grant.result for grant in grants]:
+            raise Violation(f"{call.id} was answered with {result}, and {grants[-1].result} was published")
+
+    def refused(self, call: CommitCall, why: str) -> None:
+        """It was refused.   Raises: Violation unless that was so at some moment of the call."""
+        self._ends(call, "no", why)
+        grant = self.granted.get(call.id, [])[-1:]
+        now = self.world.store_time().isoformat(timespec="microseconds")
+        for at, entries in enumerate(self.points[call.first :], call.first):
+            if grant and grant[0].point <= at and is_live(call.id, grant[0].at, _later(now)):
+                raise Violation(f"{call.id} was published, and {call.who} refused it: {why}")
+            if ruling(call.request, entries) == why:
+                return
+        raise Violation(f"{call.who} refused {call.id} because {why}, and that was never so during the call")
+
+    def not_attempted(self, call: CommitCall) -> None:
+        """It was answered by 503."""
+        self._ends(call, "503")
+
+    def unknown(self, call: CommitCall) -> None:
+        """It was answered by 500: it stays open."""
+        self._ends(call, "unknown")
+
+    def publish(self, row: Row, at: str, by: str, written_s: float, read: Callable[[str], bytes | None]) -> None:
+        """A head holds a new row, whose batch `by` wrote.   Raises: Violation."""
+        before = self.points[-1]
+        calls = self.calls.get(row.id)
+        if not calls:
+            raise Violation(f"{row.id} was published, and no client ever sent it")
+        earlier = self.granted.get(row.id, [])[-1:]
+        if earlier and is_live(row.id, earlier[0].at, _later(at)):
+            raise Violation(f"{row.id} was published twice")
+        for call in calls:
+            if call.outcome == "no" and written_s < call.began_s:
+                raise Violation(f"{call.who} refused {row.id}, and then an older copy of it was published")
+        rules = ruling(calls[0].request, before)
+        if isinstance(rules, str):
+            raise Violation(f"{row.id} was published although {rules}")
+        if row.actor not in {call.actor for call in calls}:
+            raise Violation(f"{row.id} was published as a request of {row.actor!r}, and {calls[0].actor!r} sent it")
+        changes = [change for change in row.changes if change.key != ACTOR]
+        texts = {change.key: change.value["v"] if change.value else None for change in changes}
+        if texts != rules.texts or row.result != rules.result:
+            raise Violation(f"{row.id} was published as {row}, and should be {rules}")
+        after = dict(before)
+        for change in changes:
+            if change.value is None:
+                after.pop(change.key, None)
+                continue
+            file = change.value.get("file")
+            if file is not None and read(file) != row.id.encode():
+                raise Violation(f"{row.id} was published, and {file} is not there yet, or not its own")
+            after[change.key] = change.value
+        self.points.append(after)
+        grant = _Grant(len(self.points) - 1, at, row.result, by, written_s)
+        self.granted.setdefault(row.id, []).append(grant)
+
+    def close(self) -> None:
+        """At the end: what was published was attempted.   Raises: Violation."""
+        for id_, grants in self.granted.items():
+            for grant in grants:
+                calls = [call for call in self.calls[id_] if call.who == grant.by]
+                during = [call for call in calls if call.began_s <= grant.written_s <= call.ended_s]
+                if not any(call.outcome in ("", "ok", "unknown") for call in during):
+                    answers = [call.outcome for call in during]
+                    raise Violation(f"{id_} was published by {grant.by}, which had answered {answers}")
+
+
+def _later(at: str) -> str:
+    return (datetime.fromisoformat(at) + SLACK).isoformat(timespec="microseconds")
+
+
+# ---- every head ----
+
+
+class JsonSnapshots:
+    """Snapshots as JSON."""
+
+    def to_bytes(self, state: CatalogState) -> bytes:
+        """The state as JSON."""
+        return msgspec.json.encode([state.entries(), state.answers()])
+
+    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
+        """The state that `to_bytes` encoded."""
+        entries, answers = msgspec.json.decode(data, type=tuple[dict[str, Any], dict[str, RememberedAnswer]])
+        return CatalogState(entries, answers)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownVersion:
+    """A version that was published: its commit, and the serial point that it left behind."""
+
+    commit: CommitRecord
+    link: Link
+    entries: Entries
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenBatch:
+    batch: LedgerBatch
+    by: str
+    at_s: float
+
+
+class CatalogBucket(Bucket):
+    """The bucket, and what was published in it."""
+
+    def __init__(self, world: World, plan: RunPlan, model: CatalogModel, *, keeps: int) -> None:
+        super().__init__(world, plan)
+        self.world = world
+        self.model = model
+        self.heads: list[CatalogHead] = []
+        """In the order in which they were swapped in, those of GC too."""
+        self.known: dict[int, KnownVersion] = {}
+        self.kept_from = 1
+        """The oldest version that must still be readable."""
+        self._keeps = keeps
+        self._dead: set[str] = set()
+        self._batches: dict[str, _WrittenBatch] = {}
+        self._paths: set[str] = set()
+
+    @property
+    def version(self) -> int:
+        """The version of the newest head; 0: there is none."""
+        return self.heads[-1].version if self.heads else 0
+
+    def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
+        """A violation ends the run, whichever process caused it."""
+        version = super().put(who, key, data, when)
+        if key == KEYS.head:
+            try:
+                self._swapped(_unsealed(data))
+            except Violation as violation:
+                self.world.failure = self.world.failure or violation
+        elif key.startswith(KEYS.ledger) and key not in self._batches:
+            self._batches[key] = _WrittenBatch(msgspec.json.decode(data, type=LedgerBatch), who, self.world.now_s)
+        return version
+
+    def _swapped(self, head: CatalogHead) -> None:
+        before = self.heads[-1] if self.heads else None
+        self.heads.append(head)
+        if before is not None and before.version == head.version:
+            if msgspec.structs.replace(before, gc_floor=head.gc_floor) != head or head.gc_floor < before.gc_floor:
+                raise Violation(f"version {head.version} was published twice, and more than its floor has changed")
+            self.kept_from = max(self.kept_from, head.version - self._keeps + 1)
+            return
+        self._follows(before, head)
+        commit = self._commit(before, head)
+        self.known[head.version] = KnownVersion(commit, head.links[0], {})
+        self._rows(before, head, commit)
+        self.known[head.version] = KnownVersion(commit, head.links[0], self.model.points[-1])
+        self._state(head)
+        self.world.note("bucket", "publishes", f"version {head.version}", f"token {head.token}", commit.id)
+
+    def _follows(self, before: CatalogHead | None, head: CatalogHead) -> None:
+        if head.version != (before.version if before else 0) + 1:
+            raise Violation(f"version {head.version} follows {before.version if before else 0}")
+        if head.links[0].version != head.version:
+            raise Violation(f"the first link of version {head.version} is to {head.links[0].version}")
+        if before is not None:
+            if head.token < before.token or head.at < before.at or head.gc_floor != before.gc_floor:
+                raise Violation(f"token, time or floor fell at version {head.version}: {before} became {head}")
+            if not before.last_id < head.links[0].id <= head.last_id or head.links[0].id < before.gc_floor:
+                raise Violation(f"{head.links[0]} was named below {before.last_id} or {before.gc_floor}")
+            if head.links[1:2] != before.links[:1]:
+                raise Violation(f"version {head.version} does not point back to {before.links[0]}")
+        for link in head.links[1:]:
+            if self.known[link.version].link != link:
+                raise Violation(f"version {head.version} points to {link}, not to {self.known[link.version].link}")
+        if any(one.version <= other.version for one, other in pairwise(head.links)):
+            raise Violation(f"the links of version {head.version} are out of order")
+
+    def _commit(self, before: CatalogHead | None, head: CatalogHead) -> CommitRecord:
+        """The commit of a head; the one before it must be on record by now."""
+        if before is not None and before.links[0].id >= before.gc_floor:
+            self._on_record(before.links[0])
+        paths = tuple(each.path for each in head.applied if each.version == head.version)
+        if not paths or self._paths.intersection(paths) or self._dead.intersection(paths):
+            raise Violation(f"version {head.version} publishes nothing, or something again, or dead: {paths}")
+        if before is not None and not set(head.applied) <= {*before.applied, *head.applied[-len(paths) :]}:
+            raise Violation(f"version {head.version} remembers what was never published")
+        self._paths.update(paths)
+        if not head.tail:
+            return msgspec.json.decode(self._on_record(head.links[0]), type=CommitRecord)
+        commit = CommitRecord(
+            domain=KEYS.domain,
+            id=head.links[0].id,
+            version=head.version,
+            token=head.token,
+            at=head.at,
+            paths=paths,
+            rows=head.tail[-1].rows,
+            links=head.links[1:],
+            snapshot=head.snapshot,
+        )
+        if _digest(records.encode(commit)) != head.links[0].sha256:
+            raise Violation(f"the head of version {head.version} does not hold the commit that it names")
+        return commit
+
+    def _on_record(self, link: Link) -> bytes:
+        found = self.objects.get(KEYS.commit(link.id))
+        if found is None or _digest(found.data) != link.sha256:
+            raise Violation(f"the commit of version {link.version} is not on record, or is another")
+        return found.data
+
+    def _rows(self, before: CatalogHead | None, head: CatalogHead, commit: CommitRecord) -> None:
+        rows: list[Row] = []
+        for path in commit.paths:
+            written = self._batches.get(path)
+            if written is None:
+                raise Violation(f"{path} was published, and no process wrote it")
+            batch, led = written.batch, before.token if before else 0
+            fits = batch.base_version == head.version - 1 and led == head.token
+            if batch.token != head.token or not (fits or (batch.base_version is None and led < head.token)):
+                raise Violation(f"version {head.version} with token {head.token} publishes {batch}")
+            for row in batch.rows:
+                rows.append(row)
+                self.model.publish(row, head.at, written.by, written.at_s, self._read)
+        if commit.rows != tuple(rows):
+            raise Violation(f"version {head.version} holds other rows than {commit.paths}")
+
+    def _read(self, key: str) -> bytes | None:
+        found = self.objects.get(Key(key))
+        return found.data if found else None
+
+    def _state(self, head: CatalogHead) -> None:
+        """The state that a reader derives from the head is the one that was published."""
+        entries: dict[str, Any] = {}
+        answers: dict[str, RememberedAnswer] = {}
+        base = 0
+        if head.snapshot is not None:
+            found = self.objects.get(KEYS.snapshot(head.snapshot.id))
+            if found is None or _digest(found.data) != head.snapshot.sha256 or found.size != head.snapshot.size:
+                raise Violation(f"the head of version {head.version} names a snapshot that is not there, or another")
+            state = JsonSnapshots().from_bytes(found.data, what="snapshot")
+            entries, answers, base = dict(state.entries()), dict(state.answers()), head.snapshot.version
+        if [tail.version for tail in head.tail] != [*range(base + 1, head.version + 1)]:
+            raise Violation(f"the tail of version {head.version} does not follow its snapshot of {base}")
+        for tail in head.tail:
+            for row in tail.rows:
+                answers[row.id] = RememberedAnswer(row.what, tail.at, row.result)
+                entries.update({change.key: change.value for change in row.changes if change.key != ACTOR})
+        if {key: value for key, value in entries.items() if value is not None} != self.model.points[-1]:
+            raise Violation(f"the head of version {head.version} says {entries}, not {self.model.points[-1]}")
+        for id_, grants in self.model.granted.items():
+            answer = answers.get(id_)
+            if (answer is None or answer.result != grants[-1].result) and is_live(id_, grants[-1].at, head.at):
+                raise Violation(f"the head of version {head.version} has forgotten {id_}")
+
+    def walked(self, commits: Sequence[CommitRecord], head: CatalogHead) -> None:
+        """A client walked the chain from `head`.   Raises: Violation unless it is the true one, down to the floor."""
+        for commit, version in zip(commits, range(head.version, 0, -1), strict=False):
+            if commit != self.known[version].commit:
+                raise Violation(f"the chain says {commit}, not {self.known[version].commit}")
+        oldest = commits[-1].version if commits else head.version + 1
+        if head.version >= self.kept_from and oldest > self.kept_from:
+            raise Violation(f"the chain ends at version {oldest}, and {self.kept_from} must be kept")
+
+    def is_epoch(self, paths: Sequence[str]) -> bool:
+        """Whether those are epochs: they change nothing, and a token has only one that is published."""
+        return all(self._batches[path].batch.base_version is None for path in paths if path in self._batches)
+
+    def answered(self, paths: Sequence[str], published: Publication) -> None:
+        """A compactor says that those batches were published.   Raises: Violation unless they were, as that."""
+        known = self.known.get(published.version)
+        if known is None or known.commit.paths != tuple(paths) or known.commit.id != published.commit:
+            raise Violation(f"{paths} were answered with {published}, and are not that")
+
+    def refused(self, paths: Sequence[str]) -> None:
+        """A compactor says that they never will be.   Raises: Violation if they are, or still may be.
+
+        An epoch that is long past may be refused: the process that asks for it does not lead any more.
+        """
+        for written in (self._batches[path] for path in paths if path in self._batches):
+            epoch = written.batch.base_version is None
+            if not epoch and self._paths.intersection(paths):
+                raise Violation(f"{paths} were published, and then refused")
+            if self.heads and not will_never_be(written.batch, self.heads[-1]):
+                raise Violation(f"{paths} were refused, and may still be published: {written.batch}")
+        self._dead.update(paths)
+
+    def not_taken(self, paths: Sequence[str], before: CatalogHead | None) -> None:
+        """A compactor says that they are no batches.   Raises: Violation if the head remembered them all the time."""
+        if before is not None and {*paths} <= {each.path for each in before.applied}:
+            raise Violation(f"{paths} were published, and then called invalid")
+
+    def judged(self, found: Sequence[ClassifiedBatch]) -> None:
+        """A client classified the ledger.   Raises: Violation unless each batch has the fate that was reported."""
+        for each in found:
+            if each.fate is BatchOutcome.APPLIED and each.path not in self._paths:
+                raise Violation(f"{each.path} counts as applied, and never was published")
+            if each.fate is BatchOutcome.DEAD:
+                if each.path in self._paths:
+                    raise Violation(f"{each.path} counts as dead, and was published")
+                self._dead.add(each.path)
+
+
+def _unsealed(data: bytes) -> CatalogHead:
+    """A head without its seal.   Raises: Violation unless its seal is the digest of the rest."""
+    head = msgspec.json.decode(data, type=CatalogHead)
+    bare = msgspec.structs.replace(head, seal="")
+    if head.seal != _digest(records.encode(bare)):
+        raise Violation(f"the head of version {head.version} is not sealed")
+    return bare
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

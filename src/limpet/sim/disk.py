@@ -1,8 +1,8 @@
-"""A simulated machine's file system: what a power loss keeps, what it takes, and calls that fail.
+"""The file system of a simulated machine, with power loss and failing calls.
 
-A file's bytes and times are safe once it was synced; a name is safe once its folder was. Everything else may be there
-after a power loss or not, name by name and file by file. Inode numbers are used again at once, and the clock ticks
-every 4 ms, as on real kernels (F15).
+The bytes and times of a file are durable after it was synced; a name is durable after its folder was synced. Everything
+else may be lost in a power loss, independently for each name and file. Inode numbers are reused immediately, and the
+clock has a resolution of 4 ms, as on real kernels (F15).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from limpet.sim.world import Flight, SimProcess, SimTask, World
+from limpet.sim.world import PendingRequest, SimProcess, SimTask, World
 from limpet.store.directory.files import Files
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ EPOCH_NS = 1_767_225_600_000_000_000
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """A file or folder: its present content, and what a power loss would leave of it."""
+    """A file or folder: its current content, and its durable content."""
 
     number: int
     mode: int
@@ -46,7 +46,8 @@ class Inode:
 
     def stat(self) -> SimStat:
         """A snapshot of its metadata."""
-        return SimStat(self.mode, 1, self.number, len(self.data), self.mtime_ns)
+        links = 2 + sum(inode.is_folder for inode in self.names.values()) if self.is_folder else self.links
+        return SimStat(self.mode, 1, self.number, links, len(self.data), self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class SimStat:
     st_mode: int
     st_dev: int
     st_ino: int
+    st_nlink: int
     st_size: int
     st_mtime_ns: int
 
@@ -133,7 +135,7 @@ class Disk:
         self.waiting = [waiting for waiting in self.waiting if waiting[0] != path]
 
     def lose_power(self) -> None:
-        """Everything that was not synced may be gone; every lock is."""
+        """Lose what was not synced, at random, and all locks."""
         self.losses += 1
         self.locks.clear()
         self.waiting.clear()
@@ -172,7 +174,7 @@ class Disk:
 
 
 def _system_call(call: Callable[Concatenate[SimFiles, P], R]) -> Callable[Concatenate[SimFiles, P], R]:
-    """A call that yields, may fail, and is added to the trace under the name or the descriptor that it is about."""
+    """A call that yields, may fail, and is added to the trace with its file name or descriptor."""
 
     @wraps(call)
     def simulated(self: SimFiles, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -209,7 +211,7 @@ class SimFiles(Files):
         return self._opened(self._found(folder, name))
 
     def close(self, fd: int, /) -> None:
-        """What a dead process had open was closed when it died."""
+        """The files of a dead process were closed when it died."""
         inode = self._open.pop(fd, None)
         if inode is not None:
             inode.opened -= 1
@@ -221,7 +223,7 @@ class SimFiles(Files):
             self.close(fd)
 
     def pin(self, fd: int, /) -> Pinned:
-        """It lasts until the process ends: Python's garbage collector must not change the trace."""
+        """It is kept until the process ends: Python's garbage collector must not change the trace."""
         return Pinned(fd)
 
     @_system_call
@@ -360,13 +362,13 @@ class SimFiles(Files):
         self._disk.let_go(inode)
 
     def _simulate(self, what: str, path: str, call: Callable[[], R]) -> R:
-        """Yield, perhaps fail, and do it."""
+        """Yield, then fail or make the call."""
         world, process = self._world, self._process
         world.check_alive(process)
         world.calls += 1
         process.calls += 1
         number = process.calls
-        process.in_flight[number] = Flight(what, lambda: None)
+        process.in_flight[number] = PendingRequest(what, lambda: None)
         fault = self._fault(what, number)
         world.coverage[fault or "none", what] += 1
         try:
@@ -386,7 +388,7 @@ class SimFiles(Files):
         return result
 
     def _fault(self, what: str, number: int) -> str:
-        """EIO before the call had an effect, EIO after it (only where that can be), or a full disk."""
+        """The fault of a call: EIO before it took effect, EIO after it (where that is possible), or a full disk."""
         world, process = self._world, self._process
         if what == "lock" or world.chance(55, process.index, number) >= self._fault_rate:
             return ""

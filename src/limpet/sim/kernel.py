@@ -1,4 +1,4 @@
-"""Processes that lock, write with tokens, count, create and swap through a faulty network.
+"""Scenario: processes that lock, write with tokens, count, create and swap through a faulty network.
 
 The kernel's invariants are checked on the answers that the clients got and on every mutation of the bucket.
 """
@@ -20,7 +20,7 @@ from limpet.lease.decide import look_interval_s
 from limpet.sim.actors import Actor, Actors, Turns
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.linear import OPEN, History, Operation, explained, linearizable
-from limpet.sim.nemesis import Knobs, Nemesis
+from limpet.sim.nemesis import Nemesis, RunPlan
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 from limpet.store import Store
 
@@ -36,21 +36,21 @@ RUN_S = 3_000.0
 class KernelActors(Actors):
     """Processes on separate machines, around one bucket."""
 
-    def __init__(self, world: World, knobs: Knobs) -> None:
-        super().__init__(world, knobs, slots=knobs.processes, turns=TURNS)
-        self.bucket = Bucket(world, knobs)
+    def __init__(self, world: World, plan: RunPlan) -> None:
+        super().__init__(world, plan, slots=plan.processes, turns=TURNS)
+        self.bucket = Bucket(world, plan)
         self.history = History()
         self.model = LockModel()
 
     def act(self) -> None:
-        self.play(Nemesis(self.world, self.knobs, self.living, self.restart).run, until_s=RUN_S)
+        self.play(Nemesis(self).run, until_s=RUN_S)
         self.stop_faults()
         newcomer = KernelActor(self, self.world.start("newcomer"))
         self.alone(newcomer, newcomer.visit_everything, within_s=HEAL_S)
-        check_kernel(self.world, self.knobs, self.bucket, self.history, self.model)
+        check_kernel(self.world, self.plan, self.bucket, self.history, self.model)
 
     def actor(self, process: SimProcess) -> KernelActor:
-        self.vary(process, newer=self.knobs.mixed_versions)
+        self.vary(process, newer=self.plan.mixed_versions)
         return KernelActor(self, process)
 
 
@@ -67,7 +67,7 @@ class CellActor(Actor):
         return Cell(self.store, cell_key(name), PLAIN, self.runtime)
 
     def recorded(self, key: Key, name: str, argument: Any, call: Callable[[], Any]) -> Any:
-        """Do it, and add it to the history: an unknown outcome stays open. None for a refusal, which is an answer."""
+        """Run `call` and add it to the history. An unknown outcome stays open; a refusal returns None."""
         operation = self.history.begin(self.process.name, key, name, argument)
         try:
             answer = call()
@@ -133,10 +133,10 @@ class KernelActor(CellActor):
 
     def __init__(self, actors: KernelActors, process: SimProcess) -> None:
         runtime = SimRuntime(actors.world, process)
-        super().__init__(runtime, SimStore(actors.world, actors.bucket, runtime, actors.knobs), actors.history)
+        super().__init__(runtime, SimStore(actors.bucket, runtime), actors.history)
         self.actors = actors
         self.model = actors.model
-        self.ttl_s = actors.knobs.ttl_s
+        self.ttl_s = actors.plan.ttl_s
         self.watch = VersionWatch(runtime)
 
     def turns(self) -> Turns:
@@ -156,11 +156,11 @@ class KernelActor(CellActor):
         self.runtime.sleep(self.chance() * 3)
 
     def some_lock(self) -> str:
-        """Mostly one lock, so that they meet."""
+        """Mostly the same lock, so that processes compete."""
         return LOCKS[self.chance() < 0.3]
 
     def lock(self, name: str) -> Lock:
-        """A fresh handle, as a user would make one."""
+        """A new handle, as a user would create one."""
         look_first = self.chance() < 0.3
         return Lock(self.store, lock_key(name), name, self.ttl_s, self.runtime, self.watch, look_first=look_first)
 
@@ -183,7 +183,7 @@ class KernelActor(CellActor):
         """The advanced use: without a renewal thread."""
         name = self.some_lock()
         lock = self.lock(name)
-        if self.actors.knobs.breaks and self.chance() < 0.2:
+        if self.actors.plan.breaks and self.chance() < 0.2:
             if lock.peek() is not None:
                 lock.break_()
             return
@@ -266,7 +266,7 @@ class KernelActor(CellActor):
 
 @dataclass(frozen=True, slots=True)
 class HeldMark:
-    """A moment at which a process believes that it holds the lock."""
+    """A moment at which a process believes that it holds a lock."""
 
     at_s: float
     who: str
@@ -299,16 +299,16 @@ class _CellBody(msgspec.Struct):
     fence: dict[str, Any] | None = None
 
 
-def check_kernel(world: World, knobs: Knobs, bucket: Bucket, history: History, model: LockModel) -> None:
+def check_kernel(world: World, plan: RunPlan, bucket: Bucket, history: History, model: LockModel) -> None:
     """Every invariant of the kernel.   Raises: Violation."""
     _one_winner_per_token(model)
     _tokens_rise(bucket)
-    if not knobs.drift:
-        _only_abandoned_locks_are_taken(bucket, knobs)
-        _a_hung_worker_is_not_renewed(bucket, model, STALL_TTLS * knobs.ttl_s)
+    if not plan.drift:
+        _only_abandoned_locks_are_taken(bucket, plan)
+        _a_hung_worker_is_not_renewed(bucket, model, STALL_TTLS * plan.ttl_s)
     _fences_rise(bucket)
     _each_write_once(bucket)
-    if knobs.sane_clocks:
+    if plan.sane_clocks:
         _nobody_checks_after_a_newer_win(model)
     for key, operations in history.operations.items():
         verdict = linearizable(operations, (None, 0), cell_model)
@@ -330,37 +330,27 @@ def _one_winner_per_token(model: LockModel) -> None:
 
 
 def _tokens_rise(bucket: Bucket) -> None:
-    last: dict[Key, _LockBody] = {}
     for applied in bucket.changes("locks/"):
         if applied.data is None:
             raise Violation(f"{applied.key} was deleted by {applied.who}: its tokens would start again")
-        now = msgspec.json.decode(applied.data, type=_LockBody)
-        before = last.get(applied.key)
-        if before is not None:
-            if now.token < before.token:
-                raise Violation(f"{applied.key}: token {now.token} follows {before.token}")
-            if now.token == before.token and now.worker_id != before.worker_id:
-                raise Violation(f"{applied.key}: token {now.token} passed from {before.worker_id} to {now.worker_id}")
-            if now.seq != before.seq + 1:
-                raise Violation(f"{applied.key}: seq {now.seq} follows {before.seq}")
-        last[applied.key] = now
+    for applied, _, before, now in bucket.successive(_LockBody, "locks/"):
+        if now.token < before.token:
+            raise Violation(f"{applied.key}: token {now.token} follows {before.token}")
+        if now.token == before.token and now.worker_id != before.worker_id:
+            raise Violation(f"{applied.key}: token {now.token} passed from {before.worker_id} to {now.worker_id}")
+        if now.seq != before.seq + 1:
+            raise Violation(f"{applied.key}: seq {now.seq} follows {before.seq}")
 
 
-def _only_abandoned_locks_are_taken(bucket: Bucket, knobs: Knobs) -> None:
-    last: dict[Key, tuple[float, _LockBody]] = {}
-    for applied in bucket.changes("locks/"):
-        if applied.data is None:
-            continue
-        now = msgspec.json.decode(applied.data, type=_LockBody)
-        at_s, before = last.get(applied.key, (0.0, now))
+def _only_abandoned_locks_are_taken(bucket: Bucket, plan: RunPlan) -> None:
+    for applied, at_s, before, now in bucket.successive(_LockBody, "locks/"):
         if before.state == "held" and now.token > before.token:
-            least_s = before.ttl_s if knobs.sane_clocks else look_interval_s(before.ttl_s)
+            least_s = before.ttl_s if plan.sane_clocks else look_interval_s(before.ttl_s)
             if applied.at_s - at_s < least_s:
                 raise Violation(
                     f"{applied.key}: {now.worker_id} took token {now.token} at {applied.at_s:.2f} s, only "
-                    f"{applied.at_s - at_s:.2f} s after a sign of life of {before.worker_id} (ttl {before.ttl_s:g} s)"
+                    f"{applied.at_s - at_s:.2f} s after {before.worker_id} wrote it (ttl {before.ttl_s:g} s)"
                 )
-        last[applied.key] = (applied.at_s, now)
 
 
 def _a_hung_worker_is_not_renewed(bucket: Bucket, model: LockModel, stall_s: float) -> None:
@@ -374,25 +364,20 @@ def _a_hung_worker_is_not_renewed(bucket: Bucket, model: LockModel, stall_s: flo
 
 
 def _fences_rise(bucket: Bucket) -> None:
-    last: dict[Key, dict[str, Any]] = {}
-    for applied in bucket.changes("cells/"):
-        if applied.data is None:
+    for applied, _, old, new in bucket.successive(_CellBody, "cells/"):
+        before, fence = old.fence, new.fence
+        if before is None:
             continue
-        fence = msgspec.json.decode(applied.data, type=_CellBody).fence
-        before = last.get(applied.key)
-        if before is not None:
-            if fence is None or fence["lock"] != before["lock"]:
-                raise Violation(f"{applied.key}: {applied.who} dropped the fence {before}")
-            if fence["token"] < before["token"]:
-                raise Violation(
-                    f"{applied.key}: a write with token {fence['token']} became visible after token {before['token']}"
-                )
-        if fence is not None:
-            last[applied.key] = fence
+        if fence is None or fence["lock"] != before["lock"]:
+            raise Violation(f"{applied.key}: {applied.who} dropped the fence {before}")
+        if fence["token"] < before["token"]:
+            raise Violation(
+                f"{applied.key}: a write with token {fence['token']} became visible after token {before['token']}"
+            )
 
 
 def _each_write_once(bucket: Bucket) -> None:
-    """Under a name that may be deleted, the network's copies can do this; we must not add to them by sending twice."""
+    """For a deletable name only the network may create duplicates: our own code must not send the write twice."""
     created: set[str] = set()
     for sent in bucket.sent:
         if sent.key.startswith("cells/tmp-"):
@@ -400,13 +385,12 @@ def _each_write_once(bucket: Bucket) -> None:
                 raise Violation(f"{sent.key} may be deleted at any time, and {sent.who} sent its create twice")
             created.add(sent.write_id)
     written: set[tuple[Key, str]] = set()
-    for applied in bucket.changes("cells/", "locks/"):
-        if applied.data is None or applied.key.startswith("cells/tmp-"):
+    for applied, body in bucket.written(_CellBody, "cells/", "locks/"):
+        if applied.key.startswith("cells/tmp-"):
             continue
-        name = (applied.key, msgspec.json.decode(applied.data, type=_CellBody).write_id)
-        if name in written:
-            raise Violation(f"{applied.key}: the write {name[1]} took effect twice")
-        written.add(name)
+        if (applied.key, body.write_id) in written:
+            raise Violation(f"{applied.key}: the write {body.write_id} took effect twice")
+        written.add((applied.key, body.write_id))
 
 
 def _nobody_checks_after_a_newer_win(model: LockModel) -> None:
@@ -447,6 +431,8 @@ def cell_model(state: CellState, op: Operation) -> Iterable[CellState]:
                 return []
             after = (value or 0) + 1
             return [(after, token)] if op.ended == OPEN or answer == after else []
+        case "delete":
+            return [(None, token)]
         case "foreign":
             return [state] if answer == "Invalid" and token else []
     raise AssertionError(op.name)

@@ -1,12 +1,16 @@
-"""Faults: which ones exist, and the schedule by which a seed injects them."""
+"""Faults: their kinds, and the schedule by which a seed injects them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from limpet.sim.world import SimProcess, World, mix
+
+if TYPE_CHECKING:
+    from limpet.sim.actors import Actors
 
 REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
     "put": ("lost_request", "lost_reply", "late", "duplicate", "refused_409", "throttled", "slow"),
@@ -15,8 +19,8 @@ REQUEST_FAULTS: dict[str, tuple[str, ...]] = {
     "delete": ("lost_request", "lost_reply", "late", "duplicate", "slow"),
     "list": ("throttled", "slow", "torn_pages"),
 }
-"""Per verb. `refused_409`: S3's answer to a racing write, nothing landed (F6). `torn_pages`: others write between the
-pages. `late`: the client gives up, and the request lands after that."""
+"""By verb. `refused_409`: S3's answer to a concurrent write; nothing was stored (F6). `torn_pages`: others write while
+pages are listed. `late`: the client times out, and the request takes effect later."""
 
 
 def steps(*rooms: str) -> tuple[str, ...]:
@@ -33,12 +37,12 @@ STEPS = steps(
 """Every step of the kernel's protocols that sends a request."""
 
 PROCESS_FAULTS = ("crash", "pause", "pause_heartbeat", "hang", "cut_off", "wall_step", "store_clock_step")
-"""Per process. `pause` is SIGSTOP or a laptop's sleep: the rising clock continues. `hang`: only lease renewal goes on.
-`cut_off`: no request gets through."""
+"""By process. `pause`: SIGSTOP or a laptop's sleep; the monotonic clock continues. `hang`: only leases are renewed.
+`cut_off`: all requests are lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class RunPlan:
     """The parameters of a seed's world."""
 
     processes: int
@@ -54,12 +58,12 @@ class Knobs:
 
     @property
     def sane_clocks(self) -> bool:
-        """Whether all rising clocks, the store's too, run at one rate: then two processes never hold one lock."""
+        """Whether all clocks, including the store's, run at the same rate: then two processes never hold one lock."""
         return not (self.drift or self.store_steps or self.breaks)
 
 
-def draw(seed: int) -> Knobs:
-    """The knobs of a seed."""
+def draw(seed: int) -> RunPlan:
+    """The plan of a seed."""
 
     def often(n: int, share: float) -> bool:
         return mix(seed, 100, n) / 2**64 < share
@@ -67,7 +71,7 @@ def draw(seed: int) -> Knobs:
     def between(n: int, low: float, high: float) -> float:
         return low + (high - low) * (mix(seed, 101, n) / 2**64)
 
-    return Knobs(
+    return RunPlan(
         processes=3 + mix(seed, 102) % 3,
         ttl_s=round(between(0, 4, 30), 1),
         fault_rate=between(1, 0.05, 0.22),
@@ -84,7 +88,7 @@ def draw(seed: int) -> Knobs:
 def pick_fault(
     world: World, process: SimProcess, kinds: Sequence[str], rate: float, *, salt: int, number: int, name: str = ""
 ) -> str:
-    """The fault that strikes a request of the process, its `number`th, or an empty string."""
+    """The fault of a request of the process, its `number`th; an empty string for none."""
     if process.cut_off_until_s > world.now_s and not world.healed:
         return "cut_off"
     if world.chance(salt, process.index, number) >= rate:
@@ -94,25 +98,16 @@ def pick_fault(
 
 
 class Nemesis:
-    """Kills, pauses and confuses processes until the world is healed."""
+    """Injects faults into processes until the faults stop."""
 
-    def __init__(
-        self,
-        world: World,
-        knobs: Knobs,
-        living: Sequence[SimProcess],
-        restart: Callable[[SimProcess], None],
-        *,
-        steps: Sequence[str] = STEPS,
-    ) -> None:
+    def __init__(self, actors: Actors, steps: Sequence[str] = STEPS) -> None:
+        self._actors = actors
         self._steps = steps
-        self._world = world
-        self._knobs = knobs
-        self._living = living
-        self._restart = restart
+        self._world = actors.world
+        self._knobs = actors.plan
 
     def run(self) -> None:
-        """Strike at random times: a random process, or the first one that reaches a certain step of a protocol."""
+        """Inject faults at random times: into a random process, or the first one at a certain protocol step."""
         world = self._world
         strikes = 0
         while not world.healed:
@@ -124,12 +119,12 @@ class Nemesis:
             if world.chance(24, strikes) < 0.5:
                 step = self._steps[mix(world.seed, 25, strikes) % len(self._steps)]
                 world.strike_during = (step, partial(self._hit, f"nemesis/{strikes}", kind, world.chance(23, strikes)))
-            elif victims := self._living:
+            elif victims := self._actors.living:
                 victim = victims[mix(world.seed, 21, strikes) % len(victims)]
                 self._hit(f"nemesis/{strikes}", kind, world.chance(23, strikes), victim)
 
     def _hit(self, fault_id: str, kind: str, much: float, victim: SimProcess) -> None:
-        if victim in self._living and self._world.strike(fault_id, kind):
+        if victim in self._actors.living and self._world.strike(fault_id, kind):
             self._world.cover(kind, victim)
             self._strike(kind, victim, much)
 
@@ -139,7 +134,7 @@ class Nemesis:
         match kind:
             case "crash":
                 world.kill(victim)
-                self._restart(victim)
+                self._actors.restart(victim)
             case "pause":
                 victim.paused_until_s = world.now_s + much * 3 * ttl_s
             case "pause_heartbeat":

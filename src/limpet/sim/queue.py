@@ -1,4 +1,4 @@
-"""Processes that push, work, die, retry, cancel and sweep one queue through a faulty network.
+"""Scenario: processes that push, work, die, retry, cancel and sweep one queue through a faulty network.
 
 The queue's invariants are checked on the answers that users got, on the handlers that ran, and on every mutation of
 the bucket.
@@ -6,36 +6,44 @@ the bucket.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import Key, QueueKeys, is_minted
+from limpet.keys import Key, QueueKeys, batch_of, count_of, entry_of, is_batch, is_minted, name_of_receipt
 from limpet.lease import State
-from limpet.queue import BucketQueue, Policy, Result, Task
-from limpet.queue.claim import EntryClaim
+from limpet.queue import BucketQueue, Fail, Policy, Result, Retry, Task
+from limpet.queue.claim import EntryClaim, apply_error
 from limpet.queue.decide import attempts_of, completion
-from limpet.queue.entry import EntryLease, Receipt, batch_of, count_of, entry_of, is_batch, name_of_receipt
+from limpet.queue.entry import EntryLease, Receipt
+from limpet.runtime import ThreadHandle
 from limpet.sim.actors import Actor, Actors, Turns
 from limpet.sim.bucket import Bucket, BucketChange, SimStore
-from limpet.sim.nemesis import Knobs, Nemesis, steps
+from limpet.sim.nemesis import Nemesis, RunPlan, steps
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 from limpet.store import Store
+from limpet.worker import Job, RunningTask, Worker, current_task
 
 TURNS = 8
 QUEUE = "q"
 KEYS = QueueKeys.of(QUEUE)
 KINDS = ("ok",) * 13 + ("flaky",) * 2 + ("fail", "fail", "raise", "poison", "sour")
-"""`flaky` fails at first, `sour` fails once another attempt was made; `poison` takes its process along."""
+"""`flaky` fails in the first attempt, `sour` in later ones; `poison` kills its process."""
 HEAL_S = 4_000.0
 RUN_S = 3_000.0
 QUIET_S = 120.0
-"""After this long no copy of a request is still under way."""
+"""After this time no duplicate of a request is in flight."""
+HOLD_S = 8.0
+LULL_S = 20.0
+LULL_POLLS = 4
+"""In units of `poll_s`: after this time an idle worker must have started a pushed task."""
 BUDGET_BASE = 900
 BUDGET_PER_TASK = 90
 
@@ -53,38 +61,61 @@ STEPS = steps(
 class QueueActors(Actors):
     """Processes on separate machines, around one queue."""
 
-    def __init__(self, world: World, knobs: Knobs) -> None:
-        super().__init__(world, knobs, slots=knobs.processes, turns=TURNS)
-        self.bucket = Bucket(world, knobs)
+    hurried = False
+    far = False
+    """Whether they treat the bucket as far away: reads beside claims, deletes in the background."""
+
+    def __init__(self, world: World, plan: RunPlan) -> None:
+        super().__init__(world, plan, slots=plan.processes, turns=TURNS)
+        self.bucket = Bucket(world, plan)
         self.model = QueueModel(world)
         chance = world.chance
         self.duel = chance(56) < 0.15
-        """Few ids, and handlers that outlive their lease: two workers end one task, one well and one badly."""
+        """Few ids, and handlers that outlive their lease: two workers end one task with different verdicts."""
         self.policy = Policy(
             max_attempts=2 if self.duel else 1 + int(chance(50) * 3),
-            ttl_s=knobs.ttl_s,
-            timeout_s=knobs.ttl_s / 2 if self.duel else 2 * knobs.ttl_s if chance(51) < 0.5 else None,
+            ttl_s=plan.ttl_s,
+            timeout_s=plan.ttl_s / 2 if self.duel else 2 * plan.ttl_s if chance(51) < 0.5 else None,
             backoff_s=1.0,
             concurrency=2 if chance(52) < 0.15 else None,
         )
         self.operators = chance(53) < 0.5
+        self.threads = 1 if chance(58) < 0.5 else 2 + int(chance(59) * 3)
+        """How many threads of a process run the tasks of a claim."""
         self.ids = 1 + int(chance(54) * 3)
         self.named = 0.16 if chance(55) < 0.7 else 0.4
 
     def act(self) -> None:
-        self.play(Nemesis(self.world, self.knobs, self.living, self.restart, steps=STEPS).run, until_s=RUN_S)
+        self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
         self.stop_faults()
-        newcomer = QueueActor(self, self.world.start("newcomer"))
+        newcomer = self.new_actor(self.world.start("newcomer"))
         self.alone(newcomer, newcomer.finish_everything, within_s=HEAL_S)
-        check_queue(self.world, self.knobs, self.bucket, self.model, self.policy)
+        check_queue(self.world, self.plan, self.bucket, self.model, self.policy)
 
     def actor(self, process: SimProcess) -> QueueActor:
-        self.vary(process, newer=self.knobs.mixed_versions)
+        self.vary(process, newer=self.plan.mixed_versions)
+        return self.new_actor(process)
+
+    def new_actor(self, process: SimProcess) -> QueueActor:
+        """The user and worker that runs in a process."""
         return QueueActor(self, process)
 
 
+class FarQueueActors(QueueActors):
+    """The same around a queue that is far away. In some seeds tasks are short, and their leases slow to create."""
+
+    far = True
+
+    def __init__(self, world: World, plan: RunPlan) -> None:
+        super().__init__(world, plan)
+        self.hurried = world.chance(57) < 0.4
+
+    def new_actor(self, process: SimProcess) -> QueueActor:
+        return FarQueueActor(self, process)
+
+
 class QueueUser(Actor):
-    """Pushes, retries and cancels tasks; `place`: where its queue is."""
+    """Pushes, retries and cancels tasks, and runs those of a claim; `place`: where its queue is."""
 
     expected = (*Actor.expected, Conflict, Missing)
     kinds: Sequence[str] = KINDS
@@ -145,10 +176,29 @@ class QueueUser(Actor):
         """An operator ends a task."""
         self.queue.cancel(self.some_id())
 
+    @abstractmethod
+    def handle(self, task: Task, claim: EntryClaim) -> None:
+        """Run one handler, and report how it ended."""
+
+    def share(self, claim: EntryClaim, threads: int) -> list[ThreadHandle]:
+        """Run the tasks of a claim in so many threads more."""
+        return [self.runtime.spawn(partial(self.run_some, claim), name=f"thread{n}") for n in range(threads)]
+
+    def run_some(self, claim: EntryClaim) -> None:
+        """Run tasks of a claim that other threads run too, until none may be started."""
+        with suppress(*self.expected):
+            while (task := claim.start_next()) is not None:
+                try:
+                    self.handle(task, claim)
+                except self.expected as error:
+                    with suppress(LimpetError):
+                        apply_error(task, error)
+                    raise
+
     def ask(self, id_: str) -> Result:
         """The result of a task.   Raises: Violation if it has changed since the task completed."""
         result = self.queue.result(id_)
-        self.model.tell(self.place, id_, result)
+        self.model.check_result(self.place, id_, result)
         return result
 
 
@@ -157,9 +207,12 @@ class QueueActor(QueueUser):
 
     def __init__(self, actors: QueueActors, process: SimProcess) -> None:
         runtime = SimRuntime(actors.world, process)
-        store = SimStore(actors.world, actors.bucket, runtime, actors.knobs)
+        store = SimStore(actors.bucket, runtime)
+        store.far = actors.far
+        store.hold_s = HOLD_S if actors.hurried else 0.0
         queue = BucketQueue(store, QUEUE, runtime, policy=actors.policy)
         super().__init__(runtime, store, queue, actors.model, ids=actors.ids)
+        self.network = store
         self.actors = actors
         self.duel = actors.duel
 
@@ -187,10 +240,12 @@ class QueueActor(QueueUser):
 
     def work(self) -> None:
         """Claim something and do it, as a worker does."""
-        with self.queue.claim(wait_s=self.chance() * self.actors.knobs.ttl_s) as claim:
+        with self.queue.claim(wait_s=self.chance() * self.actors.plan.ttl_s) as claim:
             if not isinstance(claim, EntryClaim):
                 return
             hand_back_at = self.chance() * 12
+            if self.actors.threads > 1:
+                self.work_side_by_side(claim, hand_back_at)
             for task in claim:
                 if hand_back_at < 1:
                     claim.hand_back()
@@ -198,28 +253,50 @@ class QueueActor(QueueUser):
                 self.handle(task, claim)
         self.model.settled(claim.entry, claim.token, self.process.name)
 
+    def work_side_by_side(self, claim: EntryClaim, hand_back_at: float) -> None:
+        """Run the tasks of a claim in several threads, and sometimes hand it back meanwhile."""
+        others = self.share(claim, self.actors.threads)
+        try:
+            if hand_back_at < 1:
+                self.runtime.sleep(hand_back_at * self.actors.plan.ttl_s)
+                since_s = self.world.now_s
+                claim.hand_back()
+                for run in self.model.runs:
+                    mine = (run.entry, run.token, run.who) == (claim.entry, claim.token, self.process.name)
+                    run.handed_back |= mine and run.ended_at_s >= since_s
+        finally:
+            for other in others:
+                other.join()
+
     def handle(self, task: Task, claim: EntryClaim) -> None:
-        """Run one handler, and report how it ended."""
-        run_ = self.model.started(self.place, self.process.name, task, claim)
-        what = task.payload["what"]
+        run_ = self.model.started(self.place, self.process.name, task, claim.entry, claim.token)
         slow = float(task.payload["slow"])
-        self.runtime.sleep(slow * slow * self.actors.knobs.ttl_s)
+        error = self.run_handler(run_, task.payload)
+        if isinstance(error, Fail):
+            task.fail(str(error))
+        elif error is not None:
+            task.retry(after_s=error.after_s, error=str(error))
+        else:
+            task.done({"by": self.process.name, "blob": "." * (2_000 if slow > 0.9 else 3)})
+            run_.acknowledged = True
+
+    def run_handler(self, run_: HandlerRun, payload: Any) -> Fail | Retry | None:
+        """What a handler does; the error with which it ends, if it does."""
+        what, slow = payload["what"], float(payload["slow"])
+        self.runtime.sleep(0.1 * slow if self.actors.hurried else slow * slow * self.actors.plan.ttl_s)
         if what == "poison" and not self.world.healed:
             self.model.ended(run_, "died")
             self.world.kill(self.process)
             self.actors.restart(self.process)
             self.world.pause(0)
-        fails = {"flaky": task.attempt == 1, "sour": task.attempt > 1}.get(what, what in ("fail", "raise"))
+        fails = {"flaky": run_.attempt == 1, "sour": run_.attempt > 1}.get(what, what in ("fail", "raise"))
         if fails:
             self.model.ended(run_, "failed")
             if what in ("fail", "sour"):
-                task.fail("it fails")
-            else:
-                task.retry(after_s=None if what == "raise" else slow * 10, error="it raises")
-            return
+                return Fail("it fails")
+            return Retry("it raises", after_s=None if what == "raise" else slow * 10)
         self.model.ended(run_, "returned")
-        task.done({"by": self.process.name, "blob": "." * (2_000 if slow > 0.9 else 3)})
-        run_.acknowledged = True
+        return None
 
     def pause(self) -> None:
         """An operator stops the queue for a while."""
@@ -256,6 +333,71 @@ class QueueActor(QueueUser):
                     raise Violation(f"the result of {id_} cannot be read: {error!r}") from error
 
 
+class FarQueueActor(QueueActor):
+    """The same user, whose turns at work are often those of a real worker with two threads or more."""
+
+    def work(self) -> None:
+        if self.chance() < 0.5:
+            super().work()
+        else:
+            self.work_for_a_while()
+
+    def work_for_a_while(self) -> None:
+        """Run a worker, and stop it."""
+        worker = Worker([Job(self.queue, self.handled)], self.runtime, threads=max(2, self.actors.threads))
+        worker.start()
+        self.runtime.sleep(self.chance() * 2 * self.actors.plan.ttl_s)
+        worker.stop()
+        while not worker.wait(self.actors.plan.ttl_s):
+            for run in self.model.runs:
+                run.handed_back |= run.who == self.process.name and not run.ended
+            worker.hand_back()
+
+    def handled(self, payload: Any) -> dict[str, str]:
+        """The handler of the worker."""
+        task = current_task()
+        assert task is not None
+        part = batch_of(task.id)
+        entry = part[0] if part else entry_of(task.id)
+        run_ = self.model.started(self.place, self.process.name, task, entry, task.token)
+        error = self.run_handler(run_, payload)
+        if error is not None:
+            raise error
+        return {"by": self.process.name}
+
+    def finish_everything(self) -> None:
+        self.runtime.sleep(QUIET_S)
+        self.queue.resume()
+        self.work_for_a_while()
+        for applied, record in _leases(self.actors.bucket):
+            now = self.actors.bucket.objects.get(applied.key)
+            held = record.state is State.HELD and record.worker_id == self.runtime.owner
+            if held and now is not None and now.data == applied.data:
+                raise Violation(f"the worker was stopped, and still holds {applied.key}")
+        super().finish_everything()
+        if self.actors.policy.concurrency is None:  # slots of the dead need not be free by now
+            self.end_a_lull()
+
+    def end_a_lull(self) -> None:
+        """A worker has been idle for a while. A task is pushed, slowly, and must start soon after its push returned."""
+        self.network.hold_s = 0.0
+        worker = Worker([Job(self.queue, self.handled)], self.runtime)
+        worker.start()
+        self.runtime.sleep(LULL_S)
+        pusher = self.actors.new_actor(self.world.start("pusher"))
+        pusher.network.push_hold_s = HOLD_S
+        payload = {"what": "ok", "by": self.new_value(), "slow": 0.0}
+        call = self.model.pushing([payload])
+        call.ids = [pusher.queue.push(payload).id]
+        self.runtime.sleep(LULL_POLLS * self.actors.policy.poll_s)
+        started = {run.id for run in self.model.runs}
+        worker.stop()
+        while not worker.wait(self.actors.plan.ttl_s):
+            pass
+        if call.ids[0] not in started:
+            raise Violation(f"{call.ids[0]} was pushed after a lull, and an idle worker did not start it soon")
+
+
 # ---- what must hold ----
 
 
@@ -285,6 +427,8 @@ class HandlerRun:
     ended_at_s: float = float("inf")
     acknowledged: bool = False
     settled: bool = False
+    handed_back: bool = False
+    """Whether it was handed back while it ran: its attempt is restored, though its handler goes on."""
 
 
 @dataclass(slots=True)
@@ -308,9 +452,9 @@ class QueueModel:
         self.pushes.append(PushCall(payloads, id_, delayed))
         return self.pushes[-1]
 
-    def started(self, place: str, who: str, task: Task, claim: EntryClaim) -> HandlerRun:
+    def started(self, place: str, who: str, task: Task | RunningTask, entry: str, token: int) -> HandlerRun:
         """A handler starts."""
-        self.runs.append(HandlerRun(self.world.now_s, place, who, task.id, claim.entry, claim.token, task.attempt))
+        self.runs.append(HandlerRun(self.world.now_s, place, who, task.id, entry, token, task.attempt))
         return self.runs[-1]
 
     def ended(self, run: HandlerRun, how: str) -> None:
@@ -323,16 +467,22 @@ class QueueModel:
             if (run.entry, run.token, run.who) == (entry, token, who):
                 run.settled = True
 
-    def tell(self, place: str, id_: str, result: Result) -> None:
+    def check_result(self, place: str, id_: str, result: Result) -> None:
         """A result was shown.   Raises: Violation unless a completed task's is always the same, in one place."""
         before = self.shown.get((place, id_))
-        if before is not None and before != result:
+        early = before is not None and before.finished_at is None  # its batch goes on: only state and value are settled
+        same = before is None or before == result or (early and _settled(before) == _settled(result))
+        if not same:
             raise Violation(f"in {place} the result of {id_} was {before}, and is now {result}")
         if result.state == "completed":
             self.shown[place, id_] = result
 
 
-def check_queue(world: World, knobs: Knobs, bucket: Bucket, model: QueueModel, policy: Policy) -> None:
+def _settled(result: Result) -> tuple[str, Any]:
+    return result.state, result.value
+
+
+def check_queue(world: World, plan: RunPlan, bucket: Bucket, model: QueueModel, policy: Policy) -> None:
     """Every invariant of the queue.   Raises: Violation."""
     _nothing_is_left(bucket)
     _one_place_each(bucket)
@@ -347,9 +497,10 @@ def check_queue(world: World, knobs: Knobs, bucket: Bucket, model: QueueModel, p
     _failed_means_failed(bucket, model)
     _attempts_are_limited(bucket, model, policy)
     _only_starts_are_charged(bucket, model)
+    _suspects_run_alone(bucket, model, policy)
     _ended_tasks_do_not_start(bucket, model)
-    if not knobs.drift:
-        _only_abandoned_entries_are_taken(bucket, knobs)
+    if not plan.drift:
+        _only_abandoned_entries_are_taken(bucket, plan)
         _no_renewal_past_the_time(bucket, model, policy)
     _requests_are_bounded(world, model)
 
@@ -361,9 +512,7 @@ def _receipt(bucket: Bucket, key: Key) -> Receipt | None:
 
 def _leases(bucket: Bucket) -> Iterator[tuple[BucketChange, EntryLease]]:
     """Every lease that was written, in order."""
-    for applied in bucket.changes(suffix="/lease.json"):
-        if applied.data is not None:
-            yield applied, msgspec.json.decode(applied.data, type=EntryLease)
+    return bucket.written(EntryLease, suffix="/lease.json")
 
 
 def _nothing_is_left(bucket: Bucket) -> None:
@@ -418,13 +567,18 @@ def _one_push_creates(model: QueueModel) -> None:
 
 
 def _deletes_are_safe(bucket: Bucket) -> None:
-    """A task is deleted only when a receipt ends it; a lease only when its task is gone (F18, F20)."""
+    """A task is deleted only when a receipt ends it; a lease only when its task is gone (F18, F20).
+
+    A task may come back after it was deleted: by a late copy of its push, or by a pusher that heard no answer.
+    """
     present: dict[Key, bool] = {}
+    deleted: set[Key] = set()
     for applied in bucket.journal:
         if applied.data is not None:
-            present[applied.key] = applied.copy
+            present[applied.key] = applied.copy or applied.key in deleted
             continue
         present.pop(applied.key, None)
+        deleted.add(applied.key)
         if not applied.key.startswith(f"{KEYS.pending}/"):
             continue
         entry, kind = applied.key.rsplit("/", 2)[1:]
@@ -533,20 +687,28 @@ def _named_running(bucket: Bucket) -> set[str]:
     last: dict[Key, EntryLease] = {}
     for applied, record in _leases(bucket):
         before = last.get(applied.key)
-        if before is not None and before.running is not None and record.token > before.token:
+        if before is not None and record.token > before.token:
             batch = KEYS.tasks(before.name, batch=True) in {a.key for a in bucket.journal}
-            named.add(f"{before.name}.{before.running}" if batch else before.name)
+            named |= {f"{before.name}.{n}" if batch else before.name for n in _running(before)}
         last[applied.key] = record
     return named
+
+
+def _running(record: EntryLease) -> set[int]:
+    """The tasks that a lease names running."""
+    return {*record.beside, *([] if record.running is None else [record.running])}
 
 
 def _attempts_are_limited(bucket: Bucket, model: QueueModel, policy: Policy) -> None:
     for run in model.runs:
         if run.attempt > policy.max_attempts:
             raise Violation(f"{run.id} was started as attempt {run.attempt} of {policy.max_attempts}")
+    dead = {process.name for process in model.world.processes if not process.alive}
     tokens: dict[str, set[int]] = {}
     for run in model.runs:
-        if run.ended in ("failed", "died") and not _ended_before(bucket, run.entry, run.at_s):
+        died = run.ended == "died" or (not run.ended and run.who in dead)
+        counts = (died or run.ended == "failed") and not run.handed_back
+        if counts and not _ended_before(bucket, run.entry, run.at_s):
             tokens.setdefault(run.id, set()).add(run.token)
     for id_, seen in tokens.items():
         counted = seen if policy.max_attempts == 1 else seen - {1}  # a first claim that dies charges no task
@@ -565,8 +727,8 @@ def _only_starts_are_charged(bucket: Bucket, model: QueueModel) -> None:
     for run in model.runs:
         starts.setdefault(entry_of(run.id), set()).add(run.token)
     for applied, record in _leases(bucket):
-        if record.running is not None:
-            name = f"{record.name}.{record.running}" if is_batch(record.name) else record.name
+        for n in _running(record):
+            name = f"{record.name}.{n}" if is_batch(record.name) else record.name
             starts.setdefault(name, set()).add(record.token)
         for n in range(count_of(record.name)):
             name = f"{record.name}.{n}" if is_batch(record.name) else record.name
@@ -577,40 +739,92 @@ def _only_starts_are_charged(bucket: Bucket, model: QueueModel) -> None:
                 )
 
 
+def _suspects_run_alone(bucket: Bucket, model: QueueModel, policy: Policy) -> None:
+    """Nothing runs beside a task that ran when a holder died, until it has a verdict; nor beside any with one attempt,
+    or with `concurrency`.
+    """
+    suspects = _suspects(bucket)
+    claims: dict[tuple[str, int, str], list[HandlerRun]] = {}
+    for run in model.runs:
+        claims.setdefault((run.entry, run.token, run.who), []).append(run)
+    for (entry, token, who), runs in claims.items():
+        alone = suspects.get((entry, token), set())
+        for run in runs:
+            part = batch_of(run.id)
+            if not (part and part[1] in alone) and policy.max_attempts > 1 and policy.concurrency is None:
+                continue
+            for other in runs:
+                if other is not run and other.at_s < run.ended_at_s and run.at_s < other.ended_at_s:
+                    raise Violation(f"{who} ran {other.id} beside {run.id} (token {token}), which must run alone")
+
+
+def _suspects(bucket: Bucket) -> dict[tuple[str, int], set[int]]:
+    """By entry and token, the tasks that ran when an earlier holder died, and had no verdict since."""
+    found: dict[tuple[str, int], set[int]] = {}
+    last: dict[str, EntryLease] = {}
+    left: dict[str, set[int]] = {}
+    for applied, record in _leases(bucket):
+        entry = _entry(applied.key)
+        before = last.get(entry)
+        if before is not None and record.token > before.token and before.state is State.HELD:
+            left.setdefault(entry, set()).update(_running(before))
+        for each in (before, record):
+            if each is not None:
+                left.setdefault(entry, set()).difference_update(each.done, each.failed, each.waits)
+        found.setdefault((entry, record.token), {*left[entry]})
+        last[entry] = record
+    return found
+
+
 def _ended_tasks_do_not_start(bucket: Bucket, model: QueueModel) -> None:
-    """An entry with a user's id, or taken over, is looked up in failed/ and completed/ before it runs (H5)."""
+    """An entry with a user's id, or taken over, is looked up in failed/ and completed/ before it runs (H5).
+
+    Of any other entry the task must still be there once its lease is created. (It may be there again, by a late copy
+    of its push.)
+    """
     claims = {(_entry(applied.key), record.token): applied.at_s for applied, record in reversed([*_leases(bucket)])}
+    created = {
+        (_entry(applied.key), applied.who): applied.at_s for applied, record in _leases(bucket) if record.token == 1
+    }
     for run in model.runs:
         if is_minted(run.entry) and run.token == 1:
+            since_s = created.get((run.entry, run.who), run.at_s)
+            if not _task_exists_between(bucket, run.entry, since_s, run.at_s):
+                raise Violation(f"{run.who} started {run.id}, whose task was gone when it was claimed")
             continue
         claimed_at_s = claims.get((run.entry, run.token), run.at_s)
         if _ended_before(bucket, run.entry, claimed_at_s):
             raise Violation(f"{run.who} started {run.id} (token {run.token}), which had ended before it was claimed")
 
 
+def _task_exists_between(bucket: Bucket, entry: str, since_s: float, until_s: float) -> bool:
+    """Whether the task of an entry was there at some moment of that time."""
+    there = False
+    for applied in bucket.changes(KEYS.tasks(entry, batch=is_batch(entry))):
+        if applied.at_s > until_s:
+            break
+        if applied.at_s >= since_s and (there or applied.data is not None):
+            return True
+        there = applied.data is not None
+    return there
+
+
 def _entry(key: str) -> str:
     return key.rsplit("/", 2)[1]
 
 
-def _only_abandoned_entries_are_taken(bucket: Bucket, knobs: Knobs) -> None:
-    last: dict[Key, tuple[float, EntryLease]] = {}
-    for applied in bucket.changes(suffix="/lease.json"):
-        if applied.data is None:
-            last.pop(applied.key, None)
-            continue
-        record = msgspec.json.decode(applied.data, type=EntryLease)
-        at_s, before = last.get(applied.key, (applied.at_s, record))
+def _only_abandoned_entries_are_taken(bucket: Bucket, plan: RunPlan) -> None:
+    for applied, at_s, before, record in bucket.successive(EntryLease, suffix="/lease.json"):
         if record.token < before.token:
             raise Violation(f"{applied.key}: token {record.token} follows {before.token}")
         rested_s = applied.at_s - at_s
         wanted_s = before.ttl_s if before.state is State.HELD else before.wait_s - 1
-        early = record.token > before.token and rested_s < wanted_s and knobs.sane_clocks
+        early = record.token > before.token and rested_s < wanted_s and plan.sane_clocks
         if early and not _ended_before(bucket, _entry(applied.key), applied.at_s):
             raise Violation(
                 f"{applied.key}: {record.worker_id} took it {rested_s:.2f} s after {before.worker_id} wrote "
                 f"{before.state.value}, not {wanted_s:g} s"
             )
-        last[applied.key] = (applied.at_s, record)
 
 
 def _no_renewal_past_the_time(bucket: Bucket, model: QueueModel, policy: Policy) -> None:
@@ -628,5 +842,4 @@ def _no_renewal_past_the_time(bucket: Bucket, model: QueueModel, policy: Policy)
 
 def _requests_are_bounded(world: World, model: QueueModel) -> None:
     tasks = sum(len(push.payloads) for push in model.pushes) + len(model.retries)
-    if world.calls > BUDGET_BASE + BUDGET_PER_TASK * tasks:
-        raise Violation(f"{world.calls} requests for {tasks} tasks")
+    world.check_calls(BUDGET_BASE + BUDGET_PER_TASK * tasks, f"{tasks} tasks")

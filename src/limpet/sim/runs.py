@@ -1,41 +1,43 @@
-"""The scenarios by name, and what can be done with their runs: many seeds at once, fewer faults, a readable trace."""
+"""The scenarios by name; running many seeds, shrinking the faults of a failure, printing a trace."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
+from importlib import import_module
 from itertools import islice
 
 import msgspec
 
 from limpet.runtime import system
 from limpet.sim.actors import perform
-from limpet.sim.catalog import CatalogActors
-from limpet.sim.directory import DirectoryActors
-from limpet.sim.index import IndexActors
-from limpet.sim.index_disk import IndexDiskActors
-from limpet.sim.kernel import KernelActors
-from limpet.sim.queue import QueueActors
-from limpet.sim.supervisor import SupervisorActors
 from limpet.sim.world import TraceEvent, Violation, World
 
 Scenario = Callable[..., tuple[World, Violation | None]]
 
+
+def _run(module: str, actors: str, seed: int, *, muted: frozenset[str] = frozenset()) -> tuple[World, Violation | None]:
+    # A module is imported when it is needed: that of the catalog takes a second.
+    return perform(getattr(import_module(module), actors), seed, muted=muted)
+
+
 SCENARIOS: dict[str, Scenario] = {
-    "kernel": partial(perform, KernelActors),
-    "directory": partial(perform, DirectoryActors),
-    "queue": partial(perform, QueueActors),
-    "supervisor": partial(perform, SupervisorActors),
-    "index": partial(perform, IndexActors),
-    "index_disk": partial(perform, IndexDiskActors),
-    "catalog": partial(perform, CatalogActors),
+    "kernel": partial(_run, "limpet.sim.kernel", "KernelActors"),
+    "directory": partial(_run, "limpet.sim.directory", "DirectoryActors"),
+    "queue": partial(_run, "limpet.sim.queue", "QueueActors"),
+    "queue_far": partial(_run, "limpet.sim.queue", "FarQueueActors"),
+    "supervisor": partial(_run, "limpet.sim.supervisor", "SupervisorActors"),
+    "index": partial(_run, "limpet.sim.index", "IndexActors"),
+    "index_far": partial(_run, "limpet.sim.index", "FarIndexActors"),
+    "index_disk": partial(_run, "limpet.sim.index", "IndexDiskActors"),
+    "catalog": partial(_run, "limpet.sim.catalog", "CatalogActors"),
 }
 """Each runs a seed: `run(seed, muted=frozenset(...))`."""
 
-BLOCK = 50
+BLOCK = 10
 """Seeds that a process runs before it reports."""
 SHRINK_RUNS_MAX = 400
 
@@ -59,27 +61,21 @@ class RunSum:
 
     def add(self, other: RunSum) -> None:
         """Add the sum over other runs."""
-        self.runs += other.runs
-        self.virtual_s += other.virtual_s
-        self.busy_s += other.busy_s
-        self.calls += other.calls
-        self.faults += other.faults
-        self.actors += other.actors
-        self.by_kind += other.by_kind
-        self.coverage += other.coverage
-        self.broken += other.broken
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 def run_seeds(scenario: str, first: int, count: int, *, jobs: int) -> RunSum:
     """The sum over `count` seeds."""
     total = RunSum()
-    for part in _spread(scenario, _blocks(first, count), jobs):
+    blocks = (range(first, first + count)[at : at + BLOCK] for at in range(0, count, BLOCK))
+    for part in _spread(scenario, blocks, jobs):
         total.add(part)
     return total
 
 
 def run_until(scenario: str, first: int, seconds: float, *, jobs: int) -> Iterator[RunSum]:
-    """Sums that grow until so many real seconds have passed or an invariant broke."""
+    """Cumulative sums, until this many real seconds have passed or an invariant is violated."""
     total = RunSum()
     started_s = system().elapsed_s()
     for part in _spread(scenario, _blocks_until(first, started_s + seconds), jobs):
@@ -87,11 +83,6 @@ def run_until(scenario: str, first: int, seconds: float, *, jobs: int) -> Iterat
         yield total
         if total.broken:
             return
-
-
-def _blocks(first: int, count: int) -> Iterator[range]:
-    for start in range(first, first + count, BLOCK):
-        yield range(start, min(start + BLOCK, first + count))
 
 
 def _blocks_until(first: int, until_s: float) -> Iterator[range]:
@@ -131,7 +122,7 @@ def _run_block(scenario: str, seeds: range) -> RunSum:
 
 
 def coverage_table(coverage: Counter[tuple[str, str]]) -> str:
-    """How often each fault struck each protocol step."""
+    """How often each fault met each protocol step."""
     steps = sorted({step for _, step in coverage})
     kinds = sorted({kind for kind, _ in coverage})
     widths = [max(len(step), 6) for step in steps]
@@ -146,9 +137,9 @@ def coverage_table(coverage: Counter[tuple[str, str]]) -> str:
 
 
 def shrink(run: Scenario, seed: int) -> tuple[frozenset[str], World, Violation]:
-    """The largest set of muted faults, found greedily, under which the seed still breaks an invariant.
+    """The largest set of muted faults, found greedily, with which the seed still violates an invariant.
 
-    Faults are drawn per request, so muting one leaves the others where they are; each try is a whole new run.
+    Faults are drawn per request, so muting one does not change the others; each attempt is a new run.
     """
     world, violation = run(seed)
     assert violation is not None, "nothing to shrink"

@@ -1,4 +1,4 @@
-"""Nodes that work offline on their directories, a supervisor for each, and a client on the faulty bucket itself.
+"""Scenario: nodes that work offline on their directories, a supervisor for each, and a client of the faulty bucket.
 
 The supervisor's invariants are checked on the answers that users got, on where handlers ran, and on every mutation in
 each place: the bucket, and the directory of each node.
@@ -14,19 +14,19 @@ from typing import TypeVar
 import msgspec
 
 from limpet.errors import LimpetError
-from limpet.keys import Key, queue_place
+from limpet.keys import Key, entry_of, name_of_receipt, queue_place
 from limpet.lease import State
 from limpet.queue import BucketQueue, Policy, Task
 from limpet.queue.claim import EntryClaim
-from limpet.queue.entry import EntryLease, Receipt, Storage, entry_of, name_of_receipt
+from limpet.queue.entry import EntryLease, Receipt, Storage
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync import ClientLog, Outbox, Supervisor
 from limpet.queue.sync.records import RemoteLease
 from limpet.sim.actors import Actor, Actors, Turns
 from limpet.sim.bucket import Bucket, SimStore, room_of
-from limpet.sim.nemesis import Knobs, Nemesis, steps
+from limpet.sim.nemesis import Nemesis, RunPlan, steps
 from limpet.sim.queue import KEYS, QUEUE, HandlerRun, QueueModel, QueueUser, verdict_of
-from limpet.sim.world import Flight, SimProcess, SimRuntime, Violation, World, mix
+from limpet.sim.world import PendingRequest, SimProcess, SimRuntime, Violation, World, mix
 from limpet.store.api import Always, Version, When
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ STALL_S = 30.0
 PACE_S = 0.004
 READS = ("read", "head")
 READS_AT_ONCE = 3
-"""Reads are quick: only every third one yields to the rest of the world."""
+"""Reads are fast: only every third one yields."""
 LARGE = "x" * 1100
 """A result with it goes into a part object."""
 
@@ -80,17 +80,17 @@ RARE = (
     "local.parts.put",
     "local.failed.put",
 )
-"""The steps right after which a crash is rare, and most revealing; in a handler also a sleep past the ttl."""
+"""Steps right after which crashes are rare but reveal most; in a handler also a sleep past the ttl."""
 
 
 class SupervisorActors(Actors):
     """Slots: a worker for each node, a supervisor for each node, a client of the bucket, a second worker of a node."""
 
-    def __init__(self, world: World, knobs: Knobs) -> None:
+    def __init__(self, world: World, plan: RunPlan) -> None:
         self.nodes = 1 + int(world.chance(80) < 0.9) + int(world.chance(80) < 0.25)
-        knobs = replace(knobs, ttl_s=4 + knobs.ttl_s / 3)
-        super().__init__(world, knobs, slots=2 * self.nodes + 2, turns=TURNS)
-        self.buckets = {name: Bucket(world, knobs) for name in (BUCKET, *(f"n{i}" for i in range(self.nodes)))}
+        plan = replace(plan, ttl_s=4 + plan.ttl_s / 3)
+        super().__init__(world, plan, slots=2 * self.nodes + 2, turns=TURNS)
+        self.buckets = {name: Bucket(world, plan) for name in (BUCKET, *(f"n{i}" for i in range(self.nodes)))}
         self.swept: dict[str, int] = {}
         self.supervisors: set[str] = set()
         """The processes that are or were supervisors."""
@@ -98,23 +98,23 @@ class SupervisorActors(Actors):
         self.up_s = 10 + 20 * world.chance(81)
         self.down_s = self.up_s * (1 + 3 * world.chance(82))
         self.retention_s = 400 + 1200 * world.chance(83)
-        self.policy = Policy(max_attempts=1 + int(world.chance(84) * 3), ttl_s=knobs.ttl_s, backoff_s=1.0)
+        self.policy = Policy(max_attempts=1 + int(world.chance(84) * 3), ttl_s=plan.ttl_s, backoff_s=1.0)
+        self.threads = 1 if world.chance(85) < 0.5 else 3
 
     def act(self) -> None:
-        nemesis = Nemesis(self.world, self.knobs, self.living, self.restart, steps=STEPS)
         self.world.spawn(self.world.start("mains"), self.cut_power)
         self.world.spawn(self.world.start("steering"), self.steer)
-        self.play(nemesis.run, until_s=RUN_S)
+        self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
         self.stop_faults()
         bosses = [SupervisorActor(self, self.world.start(f"boss{i}"), i) for i in range(self.nodes)]
         at_work = int(self.world.chance(88) * self.nodes)
         worker = NodeUser(self, self.world.start("last"), f"n{at_work}")
         self.alone(bosses[0], lambda: self.converge(bosses, at_work, worker), within_s=HEAL_S)
         places = [SyncPlace(name, bucket, self.supervisors, self.swept[name]) for name, bucket in self.buckets.items()]
-        check_nodes(self.world, self.knobs, places, self.model)
+        check_nodes(self.world, self.plan, places, self.model)
 
     def actor(self, process: SimProcess) -> Actor:
-        self.vary(process, newer=self.knobs.mixed_versions)
+        self.vary(process, newer=self.plan.mixed_versions)
         node = self.node_of(process)
         if node is not None and self.nodes <= _slot(process) < 2 * self.nodes:
             return SupervisorActor(self, process, node)
@@ -253,7 +253,7 @@ class LocalStore(SimStore):
         """Yield before it happens: the process may die, or the card stall."""
         world, process = self._world, self._process
         flight = -process.calls
-        process.in_flight[flight] = Flight(step, lambda: None)
+        process.in_flight[flight] = PendingRequest(step, lambda: None)
         world.begins(step, process)
         chance = world.chance(70, process.index, process.calls)
         stalls = chance < STALL_SHARE and world.strike(f"{process.name}/stall/{process.calls}", "stall")
@@ -281,8 +281,8 @@ class SupervisorActor(Actor):
     def __init__(self, actors: SupervisorActors, process: SimProcess, node: int) -> None:
         runtime = SimRuntime(actors.world, process)
         self.node = f"n{node}"
-        super().__init__(runtime, LocalStore(actors.world, actors.buckets[self.node], runtime, actors.knobs))
-        self.remote = RemoteStore(actors.world, actors.buckets[BUCKET], runtime, actors.knobs)
+        super().__init__(runtime, LocalStore(actors.buckets[self.node], runtime))
+        self.remote = RemoteStore(actors.buckets[BUCKET], runtime)
         self.actors = actors
         actors.supervisors.add(process.name)
         self.supervisor = Supervisor(
@@ -307,7 +307,7 @@ class SupervisorActor(Actor):
         for place, store in ((self.node, self.store), (BUCKET, self.remote)):
             queue = BucketQueue(store, QUEUE, self.runtime, journal=Outbox(store, self.runtime))
             for id_ in sorted({*model.ids()}):
-                model.tell(place, id_, queue.result(id_))
+                model.check_result(place, id_, queue.result(id_))
 
     def sweep(self) -> None:
         """Tidy up here and in the bucket."""
@@ -324,7 +324,7 @@ class NodeUser(QueueUser):
     def __init__(self, actors: SupervisorActors, process: SimProcess, place: str) -> None:
         runtime = SimRuntime(actors.world, process)
         kind, journal = (RemoteStore, ClientLog) if place == BUCKET else (LocalStore, Outbox)
-        store = kind(actors.world, actors.buckets[place], runtime, actors.knobs)
+        store = kind(actors.buckets[place], runtime)
         queue = BucketQueue(store, QUEUE, runtime, journal=journal(store, runtime), policy=actors.policy)
         super().__init__(runtime, store, queue, actors.model, ids=IDS)
         self.actors = actors
@@ -361,6 +361,8 @@ class NodeUser(QueueUser):
         with self.queue.claim() as claim:
             if not isinstance(claim, EntryClaim):
                 return False
+            for other in self.share(claim, self.actors.threads) if self.actors.threads > 1 else ():
+                other.join()
             for task in claim:
                 self.handle(task, claim)
         return True
@@ -373,7 +375,7 @@ class NodeUser(QueueUser):
 
     def handle(self, task: Task, claim: EntryClaim) -> None:
         """Run one handler, and report how it ended."""
-        run_ = self.model.started(self.place, self.process.name, task, claim)
+        run_ = self.model.started(self.place, self.process.name, task, claim.entry, claim.token)
         self.world.completed(BATCH_HANDLER if claim.batch else HANDLER, self.process)
         what, slow = task.payload["what"], float(task.payload["slow"])
         if not self.world.healed:
@@ -409,7 +411,7 @@ class SyncPlace:
         return self.name != BUCKET
 
 
-def check_nodes(world: World, knobs: Knobs, places: Sequence[SyncPlace], model: QueueModel) -> None:
+def check_nodes(world: World, plan: RunPlan, places: Sequence[SyncPlace], model: QueueModel) -> None:
     """Every invariant of supervised nodes.   Raises: Violation."""
     for place in places:
         _completions_stay(place)
@@ -419,12 +421,13 @@ def check_nodes(world: World, knobs: Knobs, places: Sequence[SyncPlace], model: 
         if place.is_node:
             _leases_are_our_own(place)
             _news_only_once(place)
-    if knobs.sane_clocks:
+    if plan.sane_clocks:
         _nobody_is_evicted(places[0])
     _nothing_is_left(places)
     _nothing_is_lost(places, model)
     _all_agree(places, model)
-    _requests_are_bounded(world, model)
+    tasks = len({*model.ids()})
+    world.check_calls(BUDGET_BASE + BUDGET_PER_TASK * tasks, f"{tasks} tasks")
 
 
 def _completions_stay(place: SyncPlace) -> None:
@@ -445,12 +448,13 @@ def _completions_stay(place: SyncPlace) -> None:
 
 
 def _results_are_whole(place: SyncPlace) -> None:
-    """Whoever reads a receipt finds what it names: parts, and the receipts of single tasks that count before it."""
+    """When a receipt becomes visible, all that it names exists: parts, and receipts of single tasks."""
     here: set[str] = set()
     for applied in place.bucket.journal:
-        if applied.data is not None:
-            here.add(applied.key)
-        if applied.data is None or not applied.key.startswith(f"{KEYS.completed}/"):
+        if applied.data is None:
+            continue
+        here.add(applied.key)
+        if not applied.key.startswith(f"{KEYS.completed}/"):
             continue
         receipt = msgspec.json.decode(applied.data, type=Receipt)
         named = [*receipt.parts, *(KEYS.completed_of(f"{receipt.id}.{n}") for n in receipt.own)]
@@ -489,51 +493,36 @@ def _ended_tasks_do_not_start(place: SyncPlace, model: QueueModel) -> None:
 
 def _claimed_s(place: SyncPlace, run: HandlerRun) -> float:
     """When the claim that started this run was made."""
-    lease = KEYS.lease(run.entry)
-    claims = [
-        applied.at_s
-        for applied in place.bucket.changes(lease)
-        if applied.data is not None and applied.at_s <= run.at_s
-        if msgspec.json.decode(applied.data, type=EntryLease).worker_id == run.who
-    ]
-    return claims[0] if claims else run.at_s
+    for applied, record in place.bucket.written(EntryLease, KEYS.lease(run.entry)):
+        if applied.at_s <= run.at_s and record.worker_id == run.who:
+            return applied.at_s
+    return run.at_s
 
 
 def _leases_are_our_own(place: SyncPlace) -> None:
     """A pull never touches the lease by which the workers of a node agree among themselves."""
     ours = {applied.who for applied in place.bucket.journal}
-    for applied in place.bucket.changes(suffix="/lease.json"):
-        if applied.data is not None:
-            record = msgspec.json.decode(applied.data, type=EntryLease)
-            if record.worker_id not in ours:
-                raise Violation(f"{applied.who} wrote a lease of {record.worker_id}, a stranger, to {place.name}")
+    for applied, record in place.bucket.written(EntryLease, suffix="/lease.json"):
+        if record.worker_id not in ours:
+            raise Violation(f"{applied.who} wrote a lease of {record.worker_id}, a stranger, to {place.name}")
 
 
 def _news_only_once(place: SyncPlace) -> None:
     """A foreign lease lasts from when it was first heard of: a log that is read again does not prolong it."""
     heard: set[tuple[Key, str, int]] = set()
-    for applied in place.bucket.changes(suffix="/remote.json"):
-        if applied.data is not None:
-            record = msgspec.json.decode(applied.data, type=RemoteLease)
-            news = (applied.key, record.node, record.log)
-            if news in heard:
-                raise Violation(f"{applied.who} prolonged {applied.key} by log {record.log} of {record.node} again")
-            heard.add(news)
+    for applied, record in place.bucket.written(RemoteLease, suffix="/remote.json"):
+        news = (applied.key, record.node, record.log)
+        if news in heard:
+            raise Violation(f"{applied.who} prolonged {applied.key} by log {record.log} of {record.node} again")
+        heard.add(news)
 
 
 def _nobody_is_evicted(place: SyncPlace) -> None:
     """In the bucket a held lease changes hands only when it has run out."""
-    last: dict[Key, tuple[float, EntryLease]] = {}
-    for applied in place.bucket.changes(suffix="/lease.json"):
-        if applied.data is None:
-            last.pop(applied.key, None)
-            continue
-        record = msgspec.json.decode(applied.data, type=EntryLease)
-        at_s, before = last.get(applied.key, (applied.at_s, record))
+    for applied, at_s, before, record in place.bucket.successive(EntryLease, suffix="/lease.json"):
         taken = before.state is State.HELD and record.state is State.HELD and record.worker_id != before.worker_id
         if taken and applied.at_s - at_s < before.ttl_s:
             raise Violation(f"{record.worker_id} took {applied.key} from {before.worker_id}, which was alive")
-        last[applied.key] = (applied.at_s, record)
 
 
 def _nothing_is_left(places: Sequence[SyncPlace]) -> None:
@@ -561,9 +550,3 @@ def _all_agree(places: Sequence[SyncPlace], model: QueueModel) -> None:
         verdicts = {place.name: verdict_of(place.bucket, name) for place in places}
         if len({*verdicts.values()}) > 1:
             raise Violation(f"they do not agree on {name}: {verdicts}")
-
-
-def _requests_are_bounded(world: World, model: QueueModel) -> None:
-    tasks = len({*model.ids()})
-    if world.calls > BUDGET_BASE + BUDGET_PER_TASK * tasks:
-        raise Violation(f"{world.calls} requests for {tasks} tasks")

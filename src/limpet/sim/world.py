@@ -1,9 +1,9 @@
 """A simulated world in one thread: virtual time, processes that crash and sleep, all decided by one seed.
 
-`World` is the scheduler and the trace; `SimRuntime` is the runtime of one simulated process in it. Threads are
-greenlets that run unchanged synchronous code. They yield only inside runtime and store calls; the hub then runs the
-event that is next in virtual time. Random numbers are hashes of (seed, process, counter), so removing one fault from a
-run does not reshuffle the others.
+`World` is the scheduler and the trace; `SimRuntime` is the runtime of one simulated process. Threads are greenlets that
+run the normal synchronous code. They yield only inside runtime and store calls; the hub then runs the next event in
+virtual time. Random numbers are hashes of (seed, process, counter), so removing one fault from a run does not change
+the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
 from greenlet import getcurrent, greenlet
 
 from limpet.errors import LimpetError
@@ -29,13 +30,13 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-RENEWAL_THREADS = "limpet-heart"
+RENEWAL_THREADS = "limpet-renewer"
 """How the names of the threads that renew leases begin."""
 _MASK = (1 << 64) - 1
 
 
 class Killed(BaseException):
-    """Raised inside an actor whose process is dead, so that its clean-up has no effect."""
+    """Raised in the threads of a dead process, so that their clean-up code has no effect."""
 
 
 class Violation(AssertionError):
@@ -55,8 +56,7 @@ def _mixed(state: int, parts: tuple[int, ...]) -> int:
     return state
 
 
-@dataclass(slots=True)
-class TraceEvent:
+class TraceEvent(msgspec.Struct, gc=False):
     """One line of the trace."""
 
     at_s: float
@@ -105,15 +105,14 @@ class SimProcess:
     tasks: list[SimTask] = field(default_factory=list)
     calls: int = 0
     served: int = 0
-    in_flight: dict[int, Flight] = field(default_factory=dict)
+    in_flight: dict[int, PendingRequest] = field(default_factory=dict)
 
     def renewals(self) -> list[SimTask]:
         """The threads that renew leases."""
         return [task for task in self.tasks if task.name.startswith(RENEWAL_THREADS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class PendingRequest(msgspec.Struct, frozen=True):
     """A request that was sent and not yet answered: its protocol step, and the effect of its arrival."""
 
     step: str
@@ -126,6 +125,8 @@ class World:
     def __init__(self, seed: int, *, muted: frozenset[str] = frozenset()) -> None:
         self.seed = seed
         self._mixed_seed = mix(seed)
+        self._mixed_heads: dict[tuple[int, ...], int] = {}
+        """Cache: the seed mixed with all parts of a random number except the last."""
         self.muted = muted
         self.now_s = 0.0
         self.store_offset_s = 0.0
@@ -139,9 +140,9 @@ class World:
         self.processes: list[SimProcess] = []
         self.failure: BaseException | None = None
         self.strike_during: tuple[str, Callable[[SimProcess], None]] | None = None
-        """A step, and what to do to the first process that sends a request of this step."""
+        """A step, and the fault for the first process that sends a request of this step."""
         self.strike_after: dict[str, Callable[[SimProcess], None]] = {}
-        """By step, what to do to the first process that has completed it, before its next call."""
+        """By step, the fault for the first process that has completed it, before its next call."""
         self._hub = getcurrent()
         self._running: SimTask | None = None
         self._network = SimProcess(-1, "network")
@@ -149,7 +150,7 @@ class World:
         self._wakes = 0
 
     def start(self, name: str) -> SimProcess:
-        """A new process, not yet doing anything."""
+        """A new process without threads."""
         process = SimProcess(len(self.processes), name)
         process.boot_offset_s = float(mix(self.seed, 1, process.index) % 100_000)
         self.processes.append(process)
@@ -177,22 +178,21 @@ class World:
         return task
 
     def later(self, delay_s: float, work: Callable[[], Any]) -> None:
-        """Do `work` after a delay, as the network: it happens even if every process is dead by then."""
+        """Run `work` after a delay, as part of the network: it happens even if every process is dead by then."""
         task = self.spawn(self._network, work)
         self.wake_at(task, self.now_s + delay_s)
 
     def wake_at(self, task: SimTask, at_s: float) -> None:
         """Resume `task` at `at_s`; replaces an earlier wake-up."""
-        self._wakes += 1
-        task.wake = self._wakes
-        heappush(self._queue, (at_s, self._shuffled(self._wakes), self._wakes, task))
+        task.wake = self._wakes = wake = self._wakes + 1
+        heappush(self._queue, (at_s, self._shuffled(wake), wake, task))
 
     def _shuffled(self, wake: int) -> int:
         """The order among tasks that wake at the same moment."""
         return (wake ^ self._mixed_seed) * 0x9E3779B97F4A7C15 >> 7 & 0xFFFF
 
     def pause(self, seconds: float) -> None:
-        """Yield; the current task resumes after so much virtual time."""
+        """Yield; the current task resumes after this much virtual time."""
         task = self.current()
         self.wake_at(task, self.now_s + seconds)
         self.park(task)
@@ -215,14 +215,14 @@ class World:
             raise Killed
 
     def kill(self, process: SimProcess) -> None:
-        """kill -9: none of its tasks runs again. A request that it has sent may still arrive."""
+        """kill -9: none of its tasks runs again. Requests that it has sent may still arrive."""
         process.alive = False
         for i, flight in enumerate(process.in_flight.values()):
             if self.chance(5, process.index, i) < 0.5:
                 self.later(self.chance(6, process.index, i) * 5, flight.land)
 
     def run(self, *, until_s: float, done: Callable[[], bool]) -> None:
-        """Advance virtual time until `done()`, nothing is left to do, or `until_s`."""
+        """Advance virtual time until `done()`, until there are no events, or until `until_s`."""
         while self._queue and not done() and self.failure is None:
             at_s, _, wake, task = heappop(self._queue)
             if task.done or wake != task.wake or not task.process.alive:
@@ -248,7 +248,11 @@ class World:
 
     def chance(self, *parts: int) -> float:
         """A number in [0, 1) that depends on the seed and `parts` only."""
-        return _mixed(self._mixed_seed, parts) / 2**64
+        head = parts[:-1]
+        state = self._mixed_heads.get(head)
+        if state is None:
+            state = self._mixed_heads[head] = _mixed(self._mixed_seed, head)
+        return _mixed(state, parts[-1:]) / 2**64
 
     def note(
         self, who: str, what: str, key: str = "", detail: str | bytes = "", result: str = "", fault: str = ""
@@ -265,22 +269,27 @@ class World:
         return True
 
     def cover(self, kind: str, victim: SimProcess) -> None:
-        """Count that a fault struck the steps that a process is at."""
+        """Count a fault for each pending request of a process, by step."""
         for flight in victim.in_flight.values():
             self.coverage[kind, flight.step] += 1
 
     def begins(self, step: str, process: SimProcess) -> None:
-        """A process sends a request of this step: strike it half-way if `strike_during` names the step."""
+        """A process sends a request of this step: inject the fault of `strike_during` if that is for this step."""
         if self.strike_during is not None and self.strike_during[0] == step and not self.healed:
             strike, self.strike_during = self.strike_during[1], None
             self.later(0.002, lambda: strike(process) if process.alive else None)
 
     def completed(self, step: str, process: SimProcess) -> None:
-        """A process has completed this step: strike it now if `strike_after` names the step."""
+        """A process has completed this step: inject the fault of `strike_after` if there is one for this step."""
         strike = None if self.healed else self.strike_after.pop(step, None)
         if strike is not None and process.alive:
             strike(process)
             self.check_alive(process)
+
+    def check_calls(self, most: int, what: str) -> None:
+        """Raises: Violation if the run made more store calls than `what` it did allows."""
+        if self.calls > most:
+            raise Violation(f"{self.calls} requests for {what}")
 
     def store_time(self) -> datetime:
         """The store's clock."""
@@ -360,11 +369,11 @@ class SimRuntime:
         self._ids = 0
 
     def wall(self) -> datetime:
-        """A wall clock that may be wrong."""
+        """The wall clock, which may be wrong."""
         return EPOCH + timedelta(seconds=self.world.now_s + self.process.wall_offset_s)
 
     def elapsed_s(self) -> float:
-        """A rising clock that may run fast or slow."""
+        """The monotonic clock, which may run fast or slow."""
         return self.world.now_s * self.process.clock_rate + self.process.boot_offset_s
 
     def sleep(self, seconds: float) -> None:
@@ -372,7 +381,7 @@ class SimRuntime:
         self.world.pause(max(0.0, seconds) / self.process.clock_rate)
 
     def new_id(self) -> str:
-        """Unique in this run, the same in every run of the seed; formed and ordered like a real id."""
+        """Unique in this run, equal in every run of the seed; with the format and order of a real id."""
         self._ids += 1
         return f"{int(self.world.now_s * 1000):010d}p{self.process.index:03d}n{self._ids:011d}"
 

@@ -1,0 +1,28 @@
+"""What a fork server imports once for all planted bugs: what limpet and its tests import, and nothing of limpet.
+
+The modules of limpet are imported to learn what they import, and forgotten: each fork imports them anew, with its bug.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib import import_module
+
+__all__: list[str] = []
+
+MODULES = (
+    "hypothesis",
+    "limpet.pytest_plugin",
+    "limpet.sim.catalog",
+    "limpet.sim.index",
+    "limpet.sim.supervisor",
+    "planted.plant",
+    "pytest",
+)
+
+for _name in MODULES:
+    import_module(_name)
+for _name in [name for name in sys.modules if name.split(".")[0] == "limpet"]:
+    del sys.modules[_name]
+gc.freeze()
