@@ -40,7 +40,7 @@ def _pytest(folder: Path, body: str) -> tuple[str, ...]:
 def test_help_lists_every_target() -> None:
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     listed = " ".join(re.findall(r"^  make (\S+) +\S", said, re.M))
-    assert listed == "help demo test test-full check bench mutants soak clean"
+    assert listed == "help demo test test-full check bench docs mutants screenshots soak clean"
 
 
 def test_make_says_what_is_missing_without_python() -> None:
@@ -75,7 +75,7 @@ def test_budget_covers_the_phases_in_order() -> None:
     phases = budget.plan("test")
     assert [phase.name for phase in phases] == [*budget.BUDGET_S]
     assert sum(phase.budget_s for phase in phases) == budget.TOTAL_S
-    assert all("not full" in phase.commands[0] for phase in phases if phase.pytest and phase.commands)
+    assert all("not full" in command for phase in phases if phase.pytest for command in phase.commands)
 
 
 def test_a_failing_phase_stops_the_later_ones_but_not_the_table() -> None:
@@ -94,6 +94,14 @@ def test_a_failing_phase_stops_the_later_ones_but_not_the_table() -> None:
         ("-", False),
     ]
     assert budget.report(results, total_s=900).splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_what_runs_beside_a_phase_ends_with_it_and_decides_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    beside = (sys.executable, "-c", f"open({str(mark)!r}, 'w'); raise SystemExit(3)")
+    [result] = budget.run([budget.Phase("one", ((sys.executable, "-c", ""),), beside=beside)], skips_fail=False)
+    assert not result.failed
+    assert mark.exists()
 
 
 def test_a_command_that_is_not_there_fails_its_phase() -> None:
@@ -144,6 +152,8 @@ def test_a_missing_package_is_named_with_what_it_costs(
 
 
 MUTATED = '''
+Kind = Literal["nor", "these"]
+
 def f(x: int = 1) -> bool:
     """Not this text."""
     y = x + 1
@@ -247,3 +257,22 @@ def test_every_mutated_module_has_tests_and_every_argument_names_one() -> None:
     argued = [line for line in mutate.ARGUED.read_text().splitlines() if line.startswith("- ")]
     assert [line for line in argued if not mutate._ARGUED.match(line)] == []
     assert {mutate._ARGUED.match(line)[1] for line in argued} <= {*mutate.TESTS}
+    decisions = {str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("decide.py")}
+    assert decisions <= {*mutate.TESTS}
+
+
+@pytest.mark.full
+def test_a_mutant_of_a_class_is_seen_after_a_fresh_import() -> None:
+    """Limpet is a plugin of pytest: without care, pytest loads the module from its file instead of the mutant."""
+    program = """
+import os, sys
+sys.path[:0] = ["src", "tests", "tools"]
+import mutate
+path = "src/limpet/cell/decide.py"
+found = next(each for each in mutate.mutants(open(path).read()) if "max_length=65" in each.new)
+pid = mutate._start("limpet.cell.decide", found.tree, ["tests/cell/test_decide.py", "-k", "figures_of_a_header"], 1)
+print("exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "DID NOT RAISE ValidationError" in said
+    assert said.endswith("exit code 1\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -51,6 +53,12 @@ def test_a_fleet_of_its_own_each_time() -> None:
     one, other = testing.fleet(), testing.fleet()
     one.cell("x").write(1)
     assert other.cell("x").read() is None
+
+
+def test_a_fleet_that_is_no_longer_used_is_freed() -> None:
+    runtime = weakref.ref(testing.fleet(testing.Clock()).runtime)
+    gc.collect()
+    assert runtime() is None, "a hook for forks must not keep it"
 
 
 def test_an_eager_push_runs_at_once() -> None:

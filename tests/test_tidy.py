@@ -26,6 +26,7 @@ FUNCTION_LINES_MAX = 60
 FAILURE_ROWS = 34
 AMBIENT = ("time", "random", "uuid", "threading", "secrets", "concurrent.futures", "asyncio", "multiprocessing")
 AMBIENT_CALLS = ("datetime.now", "datetime.utcnow", "datetime.today", "date.today", "os.urandom")
+CODE_FROM_BYTES = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml")
 EXTRAS = ("obstore", "duckdb", "greenlet", "boto3", "pyarrow", "pyiceberg")
 
 # Joined here, so that this file does not hold what it forbids.
@@ -95,7 +96,7 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         allowed = {"concurrent.futures"}
     if source.module == "limpet.cli.index.engine":
         allowed |= {"multiprocessing"}
-    if source.module in ("limpet.service.http", "limpet.service.limits"):
+    if source.module == "limpet.service.http":
         allowed = {"asyncio"}
     for line, name in _imports(source):
         for banned in AMBIENT:
@@ -173,6 +174,27 @@ def types_are_decoded_by_records(source: Source) -> Iterator[Finding]:
             called, typed = ast.unparse(node.func), any(each.arg == "type" for each in node.keywords)
             if called == "msgspec.convert" or (called == "msgspec.json.decode" and typed):
                 yield node.lineno, f"calls {called} for a type: use records.decoder or records.converted"
+
+
+def no_bytes_become_code(source: Source) -> Iterator[Finding]:
+    """Stored and received bytes are data (F32): nothing unpickles, evaluates or executes any."""
+    for line, name in _imports(source):
+        if any(_is_or_below(name, banned) for banned in CODE_FROM_BYTES):
+            yield line, f"imports {name}: it can turn bytes into code"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+            yield node.lineno, f"calls {node.func.id}"
+
+
+def reads_have_a_limit(source: Source) -> Iterator[Finding]:
+    """One large object must not exhaust memory (F32): without `size_max`, a read has the limit of records."""
+    if _is_or_below(source.module, "limpet.sim"):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            for each in node.keywords:
+                if each.arg == "size_max" and isinstance(each.value, ast.Constant) and each.value.value is None:
+                    yield node.lineno, f"{ast.unparse(node.func)} reads an object of any size: give a limit"
 
 
 # ---- rules for every file ----
@@ -396,6 +418,9 @@ PACKAGE_RULES = [
     Case(errors_are_caught_by_kind, "with contextlib.suppress(Exception): f()"),
     Case(types_are_decoded_by_records, "msgspec.convert(value, kind)"),
     Case(types_are_decoded_by_records, "msgspec.json.decode(data, type=Head)"),
+    Case(reads_have_a_limit, "store.get(key, size_max=None)"),
+    Case(no_bytes_become_code, "def f():\n    from pickle import loads"),
+    Case(no_bytes_become_code, "value = eval(text)"),
 ]
 FILE_RULES = [
     Case(failure_rows_exist, "# F8: fine\n# F" + "35: no such row"),
@@ -458,22 +483,22 @@ INTERFACES = ("Store", "BaseStore", "Queue", "BaseQueue", "Format")
 STANDARD = frozenset(
     """
     absent acceptor actor admin admission adopter always answer api app applied applier arguments backlog backoff bad
-    bill blob blocked body bucket buffer bulk call caller candidate catalog change check checked child chunk classifier
-    client codec collected collision column command compiled compiler conflict connector constraints content context
-    corrupt cost count counter create cron csv current cycle delivery denied disconnected discovery disk document done
-    draft dropped edge empty ended engine error executions exists exported fail failed failure fenced field file
-    finding flag flaw fold folder form forward found function gathered gauge go grant granted group handle header held
-    histogram history hook import index indexed inode input inspected inspection internal invalid io job json jsonl
-    killed latency layout ledger level limits link list listed load loaded log loop lost machine manifest map mark
-    match member merged message metadata metrics missing model modified move mutex name namespace newer note notice
-    operation order output parquet permits pin pinned pipe place plan planned policy prepared process progress protocol
-    publication publish published publisher pull purge push pushed pusher pushing put quarantined queue rate read
-    reader ready reason recent reconnected ref refusal refused rejected renewable renewer repairs replaced report
-    request resolution resolver response rest retried route row run runner running sample schedule schema scope screen
-    search sender sent sequence shape shell sink slow source stat state step stop storage styled sum summary sweeper
-    table tail take taken temp template term threads times typed unavailable unclear unknown unreachable unread
-    unreadable unsupported user usv verified verifier versioned view violation wait waiting warehouse warning watch
-    watched won work world write writer written
+    bill blob blocked body bucket budget buffer bulk call caller candidate catalog change check checked child chunk
+    classifier client codec collected collision column command compiled compiler conflict connection connector
+    constraints content context corrupt cost count counter create cron csv current cycle decoder delivery denied
+    disconnected discovery disk document done draft dropped edge empty ended engine error executions exists exported
+    fail failed failure fenced field file filter finding flag flaw fold folder form forward found function gathered
+    gauge go grant granted group handle header held histogram history hook import index indexed inode input inspected
+    inspection internal invalid io job json jsonl killed latency layout ledger level limiter limits link list listed
+    load loaded log loop lost machine manifest map mark match member merged message metadata metrics missing model
+    modified move mutex name namespace newer note notice operation order output parquet peeked permits pin pinned pipe
+    place plan planned policy prepared process progress protocol publication publish published publisher pull purge push
+    pushed pusher pushing put quarantined queue rate read reader ready reason recent reconnected ref refusal refused
+    rejected renewable renewer repairs replaced report request resolution resolver response rest retried route row run
+    runner running sample schedule schema scope screen search sender sent sequence shape shell signer sink slow source
+    stat state step stop storage styled sum summary sweeper table tail take taken temp template term threads times typed
+    unavailable unclear unknown unreachable unread unreadable unsupported user usv verified verifier versioned view
+    violation wait waiting warehouse warning watch watched won work world write writer written
     """.split()  # noqa: SIM905 (as a list it would have a line for each word)
 )
 """Ordinary words of the trade, which need no entry in the glossary. A word that a reader must look up is not one."""

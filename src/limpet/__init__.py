@@ -42,6 +42,7 @@ if _typing.TYPE_CHECKING:
         Retry,
         Stats,
         Task,
+        TaskHandle,
     )
     from limpet.worker import RunningTask, current_task
 
@@ -78,6 +79,7 @@ __all__ = [
     "Stats",
     "Task",
     "TaskFunction",
+    "TaskHandle",
     "TaskPush",
     "TaskRun",
     "Unavailable",

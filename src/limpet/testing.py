@@ -106,7 +106,7 @@ def _run(function: TaskFunction[..., Any], task: Task) -> None:
     error: BaseException | None = None
     for attempt in range(1, function.queue.policy.max_attempts + 1):
         value = None
-        with UserCall() as call, as_current(RunningTask(function.name, task, _ignore, attempt=attempt)):
+        with UserCall() as call, as_current(RunningTask(function.name, task, lambda note: None, attempt=attempt)):
             value = function.handle(task.payload)
             if isawaitable(value):
                 value = _awaited(value)
@@ -124,7 +124,7 @@ def _run(function: TaskFunction[..., Any], task: Task) -> None:
 
 
 def _awaited(work: Awaitable[Any]) -> Any:
-    """What a coroutine returns, also for a caller who is inside a running event loop: then in a thread of its own."""
+    """What a coroutine returns, also for a caller who is inside a running event loop: then in another thread."""
     if not has_running_loop():
         return _in_new_loop(work)
     result: list[Any] = []
@@ -147,7 +147,3 @@ def _in_new_loop(work: Awaitable[Any]) -> Any:
         return loop.run(work, lambda: None)
     finally:
         loop.close()
-
-
-def _ignore(note: str) -> None:
-    """Nobody reads the log of an eager task."""

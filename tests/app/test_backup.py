@@ -15,9 +15,10 @@ import pytest
 
 import limpet
 from cli.harness import limpet_command, poll
-from limpet.app import Fleet, urls
+from limpet.app import Fleet
 from limpet.app import backup as backups
 from limpet.app.backup import BackupReport, backup, check_backup, kind_of, restore
+from limpet.app.fleet import _named_memory, store_for
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
 from limpet.queue import BucketQueue
@@ -94,14 +95,14 @@ class Story:
         """The restored fleet, if the deed happens at that request; and how many requests there were."""
         name = f"story-{uuid4().hex}"
         runtime = QueueRuntime(Time(), "fleet")
-        memory = urls._named_memory[name] = MemoryStore(runtime)
+        memory = _named_memory[name] = MemoryStore(runtime)
         fleet = limpet.open(f"memory://{name}", runtime=runtime)
         self.begin(fleet)
         source = Moving(runtime, memory, at, lambda: self.deed(fleet))
         kept, made = MemoryStore(runtime), MemoryStore(runtime)
         backup(source, kept, runtime, source_url="s", target_url="t")
         restore(kept, made, runtime, source_url="t", target_url="u")
-        urls._named_memory[f"{name}-restored"] = made
+        _named_memory[f"{name}-restored"] = made
         return limpet.open(f"memory://{name}-restored", runtime=runtime), source.requests
 
     def lost(self, holds: Callable[[Fleet], object]) -> list[int]:
@@ -367,7 +368,7 @@ class Busy:
 
 def copy_while_busy(url: str, kept_url: str, made_url: str) -> None:
     """Back it up while it runs, twice; restore; then everything that was acknowledged before is there, and is whole."""
-    store, kept, made = (urls.store_for(each, system(), durability="os") for each in (url, kept_url, made_url))
+    store, kept, made = (store_for(each, system(), durability="os") for each in (url, kept_url, made_url))
     with Busy(url) as busy:
         backup(store, kept, system(), source_url=url, target_url=kept_url)
         pushed, put, tables = [*busy.pushed], dict(busy.put), [*busy.tables]
@@ -424,19 +425,19 @@ def fleet_dir(tmp_path: Path) -> Path:
 
 def copy(source: Path, target: Path, **options: Any) -> BackupReport:
     """Back up one directory to another."""
-    old, new = (urls.store_for(str(each), system(), durability="os") for each in (source, target))
+    old, new = (store_for(str(each), system(), durability="os") for each in (source, target))
     return backup(old, new, system(), source_url=str(source), target_url=str(target), **options)
 
 
 def bring_back(source: Path, target: Path, **options: Any) -> BackupReport:
     """Restore one directory to another."""
-    old, new = (urls.store_for(str(each), system(), durability="os") for each in (source, target))
+    old, new = (store_for(str(each), system(), durability="os") for each in (source, target))
     return restore(old, new, system(), source_url=str(source), target_url=str(target), **options)
 
 
 def files_of(root: Path) -> dict[str, bytes]:
     """The objects of a directory that are copied."""
-    store = urls.store_for(str(root), system())
+    store = store_for(str(root), system())
     return {stat.key: store.get(stat.key, size_max=None).data for stat in store.list() if kind_of(stat.key) != "own"}
 
 
@@ -462,7 +463,7 @@ def test_a_killed_backup_is_known_as_such_and_goes_on(fleet_dir: Path, tmp_path:
     poll("it has begun", lambda: process.poll() is not None or sum(len(names) for _, _, names in os.walk(kept)) > after)
     process.kill()
     process.wait()
-    store = urls.store_for(str(kept), system())
+    store = store_for(str(kept), system())
     if not check_backup(store, system(), url="kept").finished:
         with pytest.raises(Invalid, match="was not finished"):
             bring_back(kept, tmp_path / "made")
@@ -480,7 +481,7 @@ class Tired(Exception):
 def test_a_restore_that_ends_anywhere_goes_on(fleet_dir: Path, tmp_path: Path, after: int) -> None:
     copy(fleet_dir, tmp_path / "kept")
     runtime = system()
-    kept = urls.store_for(str(tmp_path / "kept"), runtime)
+    kept = store_for(str(tmp_path / "kept"), runtime)
     made = MemoryStore(runtime)
 
     class Dying(MemoryStore):
@@ -497,14 +498,14 @@ def test_a_restore_that_ends_anywhere_goes_on(fleet_dir: Path, tmp_path: Path, a
     try:
         restore(kept, dying, runtime, source_url="kept", target_url="made")
     except Tired:
-        urls._named_memory["dying"] = made
+        _named_memory["dying"] = made
         if Key("limpet.json") in made._objects:
             with pytest.raises(LimpetError, match="being restored"):
                 limpet.open("memory://dying").cell("c").read()
         restore(kept, made, runtime, source_url="kept", target_url="made")
     objects = {key: entry.data for key, entry in made._objects.items() if kind_of(key) != "own"}
     assert objects == files_of(fleet_dir)
-    urls._named_memory["dying"] = made
+    _named_memory["dying"] = made
     seen = limpet.open("memory://dying").cell("c").read()
     assert seen is not None
     assert seen.value == {"n": 1}
@@ -543,7 +544,7 @@ def test_a_damaged_backup_is_found_and_not_restored(fleet_dir: Path, tmp_path: P
     copy(fleet_dir, tmp_path / "kept")
     (tmp_path / "kept/cells/c.json").write_bytes(b"{}")
     (tmp_path / "kept/queues/q/pending/t3/task.json").unlink()
-    found = check_backup(urls.store_for(str(tmp_path / "kept"), system()), system(), url="kept")
+    found = check_backup(store_for(str(tmp_path / "kept"), system()), system(), url="kept")
     assert (found.ok, found.changed, found.missing) == (
         False,
         ["cells/c.json"],
@@ -554,6 +555,19 @@ def test_a_damaged_backup_is_found_and_not_restored(fleet_dir: Path, tmp_path: P
     report = bring_back(tmp_path / "kept", tmp_path / "made", force=True)
     assert len(report.damaged) == 2
     assert limpet.open(tmp_path / "made").queue("q").stats().pending == 29
+
+
+def test_an_object_of_a_backup_that_has_grown_is_not_read(fleet_dir: Path, tmp_path: Path) -> None:
+    """A sparse file of 1 TB: `backup --check` names it, and a restore does not go on without a word."""
+    copy(fleet_dir, tmp_path / "kept")
+    with (tmp_path / "kept/cells/c.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    found = check_backup(store_for(str(tmp_path / "kept"), system()), system(), url="kept")
+    assert (found.ok, found.changed, found.missing) == (False, ["cells/c.json"], [])
+    with pytest.raises(Corrupt, match=r"damaged or missing in the backup: 1 of .* such as cells/c\.json"):
+        bring_back(tmp_path / "kept", tmp_path / "made")
+    report = bring_back(tmp_path / "kept", tmp_path / "made", force=True)
+    assert (report.damaged, [*report.left_out]) == (["cells/c.json"], ["cells/c.json"])
 
 
 def test_garbage_is_copied_as_it_is_and_what_cannot_be_copied_is_told(fleet_dir: Path, tmp_path: Path) -> None:
@@ -612,6 +626,8 @@ def test_every_kind_of_object_has_its_place_in_the_order() -> None:
         assert order.index(earlier) < order.index(later)
     assert kind_of("queues/q/slots/0.lock") == "lock"
     assert kind_of("queues/q/parts/e/x.json") == "queue"
+    assert kind_of("queues/q/bell.json") == "own"
+    assert kind_of("workers/01jd0000000000000000000000.json") == "own"
     assert kind_of("indexes/i/shards/00.lock") == "lock"
     assert kind_of("indexes/i/manifest.json") == "manifest"
     assert kind_of("sync/supervisor.lock") == "lock"
@@ -634,7 +650,7 @@ def test_a_store_is_asked_again_when_it_is_away(fleet_dir: Path) -> None:
                 raise limpet.Unavailable("slow down")
             return super().put(*args, **options)
 
-    source: Store = urls.store_for(str(fleet_dir), system())
+    source: Store = store_for(str(fleet_dir), system())
     target = Shaky(runtime)
     report = backup(source, target, runtime, source_url="s", target_url="t")
     assert report.copied == report.objects == len(files_of(fleet_dir))

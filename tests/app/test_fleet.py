@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 
 import limpet
 from limpet import keys
-from limpet.app.formats import FleetRecord
+from limpet.app.fleet import FleetRecord
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unsupported
 from limpet.lease import Lease, State
@@ -29,7 +32,7 @@ from support.servers.process import Bucket
 @pytest.fixture
 def memory() -> Iterator[str]:
     """The URL of a memory store of this test's own."""
-    from limpet.app.urls import _named_memory
+    from limpet.app.fleet import _named_memory
 
     name = uuid4().hex
     yield f"memory://{name}"
@@ -37,7 +40,7 @@ def memory() -> Iterator[str]:
 
 
 def memory_store(url: str) -> MemoryStore:
-    from limpet.app.urls import _named_memory
+    from limpet.app.fleet import _named_memory
 
     return _named_memory[url.removeprefix("memory://")]
 
@@ -426,3 +429,44 @@ for reach in (fleet.catalog, fleet.lead_catalog):
 def test_the_catalog_without_its_packages_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRA], capture_output=True, text=True, check=False)
     assert done.stdout == 2 * "the catalog needs pyiceberg | pip install 'limpet[catalog]'\n", done.stderr
+
+
+def _use_queue(fleet: limpet.Fleet) -> None:
+    queue = fleet.queue("enrich")
+    queue.push({"n": 1})
+    with queue.claim() as claim:
+        for task in claim:
+            task.done()
+
+
+def _use_lock(fleet: limpet.Fleet) -> None:
+    with fleet.lock("report").hold(wait_s=1) as lease:
+        fleet.cell("report").write({"n": 1}, lease=lease)
+
+
+@dataclass
+class Site:
+    """What is put."""
+
+    domain: str
+
+
+def _use_index(fleet: limpet.Fleet) -> None:
+    index = fleet.index("sites", Site, key="domain")
+    index.put(Site("a.com"))
+    index.compile()
+    assert index.get("a.com") is not None
+
+
+@pytest.mark.parametrize("use", [_use_queue, _use_lock, _use_index])
+def test_a_fleet_that_is_no_longer_used_keeps_no_file_open(tmp_path: Path, use: Callable[[limpet.Fleet], None]) -> None:
+    """Without the garbage collector: a process may open a fleet for each of its requests."""
+    use(limpet.open(tmp_path / "first", durability="os"))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/dev/fd"))
+        use(limpet.open(tmp_path / "second", durability="os"))
+        assert len(os.listdir("/dev/fd")) <= before
+    finally:
+        gc.enable()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet.app.formats import CURRENT, LEVEL, FleetRecord, check, fresh, may_write, upgraded
+from limpet.app.fleet import CURRENT, LEVEL, FleetRecord, check_record, fresh, may_write, upgraded
 from limpet.errors import Unsupported
 from limpet.store.probe import Findings
 
@@ -20,7 +20,7 @@ def record(**changes: Any) -> FleetRecord:
 
 
 def test_a_fresh_fleet_may_be_read_and_written() -> None:
-    check(fresh(FINDINGS), where="here")
+    check_record(fresh(FINDINGS), where="here")
     assert may_write(fresh(FINDINGS))
     assert fresh(FINDINGS).format == CURRENT
     assert fresh(FINDINGS).format is not CURRENT
@@ -40,7 +40,7 @@ def test_a_fresh_fleet_may_be_read_and_written() -> None:
 )
 def test_what_is_too_new_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(Unsupported) as caught:
-        check(record(**changes), where="./fleet")
+        check_record(record(**changes), where="./fleet")
     assert str(caught.value) == f"the fleet at ./fleet uses {said}, which this limpet does not know"
     assert "upgrade limpet" in caught.value.hint
 
@@ -56,7 +56,7 @@ def test_what_is_too_new_is_named(changes: dict[str, Any], said: str) -> None:
     ],
 )
 def test_what_is_older_may_be_read(changes: dict[str, Any]) -> None:
-    check(record(**changes), where="here")
+    check_record(record(**changes), where="here")
 
 
 @pytest.mark.parametrize(("min_writer", "may"), [(LEVEL - 1, True), (LEVEL, True), (LEVEL + 1, False)])

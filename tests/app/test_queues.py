@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.app.urls import provider_of
+from limpet.app.fleet import provider_of
 from limpet.errors import Invalid, Unsupported
 from support.servers.process import Bucket
 

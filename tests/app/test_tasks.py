@@ -255,8 +255,8 @@ async def _async_yields(n: int) -> Any:
         (_method, "is a method"),
         (_yields, "yields"),
         (_async_yields, "yields"),
-        (lambda: None, "has no name of its own"),
-        (functools.partial(_with_args), "has no name of its own"),
+        (lambda: None, "has no name"),
+        (functools.partial(_with_args), "has no name"),
     ],
 )
 def test_what_cannot_be_a_task_is_refused_at_decoration(fleet: Fleet, function: Callable[..., Any], said: str) -> None:
@@ -286,7 +286,7 @@ def test_the_parentheses_are_optional(fleet: Fleet) -> None:
 
 def test_two_functions_cannot_share_a_name(fleet: Fleet) -> None:
     fleet.task("t")(_a)
-    with pytest.raises(Invalid, match=r"two functions want to be task 't': .*\._a and .*\._b"):
+    with pytest.raises(Invalid, match=r"two functions are named task 't': .*\._a and .*\._b"):
         fleet.task("t")(_b)
     assert [task.function for task in fleet.tasks] == [_a]
 
@@ -345,6 +345,7 @@ def test_every_field_of_a_policy_is_a_keyword() -> None:
         "concurrency",
         "rate_per_s",
         "retention_s",
+        "poll_s",
     ]
     assert {field.name for field in fields(Policy)} == {*PolicyFields.__annotations__}
 

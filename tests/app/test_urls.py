@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.app.urls import absolute, store_for, url_or_default
+from limpet.app.fleet import absolute, store_for, url_or_default
 from limpet.errors import Invalid
 from limpet.keys import Key
 from limpet.runtime import system

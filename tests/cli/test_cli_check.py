@@ -11,10 +11,9 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from limpet.cli.check import Limits, violations
+from limpet.app.health import Limits, broken_limits
 from limpet.keys import QueueKeys
 from limpet.queue.inspect import RECEIPTS_AT_ONCE
-from limpet.runtime import system
 from limpet.store import DirectoryStore
 
 HOUR_S = 3600
@@ -110,8 +109,8 @@ def test_it_stops_reading_when_there_are_enough() -> None:
     fleet = limpet.open("fleet", read_only=True)
     fleet.check()
     with fleet.meter.measure() as cost:
-        _, [wrong] = violations(fleet, Limits(failed=5), None, system())
-    assert wrong.message == f"a: at least {RECEIPTS_AT_ONCE} tasks failed, and --max-failed is 5"
+        _, [wrong] = broken_limits(fleet, Limits(failed=5))
+    assert (wrong.queue, wrong.value, wrong.bound) == ("a", RECEIPTS_AT_ONCE, "at least")
     assert cost.requests["get"] == RECEIPTS_AT_ONCE
 
 
@@ -124,7 +123,7 @@ def test_what_no_rule_is_about_is_not_listed() -> None:
     for n in range(2500):
         fleet.store.put(QueueKeys.of("a").completed_of(f"{n}"), b"{}")
     with fleet.meter.measure() as cost:
-        found, wrong = violations(fleet, Limits(age_s=HOUR_S, pending=3), None, system())
+        found, wrong = broken_limits(fleet, Limits(age_s=HOUR_S, pending=3))
     assert (found, wrong) == (["a"], [])
     assert cost.requests == {"list": 2}
 

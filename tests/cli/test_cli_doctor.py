@@ -30,6 +30,7 @@ def test_a_folder_is_fit_and_left_as_it_was(here: Here, tmp_path: Path) -> None:
     assert [line.split("\t")[0] for line in lines if "\tok\t" in line] == names
     assert lines[-1] == "ok  fleet is fit for Limpet"
     assert "p95" in done.out
+    assert "\t0.0 ms" not in done.out, "a time has the digits that say something"
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["fleet", "fleet/mine.txt"]
 
 
@@ -86,3 +87,43 @@ def test_rclone_ignores_conditions_and_is_refused(
     assert "FAIL" in first
     assert "the store ignores conditions" in first
     assert done.out.splitlines()[-1].startswith(f"FAIL  {url} is not fit for Limpet: conditional writes, ")
+
+
+def test_credentials_are_neither_stored_nor_printed(
+    here: Here, seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not in objects, output, errors or tracebacks, whether they are right or wrong."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIMPET_TRACEBACK", "1")
+    _log_in(monkeypatch, seaweedfs)
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    assert len(secret) >= 8
+    url = seaweedfs.at(f"secret-{os.getpid()}").partition("?")[0]
+    commands = [
+        ("queue", "push", "jobs", "{}", "--id", "a", "-u", url),
+        ("lock", "run", "one", "-u", url, "--", "true"),
+        ("index", "create", "x", "--field", "a:string", "--key", "a", "-u", url),
+        ("index", "put", "x", '{"a": "b"}', "-u", url),
+        ("status", "--json", "-u", url),
+        ("queue", "show", "jobs", "a", "--json", "-u", url),
+        ("lock", "show", "one", "--json", "-u", url),
+        ("index", "get", "x", "b", "--json", "-u", url),
+    ]
+    said = []
+    for command in commands:
+        done = here(*command)
+        assert done.code == 0, done.err
+        said += [done.out, done.err]
+    store = CloudStore(url, options=dict(seaweedfs.options))
+    keys = [stat.key for stat in store.list()]
+    assert len(keys) > 5
+    assert [key for key in keys if secret.encode() in store.get(key).data or secret in key] == []
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    done = here("status", "-u", url)
+    assert done.code == 1
+    said += [done.out, done.err]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    done = here("queue", "push", "jobs", "{}", "-u", url)
+    assert done.code == 1
+    said += [done.out, done.err]
+    assert [text for text in said if secret in text] == []

@@ -12,7 +12,7 @@ import limpet
 from cli.harness import Here
 from limpet import testing
 from limpet.app.catalogs import executions_of
-from limpet.app.events import recent
+from limpet.events.fold import recent
 from limpet.keys import CatalogKeys
 from limpet.runtime import system
 from support.servers.process import Bucket

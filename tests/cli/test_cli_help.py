@@ -10,74 +10,10 @@ from typing import Any
 import pytest
 
 import limpet
-from cli.harness import Here, limpet_command
+from cli.harness import COMMANDS, Here, limpet_command
 
-COMMANDS: list[tuple[str, ...]] = [
-    (),
-    ("backup",),
-    ("catalog",),
-    ("catalog", "gc"),
-    ("catalog", "log"),
-    ("catalog", "quarantine"),
-    ("catalog", "quarantine", "ls"),
-    ("catalog", "quarantine", "retry"),
-    ("catalog", "show"),
-    ("catalog", "undrop"),
-    ("catalog", "verify"),
-    ("check",),
-    ("demo",),
-    ("doctor",),
-    ("events",),
-    ("events", "ls"),
-    ("events", "tail"),
-    ("iam",),
-    ("index",),
-    ("index", "adopt"),
-    ("index", "compile"),
-    ("index", "create"),
-    ("index", "delete"),
-    ("index", "export"),
-    ("index", "get"),
-    ("index", "import"),
-    ("index", "ls"),
-    ("index", "publish"),
-    ("index", "purge"),
-    ("index", "put"),
-    ("index", "reshard"),
-    ("index", "schema"),
-    ("index", "sql"),
-    ("index", "stats"),
-    ("index", "verify"),
-    ("lock",),
-    ("lock", "break"),
-    ("lock", "ls"),
-    ("lock", "run"),
-    ("lock", "show"),
-    ("queue",),
-    ("queue", "cancel"),
-    ("queue", "cost"),
-    ("queue", "failed"),
-    ("queue", "ls"),
-    ("queue", "pause"),
-    ("queue", "peek"),
-    ("queue", "purge"),
-    ("queue", "push"),
-    ("queue", "resume"),
-    ("queue", "retry"),
-    ("queue", "show"),
-    ("queue", "stats"),
-    ("queue", "sweep"),
-    ("restore",),
-    ("serve",),
-    ("serve", "api"),
-    ("serve", "compactor"),
-    ("status",),
-    ("supervise",),
-    ("upgrade",),
-    ("work",),
-]
 LINES_MAX = 70
-GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",)]
+GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",), ("tables",)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")
@@ -103,14 +39,14 @@ def test_help_is_short_and_shows_flags_as_flags(
 
 def test_help_tells_defaults_and_variables_beside_the_text(here: Here) -> None:
     said = " ".join(here("queue", "ls", "--help").out.split())
-    assert "Show at most so many. [default: 20]" in said
+    assert "Show at most N entries. [default: 20]" in said
     assert "[env: LIMPET_URL]" in said
 
 
 def test_every_command_is_listed() -> None:
     from typer.main import get_command
 
-    from limpet.cli.commands import build
+    from limpet.cli import build
 
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield words
@@ -174,7 +110,7 @@ def _loaded(code: str) -> set[str]:
             (*(each for each in HEAVY if each != "msgspec"), *SCREEN, "limpet.catalog", "limpet.index", "limpet.cli"),
         ),
         ("import limpet.cli", (*HEAVY, *ROOMS, *SCREEN)),
-        ("import limpet.cli.commands as c; c.build('lock')", ("rich", "obstore", "limpet.app", "limpet.cli.queue")),
+        ("import limpet.cli as c; c.build('lock')", ("rich", "obstore", "limpet.app", "limpet.cli.queue")),
     ],
 )
 def test_what_is_not_loaded_before_it_is_needed(code: str, heavy: tuple[str, ...]) -> None:

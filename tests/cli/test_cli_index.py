@@ -77,9 +77,9 @@ def test_create_by_a_data_package(index: Here) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said", "hint"),
     [
-        ((), "say which columns it has", "--field domain:string --key domain"),
-        (("--field", "a:string", "--schema", "x"), "say which columns it has", "--field"),
-        (("--field", "a:string"), "say which column is the key", "--key a"),
+        ((), "name the columns with --field or --schema", "--field domain:string --key domain"),
+        (("--field", "a:string", "--schema", "x"), "name the columns with --field or --schema", "--field"),
+        (("--field", "a:string"), "name the key column", "--key a"),
         (("--field", "a:string", "--key", "b"), "there is no field 'b' to be the key", "the fields are a"),
         (("--field", "a:text", "--key", "a"), "'a:text' is no column: there is no type 'text'", "the types are string"),
         (("--field", "a", "--key", "a"), "'a' is no column: it has no type", "write name:type"),
@@ -250,7 +250,7 @@ def test_stats(sites: Here) -> None:
 
 
 def test_create_over_files_of_another_program_writes_nothing(index: Here, tmp_path: Path) -> None:
-    """FINDINGS B6: 236 empty shards were written first, and the hint was to delete what was there."""
+    """In 0.1 236 empty shards were written first, and the hint was to delete what was there."""
     store = limpet.open("fleet").store
     keys = IndexKeys.of("sites")
     theirs = {keys.shard(f"{n:02x}"): f"d{n}.com\x1f{n}\n".encode() for n in range(20)}
@@ -264,7 +264,6 @@ def test_create_over_files_of_another_program_writes_nothing(index: Here, tmp_pa
 
 
 def test_a_column_becomes_nullable_only_by_an_explicit_step(sites: Here) -> None:
-    """FINDINGS B7."""
     assert sites("create", "strict", "--field", "id:string", "--field", "n:integer", "--key", "id").code == 0
     assert sites("put", "strict", '{"id": "a", "n": 1}').code == 0
     assert sites("create", "strict", "--field", "id:string", "--field", "n:integer?", "--key", "id").code == 0

@@ -52,7 +52,7 @@ def test_what_create_needs(here: Here) -> None:
     _write()
     _refused(here(*IMPORT, "--create"), 2, "the index 'sites' is new: say which field is its key", "domain, visits")
     _refused(here(*IMPORT, "--create", "--key", "nope"), 2, "there is no field 'nope' to be the key")
-    _refused(here(*IMPORT, "--key", "domain"), 2, "--key is for --create")
+    _refused(here(*IMPORT, "--key", "domain"), 2, "--key needs --create")
     assert not Path("fleet").exists()
     _refused(here(*IMPORT), 1, "there is no fleet at ")
     assert here(*IMPORT, *CREATE).code == 0
@@ -75,12 +75,12 @@ def test_a_key_that_looks_like_a_date_is_text(here: Here) -> None:
         (("-",), 2, "standard input and output have no format"),
         (("sites.csv", "--format", "xml"), 2, "there is no format 'xml'"),
         (("-", "--format", "parquet"), 2, "parquet is not read from a pipe"),
-        (("sites.csv", "--engine", "horses=4"), 2, "'horses=4' is no engine"),
+        (("sites.csv", "--engine", "horses=4"), 2, "'horses=4' is not an engine"),
         (("sites.csv", "--engine", "processes=0"), 2, "an engine has 1 to 256 workers"),
-        (("sites.csv", "--engine", "processes"), 2, "'processes' is no engine"),
+        (("sites.csv", "--engine", "processes"), 2, "'processes' is not an engine"),
         (("sites.csv", "--skip-bad", "sites.csv"), 2, "--skip-bad names the file that is imported"),
         (("sites.csv", "--format", "jsonl"), 2, "line 1: the record is not valid JSON"),
-        (("sites.csv", "--format", "parquet"), 2, "it is no Parquet file"),
+        (("sites.csv", "--format", "parquet"), 2, "it is not a Parquet file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -94,12 +94,12 @@ def test_a_bad_row(here: Here) -> None:
     _write()
     here(*IMPORT, *CREATE)
     Path("sites.csv").write_text("domain,visits\n" + "x.com,1\n" * 10 + "y.com,many\n")
-    said = "line 12: field 'visits': expected integer, got 'many'; 10 records before that batch are in"
+    said = "line 12: field 'visits': expected integer, got 'many'; 10 records before that batch are imported"
     _refused(here(*IMPORT, "--batch", "5"), 2, said, "--skip-bad FILE")
     done = here(*IMPORT, "--batch", "5", "--skip-bad", "bad.csv")
     assert (done.code, done.out) == (0, "imported 10 records into 'sites' in 0 s\n")
     assert done.err.splitlines() == [
-        "going on after line 11, where the last run was; --restart begins anew",
+        "continuing after line 11, where the last run stopped; --restart starts over",
         "left out line 12: field 'visits': expected integer, got 'many'",
         "left out 1 bad record, kept in bad.csv",
     ]
@@ -135,7 +135,7 @@ def test_killed_it_goes_on(here: Here, spawn: Spawn) -> None:
     [cell] = cells.glob("*.json*")
     saved = _saved(cell)
     done = here(*IMPORT, "--batch", "100", "--json")
-    assert f"going on after line {saved + 1:,}, where the last run was" in done.err
+    assert f"continuing after line {saved + 1:,}, where the last run stopped" in done.err
     told = json.loads(done.out)
     assert (told["resumed"], told["records"]) == (True, 1200)
     assert _records() == {f"d{n}.com": n for n in range(1200)}
@@ -173,16 +173,18 @@ def test_interrupted(here: Here, spawn: Spawn) -> None:
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err.startswith("interrupted: ")
-    assert err.endswith("records before that batch are in, and the same command goes on from there\n")
+    assert err.endswith("records before that batch are imported, and the same command continues from there\n")
 
 
 def test_a_store_that_refuses_says_how_far_it_got(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(30)
     here(*IMPORT, *CREATE)
     monkeypatch.setenv("LIMPET_REQUEST_BUDGET", "25")
-    _refused(here(*IMPORT, "--batch", "10"), 1, "10 records before that batch are in, and the same command goes on")
+    _refused(
+        here(*IMPORT, "--batch", "10"), 1, "10 records before that batch are imported, and the same command continues"
+    )
     monkeypatch.delenv("LIMPET_REQUEST_BUDGET")
-    assert "going on after line 11" in here(*IMPORT, "--batch", "10").err
+    assert "continuing after line 11" in here(*IMPORT, "--batch", "10").err
 
 
 def test_a_terminal_sees_a_bar() -> None:
@@ -254,7 +256,7 @@ def test_a_reader_that_goes_away_is_no_traceback(here: Here) -> None:
         (("no/such/folder.csv",), 1, "cannot write "),
         (("out.txt",), 2, "the name out.txt implies no format"),
         (("-",), 2, "standard input and output have no format"),
-        (("-", "--format", "csv", "--json"), 2, "stdout cannot hold the records and --json"),
+        (("-", "--format", "csv", "--json"), 2, "the records and --json cannot both go to stdout"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -129,7 +129,7 @@ def test_what_cannot_be_written_is_one_line(here: Here, form: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("select 1", "--json", "--csv", "-"), 2, "--json and --csv are two forms of one answer"),
+        (("select 1", "--json", "--csv", "-"), 2, "--json and --csv exclude each other"),
         (("select * from nope",), 2, "there is no index 'nope'"),
         (("drop view sites",), 2, "that is not one SELECT"),
         (("select * from read_text('/etc/passwd')",), 2, "a query may not call read_text()"),

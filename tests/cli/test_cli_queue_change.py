@@ -1,4 +1,4 @@
-"""`limpet queue retry | cancel | pause | resume | purge | sweep`: what they do, and what a typo does not."""
+"""`limpet queue retry | cancel | pause | resume | purge | sweep | adopt`: what they do, and what a typo does not."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_purge_asks(here: Here, queue: Queue, monkeypatch: pytest.MonkeyPatch) -
     done = here("queue", "purge", "enrich")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "limpet: 2 tasks would be dropped from 'enrich', 0 of them in flight, and nobody is here to ask\n"
+        "limpet: 2 tasks would be dropped from 'enrich', 0 of them in flight, and there is no terminal to ask\n"
         "hint: add --yes\n"
     )
     assert queue.stats().pending == 1
@@ -178,6 +178,21 @@ def test_purge_obeys_the_answer(answer: bytes, code: int, left: int) -> None:
     assert done.returncode == code
     assert b"Drop them all?" in done.stderr
     assert queue.stats().pending == left
+
+
+def test_sweep_keeps_receipts_whose_workers_may_keep_them_longer(here: Here, tmp_path: Path) -> None:
+    """The command does not know the workers' `retention_s`: an id that was used stays taken."""
+    queue = limpet.open(tmp_path).queue("enrich", retention_s=365 * 86400.0)
+    queue.push({}, id="a")
+    with queue.claim() as claim:
+        for task in claim:
+            task.done("kept")
+    [receipt] = tmp_path.rglob("completed/*")
+    old_s = receipt.stat().st_mtime - 40 * 86400
+    os.utime(receipt, (old_s, old_s))
+    assert _run(here, "sweep", "enrich", "-u", str(tmp_path)) == "'enrich' is tidy; 0 objects removed\n"
+    assert queue.result("a").value == "kept"
+    assert not queue.push({}, id="a").created
 
 
 def test_sweep_removes_what_a_crash_left(here: Here, queue: Queue) -> None:
@@ -201,3 +216,48 @@ def test_a_mistyped_queue_creates_nothing(here: Here, arguments: tuple[str, ...]
     assert (done.code, done.out) == (1, "")
     assert done.err == f"limpet: there is no queue 'enrich' at {limpet.open().url}\nhint: there is mail\n"
     assert [*limpet.open().store.list_dirs("queues")] == ["mail"]
+
+
+def test_adopt_says_what_was_taken_over_and_what_was_not(here: Here, tmp_path: Path) -> None:
+    for name, text in {
+        "pending/a.com/task.json": '{"domain": "a.com"}',
+        "pending/b.com/task.json": '{"domain": "b.com"}',
+        "pending/b.com/lease.json": "{}",
+        "completed/c.com.json": '{"domain": "c.com"}',
+        "failed/\x1b[31m.json": "{}",
+    }.items():
+        (tmp_path / "old" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "old" / name).write_text(text)
+    done = here("queue", "adopt", "enrich", "--from", "old")
+    assert done.code == 1
+    assert done.out == "took 2 tasks into 'enrich': 1 waiting, 1 completed, 0 failed; no original deleted\n"
+    bad, held = done.err.splitlines()
+    assert bad.startswith("not taken over: failed/\\x1b[31m.json: the name")
+    assert held.startswith("1 task has a lease and was skipped; once")
+    (tmp_path / "old/failed/\x1b[31m.json").unlink()
+    told = json.loads(here("queue", "adopt", "enrich", "--from", "old", "--quiesced", "--json").out)
+    assert (told["queue"], told["pending"], told["known"], told["deleted"]) == ("enrich", 1, 2, 4)
+    done = here("queue", "adopt", "enrich", "--from", "old")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[0] == "limpet: there are no tasks at old"
+    assert limpet.open().queue("enrich").stats().pending == 2
+    assert here("queue", "adopt", "../enrich", "--from", "old").code == 2
+
+
+def test_retry_by_a_regular_expression(here: Here, tmp_path: Path) -> None:
+    queue = limpet.open(tmp_path / "fleet").queue("jobs")
+    for n, error in enumerate(("HTTP 429 slow down", "HTTP 503", "timeout", "error ~ odd")):
+        queue.push({"n": n}, id=f"t{n}")
+        with queue.claim() as claim:
+            for task in claim:
+                task.fail(error)
+    url = str(tmp_path / "fleet")
+    done = here("queue", "failed", "jobs", "--where", "error ~ http (4|5)\\d\\d", "--json", "-u", url)
+    assert sorted(id_ for group in json.loads(done.out) for id_ in group["ids"]) == ["t0", "t1"]
+    done = here("queue", "retry", "jobs", "--where", "error ~ 429", "--since", "1h", "--json", "-u", url)
+    assert json.loads(done.out)["retried"] == ["t0~1"]
+    done = here("queue", "retry", "jobs", "--where", "error ~ (", "-u", url)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("limpet: '(' is no regular expression: ")
+    done = here("queue", "retry", "jobs", "--where", "TIMEOUT", "--json", "-u", url)
+    assert json.loads(done.out)["retried"] == ["t2~1"]

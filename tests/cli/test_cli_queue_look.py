@@ -11,9 +11,8 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from limpet.keys import Key
+from limpet.keys import Key, batch_of
 from limpet.queue import Queue
-from limpet.queue.entry import batch_of
 from limpet.runtime import system
 
 WORKER = f"{os.uname().nodename}:{os.getpid()}"
@@ -195,7 +194,7 @@ def test_show_what_waits(here: Here, queue: Queue) -> None:
 def test_show_follows_a_retry(here: Here, queue: Queue) -> None:
     queue.retry("bad/1")
     rows = _rows(here("queue", "show", "enrich", "bad/1").out)
-    assert (rows["task"], rows["state"], rows["retried"]) == ("bad/1~1", "waits", "bad/1 lives on as bad/1~1")
+    assert (rows["task"], rows["state"], rows["retried"]) == ("bad/1~1", "waits", "bad/1 was retried as bad/1~1")
 
 
 def test_show_a_batch_and_its_tasks(here: Here, queue: Queue) -> None:
@@ -228,7 +227,10 @@ def test_show_a_batch_on_its_way(here: Here) -> None:
     whole = _json(here, "show", "enrich", entry)
     assert (whole["done"], whole["failed"], whole["tasks"]) == (1, [f"{entry}.1"], 4)
     states = [_json(here, "show", "enrich", f"{entry}.{n}")["state"] for n in range(4)]
-    assert states == ["done, and its batch goes on", "failed", "waits", "waits"]
+    assert states == ["completed", "failed", "waits", "waits"]
+    assert "completed" in here("queue", "show", "enrich", f"{entry}.0").out
+    assert "1 of 4" in here("queue", "ls", "enrich").out
+    assert "1 done, in batches that have not ended" in here("queue", "stats", "enrich").out
     assert here("queue", "show", "enrich", f"{entry}.4").code == 1
 
 
@@ -265,6 +267,10 @@ def test_cost_stands_beside_sqs(here: Here, queue: Queue) -> None:
     assert "nothing here; $0.00009" in shown
     assert "SQS is cheaper: this queue costs" in shown
     assert "not metered" in shown
+    idle = facts["idle_worker"]
+    assert (idle["poll_s"], idle["a_month"]["dollars"]) == (2.0, 0.0)
+    assert idle["a_month_in_a_bucket"]["dollars"] < 0.86
+    assert "An idle worker costs nothing here; in a bucket up to $0.854 a month on S3." in shown
 
 
 def test_cost_of_large_batches_is_below_sqs(here: Here) -> None:

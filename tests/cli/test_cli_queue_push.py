@@ -14,8 +14,8 @@ import pytest
 
 import limpet
 from cli.harness import Here, limpet_command
+from limpet.app.push_file import CHUNK_BATCHES
 from limpet.cli.options import duration_s
-from limpet.cli.queue.push import CHUNK_BATCHES
 
 PUSH = ("queue", "push", "enrich", "-u", "fleet")
 
@@ -72,10 +72,10 @@ HUGE = json.dumps({"a": "x" * (1 << 20)})
         ("7", "the payload is a JSON number, and", "quote it"),
         ("true", "the payload is a JSON literal, and", "quote it"),
         ("null", "the payload is a JSON literal, and", "quote it"),
-        (DEEP, "the payload is nested too deeply", "object of its own"),
-        (DEEPER, "the payload is nested too deeply", "object of its own"),
-        (BIG, "the payload takes 262152 bytes; a task holds 262144", "object of its own"),
-        (HUGE, "the payload takes more than 1048576 bytes; a task holds 262144", "object of its own"),
+        (DEEP, "the payload is nested too deeply", "separate object"),
+        (DEEPER, "the payload is nested too deeply", "separate object"),
+        (BIG, "the payload takes 262152 bytes; a task holds 262144", "separate object"),
+        (HUGE, "the payload takes more than 1048576 bytes; a task holds 262144", "separate object"),
     ],
     ids=lambda text: str(text)[:20],
 )

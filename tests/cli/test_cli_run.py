@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import signal
 import subprocess
 import time
@@ -260,3 +261,18 @@ def test_ctrl_c_reaches_the_command() -> None:
     assert os.waitstatus_to_exitcode(status) == 7
     assert _state() is State.FREE
     os.close(fd)
+
+
+def test_a_process_with_a_thousand_open_files_runs_commands_too(here: Here) -> None:
+    """`select` refuses descriptors from 1,024 on."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    files: list[int] = []
+    try:
+        while not files or files[-1] < 1100:
+            files.append(os.open("/dev/null", os.O_RDONLY))
+        assert here("lock", "run", "x", "-u", "fleet", "--", "true").code == 0
+    finally:
+        for fd in files:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

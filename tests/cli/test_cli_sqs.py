@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 import limpet
-from cli.harness import Here
+from cli.harness import COMMANDS, Here
+from limpet.app.health import Limits
+from limpet.app.overview import OverviewWatch
 from support.servers.moto import REGION, Moto
 from support.servers.process import NotInstalled
 
@@ -47,11 +50,18 @@ def test_check_is_red_with_one_message_waiting(here: Here, url: str) -> None:
 def test_a_rule_that_cannot_be_checked_is_violated(here: Here, url: str) -> None:
     limpet.open(url).queue("jobs").push({"n": 1})
     done = here("check", "--max-age", "1h", "-u", url)
-    assert (done.code, done.out) == (1, "jobs: --max-age cannot be checked: SQS does not tell how old a task is\n")
+    assert (done.code, done.out) == (1, "jobs: --max-age cannot be checked: SQS does not report how old a task is\n")
     done = here("check", "--max-pending", "5", "-q", "jbos", "-u", url)
     assert done.code == 1
     assert done.err.splitlines()[0] == f"limpet: there is no queue 'jbos' at {url}"
     assert "did you mean 'jobs'?" in done.err
+
+
+def test_a_url_without_any_queue_is_not_ok(here: Here, url: str) -> None:
+    """SQS has no record of a fleet: a typo in the prefix looks like a fleet without queues."""
+    done = here("check", "--max-pending", "0", "-u", url)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[0] == f"limpet: there is no queue at {url}"
 
 
 def test_failed_tasks_count_and_so_does_a_dead_letter_queue(here: Here, url: str) -> None:
@@ -107,12 +117,15 @@ def test_status_ls_and_stats_show_the_numbers_of_sqs(here: Here, url: str) -> No
     [
         (("ls", "jobs"), "cannot list its tasks"),
         (("show", "jobs", "x"), "cannot show a task's lease"),
+        (("ls", "jobs", "--failed"), "cannot list its tasks"),
+        (("failed", "jobs"), "cannot list what failed"),
         (("peek", "jobs"), "has no peek"),
         (("cost", "jobs"), "cannot be priced"),
         (("cancel", "jobs", "x"), "has no cancel"),
         (("pause", "jobs"), "has no pause"),
         (("resume", "jobs"), "has no pause"),
         (("sweep", "jobs"), "cannot be swept"),
+        (("adopt", "jobs", "--from", "old"), "cannot take over files"),
         (("push", "jobs", "{}", "--id", "x"), "has no ids"),
     ],
 )
@@ -126,12 +139,129 @@ def test_what_sqs_cannot_do_is_said(here: Here, url: str, command: tuple[str, ..
     assert hint.startswith("hint: ")
 
 
+WITHOUT_STORE: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("backup",): ("URL", "PLACE"),
+    ("catalog", "gc"): (),
+    ("catalog", "log"): (),
+    ("catalog", "quarantine", "ls"): (),
+    ("catalog", "quarantine", "retry"): ("--all",),
+    ("catalog", "show"): (),
+    ("catalog", "undrop"): ("a.b",),
+    ("catalog", "verify"): (),
+    ("demo",): (),
+    ("doctor",): ("URL",),
+    ("events", "ls"): (),
+    ("events", "tail"): (),
+    ("index", "adopt"): ("x",),
+    ("index", "compile"): ("x",),
+    ("index", "create"): ("x", "--field", "a:string", "--key", "a"),
+    ("index", "delete"): ("x", "k"),
+    ("index", "export"): ("x", "PLACE/o.csv"),
+    ("index", "get"): ("x", "k"),
+    ("index", "import"): ("x", "-", "--format", "csv"),
+    ("index", "ls"): (),
+    ("index", "publish"): ("x",),
+    ("index", "purge"): ("x", "--quiesced"),
+    ("index", "put"): ("x", '{"a": "b"}'),
+    ("index", "reshard"): ("x", "--depth", "3", "--quiesced"),
+    ("index", "schema"): ("x",),
+    ("index", "sql"): ("select * from x",),
+    ("index", "stats"): ("x",),
+    ("index", "verify"): ("x",),
+    ("lock", "break"): ("x", "--yes"),
+    ("lock", "ls"): (),
+    ("lock", "run"): ("x", "--", "true"),
+    ("lock", "show"): ("x",),
+    ("restore",): ("PLACE", "URL"),
+    ("serve",): ("--port", "0"),
+    ("serve", "api"): ("--port", "0", "--compactor-url", "http://127.0.0.1:9"),
+    ("serve", "compactor"): ("--port", "0"),
+    ("sql",): ("select * from locks",),
+    ("supervise",): ("--local", "PLACE/node", "--remote", "URL"),
+    ("tables", "compact"): ("n.t",),
+    ("tables", "expire"): ("n.t",),
+    ("tables", "orphans"): ("n.t",),
+    ("upgrade",): (),
+    ("workers",): (),
+}
+"""The commands that need a store, with arguments that a store would take. URL is that of SQS, else it is `-u`."""
+WITH_QUEUES = {
+    ("check",),
+    ("metrics",),
+    ("status",),
+    ("top",),
+    ("ui",),
+    ("work",),
+    *(words for words in COMMANDS if words[:1] == ("queue",)),
+}
+"""Those that work on SQS, or refuse one queue by its name: the other tests of this file."""
+
+
+@pytest.mark.parametrize("command", WITHOUT_STORE, ids=" ".join)
+def test_what_needs_a_store_says_that_sqs_is_none(
+    here: Here, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line and a hint, before any request is made: nothing listens at that address."""
+    monkeypatch.setenv("LIMPET_SQS_ENDPOINT", "http://127.0.0.1:9")
+    url = f"sqs://{REGION}/pre"
+    arguments = [word.replace("URL", url).replace("PLACE", str(tmp_path)) for word in WITHOUT_STORE[command]]
+    done = here(*command, *([] if url in arguments else ["-u", url]), *arguments)
+    assert (done.code, done.out) == (1, "")
+    line, hint = done.err.splitlines()
+    assert line.startswith("limpet: SQS has queues and nothing else: ")
+    assert hint.startswith("hint: use a bucket or a directory")
+
+
+def test_no_command_is_left_out() -> None:
+    groups = {words[:-1] for words in COMMANDS if words} - {("serve",)}
+    no_url = {("completion",), ("iam",)}  # it needs no fleet; it takes a bucket's URL, and says so
+    assert {*COMMANDS} - groups - no_url == WITHOUT_STORE.keys() | WITH_QUEUES - {("queue",)}
+
+
+def test_the_dashboard_shows_the_queues(url: str) -> None:
+    fleet = limpet.open(url)
+    fleet.queue("jobs").push({"n": 1})
+    watch = OverviewWatch(fleet, Limits(pending=0))
+    found = watch.look()
+    assert [(each.queue, each.pending, each.approximate) for each in found.queues] == [("jobs", 1, True)]
+    assert [(each.rule, each.bound) for each in found.alerts] == [("max-pending", "about")]
+    assert (found.trouble, found.catalog, found.indexes) == ({}, None, ())
+    for _ in range(5):
+        watch.look(now=True)
+    assert watch.wait_s() > 60  # requests to SQS cost too: it backs off
+
+
+def test_a_policy_and_a_node_need_a_bucket_and_a_directory(here: Here, tmp_path: Path) -> None:
+    done = here("iam", "--provider", "aws", "--role", "worker", "-u", "sqs://eu-west-1/pre")
+    assert (done.code, done.err.splitlines()[0]) == (2, "limpet: 'sqs://eu-west-1/pre' is not a bucket's URL")
+    done = here("supervise", "--local", "sqs://eu-west-1/pre", "--remote", str(tmp_path), "--once")
+    assert (done.code, done.err.splitlines()) == (
+        2,
+        ["limpet: --local is a directory of this machine, not sqs:/eu-west-1/pre", "hint: the bucket is --remote"],
+    )
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_sqs_can_do_works(here: Here, url: str) -> None:
     done = here("queue", "push", "jobs", "{}", "-u", url)
     assert (done.code, done.err) == (0, "(new queue)\n")
     assert here("queue", "push", "jobs", "{}", "-u", url).err == ""
     assert here("queue", "retry", "jobs", "--all", "-u", url).code == 0
+    done = here("queue", "retry", "jobs", "x", "-u", url)
+    assert (done.code, done.err.splitlines()[1]) == (1, "hint: --all retries all")
     done = here("queue", "purge", "jobs", "--yes", "-u", url)
     assert (done.code, done.out) == (0, "dropped 2 tasks of 'jobs'\n")
     for command in (("stats", "jbos"), ("purge", "jbos", "--yes"), ("retry", "jbos", "--all")):
         assert here("queue", *command, "-u", url).code == 1
+
+
+def test_top_and_metrics_show_the_numbers_of_sqs(here: Here, url: str, tmp_path: Path) -> None:
+    limpet.open(url).queue("jobs").push({"n": 1})
+    done = here("top", "--once", "-u", url)
+    assert (done.code, done.err) == (0, "")
+    assert ["jobs", "1", "0"] in [line.split("\t")[:3] for line in done.out.splitlines()]
+    done = here("metrics", "--textfile", str(tmp_path / "out.prom"), "-u", url)
+    assert done.code == 0, done.err
+    text = (tmp_path / "out.prom").read_text()
+    assert 'limpet_queue_pending{queue="jobs"} 1.0\n' in text
+    assert "limpet_queue_oldest_seconds{" not in text, "SQS reports no ages"

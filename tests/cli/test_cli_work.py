@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,16 @@ def test_an_empty_fleet_is_a_short_burst() -> None:
     assert total.startswith("0 done, 0 failed, 0 retried in ")
 
 
+def test_the_pause_between_polls_is_an_option_of_the_worker() -> None:
+    pushed = _queue("bulk").push({"n": 1})
+    done = _run("app:fleet", "--burst", "--poll-s", "7.5")
+    assert done.returncode == 0, done.stderr
+    assert _queue("bulk").result(pushed.id).state == "completed"
+    refused = _run("app:fleet", "--burst", "--poll-s", "0")
+    assert refused.returncode == 2
+    assert "--poll-s" in refused.stderr
+
+
 def test_an_earlier_queue_goes_first() -> None:
     for n in range(5):
         _queue("bulk").push({"n": n})
@@ -193,6 +204,7 @@ def test_a_signal_lets_what_runs_come_to_its_end(spawn: Spawn, number: signal.Si
     _next(worker, "started")
     worker.send_signal(number)
     _next(worker, "stopping")
+    time.sleep(1.0)  # limpet has told its worker process, and nothing shows when that has read it
     Path("go").touch()
     out, _ = worker.communicate()
     assert worker.returncode == 0
@@ -380,11 +392,12 @@ def test_a_log_for_people_is_marked_and_escaped() -> None:
 @pytest.mark.parametrize(("arguments", "mine"), [((), True), (("--log", "json"), False)])
 def test_logging_of_the_users_own(arguments: tuple[str, ...], mine: bool) -> None:
     """It is kept; with --log json, what it would write to the terminal is one of the JSON lines instead."""
-    own = "import logging\nlogging.basicConfig(format='mine %(limpet_task)s %(message)s', level='WARNING')\n"
+    form = "mine %(limpet_worker)s %(limpet_queue)s %(limpet_attempt)s %(limpet_task)s %(message)s"
+    own = f"import logging\nlogging.basicConfig(format={form!r}, level=30)\n"
     Path("app.py").write_text(own + APP)
     pushed = _queue("chat").push({"n": 7})
     said = _run("app:fleet", "--burst", "--quiet", *arguments).stderr
-    assert (f"mine {pushed.id} hello 7" in said) is mine
+    assert (re.search(rf"^mine \S+:\d+ chat 1 {pushed.id} hello 7", said, re.MULTILINE) is not None) is mine
     if not mine:
         assert next(event["message"] for event in _events(said) if event["event"] == "log") == "hello 7\x1b[31m"
 

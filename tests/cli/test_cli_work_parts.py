@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import limpet
-from limpet.cli.work_log import Log, json_line, left_of, progress_line, text_line
+from limpet.cli.work import Log, json_line, left_of, progress_line, text_line
 from limpet.errors import Invalid, Missing
 from limpet.worker.child import jobs_of
 from limpet.worker.pool import error_of
@@ -196,7 +196,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.Captu
     runtime = ManualRuntime()
     log = Log(runtime, as_json=False, progress=True)
     for second in range(60):
-        log.show(TaskCounts(done=second, rate_per_s=1.0), Backlog(pending=100 - second))
+        log.hear(Backlog(pending=100 - second), TaskCounts(done=second, rate_per_s=1.0))
         runtime.sleep(1)
     log.close()
     said = capsys.readouterr().err.splitlines()

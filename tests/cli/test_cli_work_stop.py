@@ -12,12 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import limpet
 from cli.harness import limpet_command, poll
 from limpet.lease import State
+from support.servers.process import Bucket
 
 APP = """
 import os, time
@@ -25,7 +27,7 @@ from pathlib import Path
 import limpet
 
 Path("importing").touch()
-fleet = limpet.open("./fleet", durability="os")
+fleet = limpet.open(os.environ["LIMPET_URL"], durability="os")
 
 @fleet.task()
 def wait(n: int) -> int:
@@ -60,14 +62,16 @@ def _children(pid: int) -> list[str]:
         return []
 
 
-def _start(folder: Path, source: str = APP, *more: str) -> subprocess.Popen[str]:
+def _start(folder: Path, source: str = APP, url: str | None = None) -> subprocess.Popen[str]:
     folder.mkdir()
     (folder / "app.py").write_text(source)
-    limpet.open(folder / "fleet", durability="os").queue("wait").push_many([{"n": n} for n in range(TASKS)], batch=2)
+    url = url or str(folder / "fleet")
+    limpet.open(url, durability="os").queue("wait").push_many([{"n": n} for n in range(TASKS)], batch=2)
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
-            limpet_command("work", "app:fleet", "--grace", GRACE_S, "--log", "json", *more),
+            limpet_command("work", "app:fleet", "--grace", GRACE_S, "--log", "json"),
             cwd=folder,
+            env={**os.environ, "LIMPET_URL": url},
             stdout=subprocess.DEVNULL,
             stderr=log,
             text=True,
@@ -93,27 +97,29 @@ def _reached(worker: subprocess.Popen[str], folder: Path) -> dict[str, Callable[
     }
 
 
-def _terminated(folder: Path, moment: Moment) -> str:
+def _terminated(folder: Path, moment: Moment, url: str | None = None) -> str:
     """Let a worker live until the moment, stop it, and look at what it left; what is wrong with that, if anything."""
     name, after_s = moment
-    worker = _start(folder)
+    worker = _start(folder, url=url)
     try:
         poll(name, _reached(worker, folder)[name])
         time.sleep(after_s)
         worker.terminate()
         poll("stopping, or ended", lambda: worker.poll() is not None or "stopping" in _kinds(folder))
+        if (folder / "began").exists():
+            time.sleep(1.0)  # nothing shows when the process of the task has read that it is to stop
         (folder / "go").touch()
         code = worker.wait(timeout=60)
     finally:
         worker.kill()
         worker.wait()
-    return _wrong(folder, code)
+    return _wrong(folder, url or str(folder / "fleet"), code)
 
 
-def _wrong(folder: Path, code: int) -> str:
+def _wrong(folder: Path, url: str, code: int) -> str:
     kinds = _kinds(folder)
     began = (folder / "began").read_text().split() if (folder / "began").exists() else []
-    queue = limpet.open(folder / "fleet", read_only=True).queue("wait")
+    queue = limpet.open(url, read_only=True).queue("wait")
     assert isinstance(queue, limpet.queue.BucketQueue)
     storage = queue.storage
     leases = [stat.key for stat in storage.store.list(storage.keys.pending) if stat.key.endswith("/lease.json")]
@@ -131,14 +137,23 @@ def _wrong(folder: Path, code: int) -> str:
     return ""
 
 
-def _try_all(folder: Path, moments: list[Moment]) -> None:
+def _try_all(folder: Path, moments: list[Moment], bucket: Bucket | None = None) -> None:
+    urls = [bucket.at(f"stop-{uuid4().hex}") if bucket else None for _ in moments]
+    folders = [folder / str(n) for n in range(len(moments))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        wrong = [*pool.map(lambda each: _terminated(folder / str(each[0]), each[1]), enumerate(moments))]
+        wrong = [*pool.map(_terminated, folders, moments, urls)]
     assert {moment: why for moment, why in zip(moments, wrong, strict=True) if why} == {}
 
 
 def test_sigterm_at_fifty_moments(tmp_path: Path) -> None:
     _try_all(tmp_path, _moments(50, seed=1))
+
+
+def test_sigterm_in_a_bucket(tmp_path: Path, seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a bucket claims ahead and deletes in the background: it hands back what it has not begun."""
+    for name, value in seaweedfs.env.items():
+        monkeypatch.setenv(name, value)
+    _try_all(tmp_path, [(name, after_s) for name in ("ready", "began") for after_s in (0.0, 0.05, 0.2, 0.5)], seaweedfs)
 
 
 @pytest.mark.full

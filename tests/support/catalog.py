@@ -14,6 +14,7 @@ import pytest
 
 from limpet.catalog import Compactor, Leader
 from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.leader import add_batch
 from limpet.catalog.records import CatalogHead, Change, LedgerBatch, RememberedAnswer, Row
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
@@ -184,7 +185,7 @@ class Leading:
         """Write a batch, and do not publish it."""
         rows = tuple(Row(self.runtime.new_id(), "create", (Change(name, {"of": name}),)) for name in names)
         batch = LedgerBatch(domain="catalog", token=self.lease.token, base_version=base, rows=rows)
-        return self.storage.add_batch(self.runtime.new_id(), batch)
+        return add_batch(self.storage, self.runtime.new_id(), batch)
 
     def publish(self, path: Key) -> Publication:
         """Have a batch published."""

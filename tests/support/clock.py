@@ -67,8 +67,9 @@ class Time:
 
 
 class _Flag:
-    def __init__(self, time: Time) -> None:
+    def __init__(self, time: Time, sleep: Callable[[float], None]) -> None:
         self._time = time
+        self._sleep = sleep
         self._up = False
 
     def set(self) -> None:
@@ -81,7 +82,7 @@ class _Flag:
         """Looks ten times a second."""
         until_s = self._time.now_s + timeout
         while not self._up and self._time.now_s < until_s:
-            self._time.sleep(min(0.1, until_s - self._time.now_s))
+            self._sleep(min(0.1, until_s - self._time.now_s))
         return self._up
 
 
@@ -141,7 +142,7 @@ class ManualRuntime:
 
     def flag(self) -> Flag:
         """A latch on the shared time."""
-        return _Flag(self.time)
+        return _Flag(self.time, self.time.sleep)
 
     def mutex(self) -> AbstractContextManager[Any]:
         """A lock between the tasks of this process."""
@@ -174,6 +175,18 @@ class QueueRuntime(ManualRuntime):
     def sleep(self, seconds: float) -> None:
         """Wait; in a thread of a frozen process, for ever."""
         super().sleep(seconds)
+        self._freeze()
+
+    def flag(self) -> Flag:
+        """A latch that a thread of a frozen process waits for in vain."""
+
+        def sleep(seconds: float) -> None:
+            self.time.sleep(seconds)
+            self._freeze()
+
+        return _Flag(self.time, sleep)
+
+    def _freeze(self) -> None:
         me = greenlet.getcurrent()
         while self.frozen and me.parent is not None:
             me.parent.switch()

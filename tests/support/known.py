@@ -9,31 +9,7 @@ __all__ = ["KNOWN"]
 KNOWN: dict[str, frozenset[str]] = {
     "class_names_are_unique": frozenset({}),
     "small_modules_have_two_users": frozenset({}),
-    "class_names_are_plain": frozenset(
-        {
-            "Flight",
-            "Gate",
-            "Knobs",
-            "Lab",
-            "Older",
-            "Peeked",
-            "Safe",
-            "Seat",
-            "_Door",
-            "_OpenHow",
-            "_Plain",
-            "_Sighting",
-            "_TooMuch",
-        }
-    ),
-    "glossary_is_used": frozenset(
-        {
-            "store clock",
-        }
-    ),
-    "cited_documents_exist": frozenset(
-        {
-            "seed 001",
-        }
-    ),
+    "class_names_are_plain": frozenset({}),
+    "glossary_is_used": frozenset({}),
+    "cited_documents_exist": frozenset({}),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
@@ -134,6 +134,11 @@ class Network(ScriptedStore):
         self._note("delete", key)
         super().delete(key)
 
+    def delete_in_order(self, keys: Sequence[Key]) -> None:
+        """See `Store.delete_in_order`."""
+        for key in keys:
+            self.delete(key)
+
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """See `Store.list`."""
         self._note("list", prefix)
@@ -200,11 +205,12 @@ class Process:
 
 
 class World:
-    """The bucket and the clock."""
+    """The bucket and the clock. `far`: it has a bell, and deletes happen in the background, as in a real bucket."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, far: bool = False) -> None:
         self.time = Time()
         self.memory = MemoryStore(QueueRuntime(self.time, "store"))
+        self.memory.far = far
         self._numbers = count(1)
 
     def process(self, owner: str | None = None, payload_type: Any = None, **policy: Any) -> Process:

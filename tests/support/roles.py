@@ -80,7 +80,7 @@ class Shape:
 
 def shapes() -> list[Shape]:
     """Every builder of keys there is, so that a new one cannot be forgotten."""
-    found = [Shape(name, build, _needs(build)) for name, build in _makers(keys) if name in keys.__all__]
+    found = [Shape(name, build, _needs(build)) for name, build in _makers(keys)]
     for room in (QueueKeys, IndexKeys, CatalogKeys):
         for name, build in _makers(room):
             needs = ("name", *_needs(build)[1:])

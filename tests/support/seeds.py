@@ -8,8 +8,10 @@ SEEDS = {
     "kernel": 3_000,
     "directory": 2_000,
     "queue": 1_000,
+    "queue_far": 500,
     "supervisor": 1_000,
     "index": 1_000,
+    "index_far": 500,
     "index_disk": 250,
     "catalog": 1_000,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from limpet.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
@@ -165,6 +165,11 @@ class Meddled(MeteredStore):
         self.before("delete", key)
         super().delete(key)
         self.after("delete", key)
+
+    def delete_in_order(self, keys: Sequence[Key]) -> None:
+        """See `Store.delete_in_order`."""
+        for key in keys:
+            self.delete(key)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """See `Store.list`, but all at once."""

@@ -27,7 +27,7 @@ __all__ = ["Tracer", "Walk"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = f"{ROOT / 'src' / 'limpet'}{os.sep}"
-KERNEL = ("store", "cell", "lease", "keys", "keys.py", "records.py", "errors.py", "runtime.py")
+KERNEL = ("store", "cell", "lease", "keys", "keys.py", "records.py", "errors.py", "runtime.py", "sortedmap.py")
 
 
 class Walk:

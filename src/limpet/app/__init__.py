@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from limpet.app.fleet import Fleet, open
-from limpet.app.formats import FleetRecord
-from limpet.app.tasks import TaskFunction, TaskPush, TaskRun
+from limpet.app.fleet import Fleet, FleetRecord, open
+from limpet.app.tasks import TaskFunction, TaskPush, TaskRun, Tasks
 
 if TYPE_CHECKING:
     from limpet.publish import Published
 
-__all__ = ["Fleet", "FleetRecord", "Published", "TaskFunction", "TaskPush", "TaskRun", "open"]
+__all__ = ["Fleet", "FleetRecord", "Published", "TaskFunction", "TaskPush", "TaskRun", "Tasks", "open"]
 
 
 def __getattr__(name: str) -> Any:

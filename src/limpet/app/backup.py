@@ -1,46 +1,57 @@
 """Copying a fleet to another URL while it runs, and back: `backup`, `restore`, `check_backup`.
 
-A backup has the layout of the fleet, with `backup.json` and the lists below `backup/` beside it. What makes the copy
-consistent is the order in which kinds of objects are copied (`ORDER`): data that moves is copied in the direction in
-which it moves, each step after the last has ended; and whatever names other objects is copied before those. So an
-object that has moved on before it was copied is found further on. docs/design/0007-backup.md argues each step and says
-what is guaranteed.
+A backup has the layout of the fleet, plus `backup.json` and the lists below `backup/`. The copy is consistent by the
+order in which kinds of objects are copied (`ORDER`): data that moves is copied in the direction in which it moves, one
+step after the other; objects that refer to others are copied before those. So an object that has moved before it
+was copied is found in a later step. docs/design/0007-backup.md explains each step and the guarantees.
 
-Nothing is ever written to the source.
+The source is never written to.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from limpet import keys, records
-from limpet.app.formats import BACKUP, RESTORING, FleetRecord, check, record_cell
+from limpet.app.fleet import (
+    BACKUP,
+    RESTORING,
+    FleetRecord,
+    absolute,
+    check_has_store,
+    check_record,
+    record_cell,
+    store_for,
+)
 from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
+from limpet.events.fold import EventHead
 from limpet.index.storage import Manifest
-from limpet.keys import Key
-from limpet.queue.entry import entry_of
-from limpet.records import Count, Digest, Instant, Name
-from limpet.runtime import Runtime
-from limpet.store.api import Stat, Store, Version
+from limpet.keys import CatalogKeys, Key, entry_of
+from limpet.records import Count, Digest, Instant, Name, digest_of
+from limpet.runtime import Runtime, system
+from limpet.store.api import Stat, Store, Version, batched
 from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
 from limpet.store.metered import MeteredStore
 from limpet.store.probe import quick
 
 T = TypeVar("T")
+_size = attrgetter("size")
 
 OBJECT_BYTES_MAX = 1 << 30
-"""An object is read whole before it is written; a larger one is left out and reported."""
+"""An object is read whole before it is written; a larger one is skipped and reported."""
+OTHER_SIZE = "another size"
 GROUP_BYTES = 64 << 20
 GROUP_OBJECTS = 256
 LIST_LINES = 2000
@@ -58,7 +69,7 @@ ORDER: tuple[tuple[str, str], ...] = (
     ("pending", r"queues/[^/]+/pending/.+"),
     ("failed", r"queues/[^/]+/failed/.+"),
     ("completed", r"queues/[^/]+/completed/.+"),
-    ("queue", r"queues/[^/]+/(?!slots/).+"),
+    ("queue", r"queues/[^/]+/(?!slots/|bell\.json$).+"),
     ("imports", r"indexes/[^/]+/imports/.+"),
     ("inbox", r"indexes/[^/]+/inbox/.+"),
     ("packs", r"indexes/[^/]+/packs/.+"),
@@ -73,30 +84,27 @@ ORDER: tuple[tuple[str, str], ...] = (
     ("head", r"manifests/.+\.json"),
     ("cell", r"(?:cells|sequence)/.+"),
     ("lock", r"locks/.+|queues/[^/]+/slots/.+|indexes/[^/]+/shards/[^/]+\.lock|sync/supervisor\.lock"),
-    ("own", r"limpet\.json|backup\.json|backup/.+|clock/.+|probe/.+"),
+    ("own", r"limpet\.json|backup\.json|backup/.+|clock/.+|probe/.+|workers/.+|queues/[^/]+/bell\.json"),
 )
-"""The kinds of objects, in the order in which they are copied; a key is of the first kind that it matches. Locks come
-last, behind cells and heads, so that no fence in the copy is above the token of its lock. `own` is never copied."""
+"""The kinds of objects, in the order in which they are copied; a key has the first kind that it matches. Locks come
+last, after cells and heads, so that no fence in the copy is above the token of its lock. `own` is never copied."""
 
 QUEUE_ORDER = ("scheduled", "pending", "failed", "completed")
 INDEX_ORDER = ("imports", "inbox", "packs", "shards")
-REST = ("queue", "index", "history", "other")
-"""Kinds of which nothing depends on when they are copied, if only it is after those above."""
+OTHER = "other"
+REST = ("queue", "index", "history", OTHER)
+"""Kinds that may be copied in any order, after those above."""
 
 _KINDS = tuple((name, re.compile(pattern, re.DOTALL)) for name, pattern in ORDER)
-OTHER = "other"
 
 
 def kind_of(key: str) -> str:
-    """What an object is, by its key; `other` for one that is none of Limpet's."""
+    """The kind of an object, by its key; `other` for an object that Limpet does not write."""
     return next((name for name, pattern in _KINDS if pattern.fullmatch(key)), OTHER)
 
 
-_MANY = msgspec.Meta(max_length=1_000_000)
-
-
 class _Line(msgspec.Struct, frozen=True, array_like=True):
-    """One copied object: its key, its size, the version that it had in the source, the digest of its bytes."""
+    """One copied object: its key, its size, its version in the source, the digest of its bytes."""
 
     key: Name
     size: Count
@@ -112,19 +120,19 @@ class _ListRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Retried(msgspec.Struct, frozen=True):
-    """What a receipt says of a task that was given new attempts."""
+    """The field of a receipt that names the retry of its task."""
 
     retried_as: Name | None = None
 
 
 class BackupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`backup.json`, a cell: which run wrote here last, and whether it came to its end."""
+    """`backup.json`, a cell: which run wrote here last, and whether it has finished."""
 
     purpose: Literal["backup", "restore"]
     state: Literal["running", "finished"]
     run: Name
     source: Name
-    """The URL that was copied; of a restore, the run of the backup."""
+    """The URL of the source; for a restore, the run of the backup."""
     begun_at: Instant
     finished_at: Instant | None = None
     objects: Count = 0
@@ -133,12 +141,12 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     left_out: Count = 0
     lists: Annotated[tuple[_ListRef, ...], msgspec.Meta(max_length=8000)] = ()
     sha256: Name = ""
-    """The digest of the digests of the lists, one after another."""
+    """The digest of the concatenated digests of the lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupProgress:
-    """How far a run is: which kind of object it copies, how many objects and bytes were met and how many copied."""
+    """The progress of a run: the current kind of object, objects and bytes found, and objects copied."""
 
     kind: str
     objects: int
@@ -151,8 +159,8 @@ Tell = Callable[[BackupProgress], None]
 
 @dataclass(slots=True)
 class BackupReport:
-    """What a run did. `left_out` are objects that could not be copied, with the reason; `damaged` (of a restore) are
-    those whose bytes are not what the backup recorded."""
+    """What a run did. `left_out`: objects that could not be copied, with the reason; `damaged` (restore only): objects
+    whose bytes differ from the backup's record."""
 
     objects: int = 0
     bytes: int = 0
@@ -167,7 +175,7 @@ class BackupReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `check_backup` found: objects that are missing, changed, or not part of the backup."""
+    """The result of `check_backup`: objects that are missing, changed, or not part of the backup."""
 
     finished: bool
     objects: int
@@ -179,11 +187,11 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the backup is finished and all of it is there."""
+        """Whether the backup is finished and complete."""
         return self.finished and not (self.missing or self.changed)
 
 
-# ---- what people call ----
+# ---- backup, restore, check ----
 
 
 def backup(
@@ -198,15 +206,15 @@ def backup(
 ) -> BackupReport:
     """Copy the fleet in `source` to `target`, which is empty or an earlier backup of it. The fleet may be running.
 
-    All that was acknowledged before this was called is in the copy, or its outcome is. What did not change since the
-    last run to the same target is not copied again, and what is gone from the source goes from the target, last of all.
-    `data=False` leaves out table data, but not table metadata.
-    Raises: Missing if there is no fleet; Invalid for a target that holds something else; Unavailable; Denied; Conflict
-    if another run to the same target began meanwhile; Corrupt if the catalog's head names objects that are not there.
+    Everything that was acknowledged before the call is in the copy, or its outcome is. Objects that did not change
+    since the last run to the same target are not copied again; objects that are gone from the source are deleted from
+    the target at the end. `data=False` skips table data, but not table metadata.
+    Raises: Missing if there is no fleet; Invalid for a target with something else; Unavailable; Denied; Conflict if
+    another run to the same target began meanwhile; Corrupt if objects of the catalog's head are missing.
     Cost: 1 LIST per 1,000 objects on both sides, 1 GET + 1 PUT for each object that is copied, 1 PUT per 2,000 objects.
     Memory: 64 MiB, or one object if that is larger, twice; and about 300 bytes for each object of the fleet.
-    Crash: the same call goes on where it was; until then `backup.json` says that it is not finished. Nothing that the
-    last finished backup held is missing meanwhile.
+    Crash: the same call resumes; until then `backup.json` says that it is not finished. Meanwhile nothing of the last
+    finished backup is missing.
     """
     old, new = _metered(source, runtime), _metered(target, runtime)
     record = _fleet_record(old, runtime, source_url)
@@ -228,22 +236,22 @@ def restore(
     force: bool = False,
     tell: Tell = lambda progress: None,
 ) -> BackupReport:
-    """Make a fleet of the backup in `source`, at `target`, where there is nothing yet.
+    """Restore the backup in `source` as a fleet in `target`, which must be empty.
 
-    The fleet cannot be opened before all of it is there. Every object is compared with the digest that the backup
-    recorded. Locks are as they were: one that was held becomes free `ttl_s` after it was written here.
-    `force`: go on with a backup that is not finished, or has damaged objects, as it is.
+    The fleet cannot be opened before it is complete. Every object is compared with the digest in the backup. Locks keep
+    their state: a held one becomes free `ttl_s` after it was written here.
+    `force`: accept a backup that is not finished, or has damaged objects.
     Raises: Missing if there is no backup; Invalid for a target that is not empty, or an unfinished backup; Corrupt,
-    naming damaged objects: all others are there then; Unavailable; Denied.
+    naming damaged objects: all others are restored then; Unavailable; Denied.
     Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
-    Crash: the same call goes on where it was.
+    Crash: the same call resumes.
     """
     old, new = _metered(source, runtime), _metered(target, runtime)
     found = _backup_at(old, runtime, source_url)
     if found.state != "finished" and not force:
         raise Invalid(
             f"the backup at {source_url} was not finished",
-            hint="run `limpet backup` again to finish it; if the fleet is lost, --force takes what is there",
+            hint="run `limpet backup` again to finish it; if the fleet is lost, --force restores what is there",
         )
     record = _fleet_record(old, runtime, source_url)
     if _is_nearly_done(new, runtime, found.run):
@@ -253,14 +261,14 @@ def restore(
     run = _Run(old, new, runtime, _begun(new, runtime, "restore", found.run, target_url), tell)
     _set_record(new, runtime, record, RESTORING)
     run.copy_all((stat for stat in old.list() if kind_of(stat.key) != "own"), "restore", known)
-    lost = sorted(known.keys() - run.lines.keys() - run.report.left_out.keys())
-    bad = sorted({*run.report.damaged, *lost})
+    lost = known.keys() - run.lines.keys()
+    bad = sorted({*run.report.damaged, *lost})  # including existing objects that cannot be read
     run.report.damaged = bad
     if bad and not force:
         raise Corrupt(
             f"damaged or missing in the backup: {len(bad)} of {len(known)} objects, such as {bad[0]}; "
             f"the rest is at {target_url}",
-            hint="take another backup, or go on without them: --force",
+            hint="use another backup, or restore without them: --force",
         )
     run.flush()
     run.remove(stat.key for stat in new.list(keys.BACKUPS))
@@ -270,25 +278,32 @@ def restore(
 
 
 def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambda progress: None) -> CheckReport:
-    """Read all of a backup, and compare it with what was recorded.   Raises: Missing if there is none; Unavailable.
+    """Read a whole backup, and compare it with its record.   Raises: Missing if there is none; Unavailable.
 
     Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
     """
     store = _metered(store, runtime)
     record = _backup_at(store, runtime, url)
 
-    def digest_of(stat: Stat) -> str | None:
-        with suppress(Missing):
-            return _sha256(_patiently(runtime, lambda: store.get(stat.key, size_max=None)).data)
-        return None
+    def read_digest(stat: Stat) -> str | None:
+        """None for an object that is gone since it was listed. One with another size than recorded is not read."""
+        size_max = known[stat.key].size
+        if stat.size != size_max:
+            return OTHER_SIZE
+        try:
+            return digest_of(_patiently(runtime, lambda: store.get(stat.key, size_max=size_max)).data)
+        except Missing:
+            return None
+        except Corrupt:  # it has grown since it was listed, or was truncated
+            return OTHER_SIZE
 
     known = _lines(store, record, force=True)
     listed = {stat.key: stat for stat in store.list() if kind_of(stat.key) != "own"}
     changed: list[str] = []
     size = 0
     wanted = [listed[Key(key)] for key in known if key in listed]
-    for group in _groups(iter(wanted)):
-        for stat, digest in zip(group, runtime.fan_out(digest_of, group, at_once=store.at_once), strict=True):
+    for group in batched(wanted, _size, size=GROUP_BYTES, count=GROUP_OBJECTS):
+        for stat, digest in zip(group, runtime.fan_out(read_digest, group, at_once=store.at_once), strict=True):
             line = known[stat.key]
             size += stat.size
             if digest is not None and digest != line.sha256:
@@ -304,13 +319,24 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
 # ---- the two stores ----
 
 
+def store_to_copy(url: str) -> Store:
+    """The store of a fleet or a backup, by URL.   Raises: Unsupported for SQS; as `store_for`."""
+    check_has_store(url, "it can be neither copied nor restored")
+    return store_for(url, system())
+
+
+def plain_url(url: str) -> str:
+    """The URL in canonical form, without options: backups are recorded under it."""
+    return absolute(url).partition("?")[0]
+
+
 def _metered(store: Store, runtime: Runtime) -> MeteredStore:
-    """The store with its requests counted; on a directory, table files have the names that they have on the disk."""
+    """The store with counted requests; in a directory, table files keep their names on the disk."""
     return MeteredStore(plain_warehouse(store, runtime), runtime=runtime)
 
 
 def _patiently(runtime: Runtime, call: Callable[[], T]) -> T:
-    """`call()`, tried again while the store is unavailable. Puts are repeated safely: same bytes, same name."""
+    """`call()` with retries while the store is unavailable. Puts can be repeated: same bytes, same name."""
     for tries in range(1, TRIES_MAX):
         try:
             return call()
@@ -324,7 +350,7 @@ def _marker(store: Store, runtime: Runtime) -> Cell[BackupRecord]:
 
 
 def _backup_at(store: Store, runtime: Runtime, url: str) -> BackupRecord:
-    """What `backup.json` says of a backup.   Raises: Missing if there is none."""
+    """The record of a backup.   Raises: Missing if there is none."""
     found = _marker(store, runtime).read()
     if found is None or found.value.purpose != "backup":
         raise Missing(f"there is no backup at {url}", hint="`limpet backup FLEET URL` makes one")
@@ -336,13 +362,13 @@ def _fleet_record(store: Store, runtime: Runtime, url: str) -> FleetRecord:
     if seen is None:
         raise Missing(f"there is no fleet at {url}", hint="check the URL")
     record = msgspec.structs.replace(seen.value, features=[f for f in seen.value.features if f != BACKUP])
-    check(record, where=url)
+    check_record(record, where=url)
     return record
 
 
 def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str | None) -> None:
-    """`limpet.json` of the target: the source's formats and features, what a probe of this very store found, and
-    `mark`, which keeps workers away."""
+    """Write `limpet.json` of the target: the source's formats and features, the probe of the target store, and `mark`,
+    which keeps workers from opening it."""
     cell = record_cell(store, runtime)
     seen = cell.read()
     probe = seen.value.probe if seen else quick(store, runtime=runtime)
@@ -353,7 +379,7 @@ def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str |
 
 
 def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
-    """Whether a restore of that backup was killed after everything but the last write of `limpet.json`."""
+    """Whether a restore of that backup was killed just before the last write of `limpet.json`."""
     marker = _marker(store, runtime).read()
     fleet = record_cell(store, runtime).read()
     return (
@@ -367,9 +393,9 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 def _begun(
     target: Store, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
 ) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
-    """Note in the target that a run begins; what the one before noted.   Raises: Invalid for a target that is in use.
+    """Record in the target that a run begins; returns the record before.   Raises: Invalid for a target in use.
 
-    Only a place that is empty, or that a run of the same purpose and source has marked, is ever written to.
+    Only an empty target, or one of a run with the same purpose and source, is ever written to.
     """
     cell = _marker(target, runtime)
     seen = cell.read()
@@ -377,15 +403,15 @@ def _begun(
     if before is None and next(iter(target.list()), None) is not None:
         raise Invalid(
             f"{target_url} is not empty",
-            hint="a backup and a restored fleet each need an empty place; name another folder or prefix",
+            hint="a backup or a restored fleet needs an empty target; name another folder or prefix",
         )
     if before is not None and (before.purpose, before.source) != (purpose, source[: records.NAME_MAX]):
         raise Invalid(
             f"{target_url} holds a {before.purpose} of {before.source}, not of {source}",
-            hint="name another place, or empty this one",
+            hint="name another target, or empty this one",
         )
     if before is not None and purpose == "restore" and before.state == "finished":
-        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty place")
+        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
     record = BackupRecord(
         purpose=purpose,
         state="running",
@@ -409,18 +435,18 @@ def _finish(run: _Run, *, with_data: bool) -> None:
         with_data=with_data,
         left_out=len(run.report.left_out),
         lists=lists,
-        sha256=_sha256("".join(ref.sha256 for ref in lists).encode()),
+        sha256=digest_of("".join(ref.sha256 for ref in lists).encode()),
     )
     try:
         run.cell.swap(run.begun, finished)
     except Conflict:
         raise Conflict(
-            "another run to the same place began meanwhile", hint="let one finish, then run this one again"
+            "another run to the same target began meanwhile", hint="let it finish, then run this again"
         ) from None
 
 
 def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[str, _Line]:
-    """What a run recorded, by key. Of one that did not finish, what its lists tell; a later list counts.
+    """The recorded objects of a run, by key. For an unfinished run those in its lists; later lists win.
 
     Raises: Corrupt for a list that is missing or changed, unless `force`.
     """
@@ -434,14 +460,14 @@ def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[st
     for key, digest in named:
         try:
             data = store.get(key, size_max=LIST_BYTES_MAX).data
-            if digest and _sha256(data) != digest:
-                raise Corrupt(f"{key} is not what was written: its digest differs")
+            if digest and digest_of(data) != digest:
+                raise Corrupt(f"{key} was modified: its digest differs")
             for text in data.splitlines():
                 line = records.decode(text, _Line, what=key)
                 known[line.key] = line
         except (Corrupt, Missing) as error:
             if not force:
-                raise Corrupt(str(error), hint="run `limpet backup` again; or take what is there: --force") from None
+                raise Corrupt(str(error), hint="run `limpet backup` again, or restore what is there: --force") from None
     return known
 
 
@@ -449,7 +475,7 @@ def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[st
 
 
 class _Run:
-    """Copies objects, and records each. `lines` is what the target holds of this run."""
+    """Copies objects, and records each. `lines`: the objects of this run in the target."""
 
     def __init__(
         self,
@@ -467,71 +493,61 @@ class _Run:
         self.lines: dict[str, _Line] = {}
         self.lists: list[_ListRef] = []
         self.retried: dict[str, None] = {}
-        """The next lives that copied receipts name, as `queues/QUEUE/ENTRY`."""
+        """The retries that copied receipts name, as `queues/QUEUE/ENTRY`."""
         self._tell = tell
         self._unlisted: list[_Line] = []
         self._before = _lines(target, before, force=True)
         self._there = {stat.key: stat.size for stat in target.list() if kind_of(stat.key) != "own"}
 
     def copy_below(self, prefix: str, kind: str) -> None:
-        """Copy all objects of a kind below a prefix, as one listing shows them; one that is gone by then is passed."""
+        """Copy all objects of a kind below a prefix, by one listing; one that is gone since is skipped."""
         self.copy_all((stat for stat in self.source.list(prefix) if kind_of(stat.key) == kind), kind)
 
     def copy_all(self, stats: Iterable[Stat], kind: str, wanted: Mapping[str, _Line] | None = None) -> None:
-        """Copy these objects, some at a time. `wanted` is what their bytes should be."""
+        """Copy these objects in groups. `wanted`: their expected digests."""
         source, target = self.source, self.target
-        for group in _groups(iter(stats)):
+        for group in batched(stats, _size, size=GROUP_BYTES, count=GROUP_OBJECTS):
             todo = [stat for stat in group if not self._is_there(stat, (wanted or {}).get(stat.key))]
             at_once = max(source.at_once, target.at_once)
             for stat, outcome in zip(todo, self.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
                 self._note(stat, outcome, (wanted or {}).get(stat.key))
             self._tell(BackupProgress(kind, len(self.lines), self.report.bytes, self.report.copied))
 
-    def get(self, key: str) -> bytes | None:
-        """The bytes of an object of the source; None if there is none, or it cannot be a record.   Cost: 1 GET."""
-        with suppress(Missing, Corrupt):
-            return _patiently(self.runtime, lambda: self.source.get(Key(key))).data
-        return None
-
     def put(self, key: str, blob_version: Version, data: bytes) -> None:
         """Write bytes that were read before, and record them."""
         _patiently(self.runtime, lambda: self.target.put(Key(key), data))
-        self._record(_Line(key, len(data), blob_version, _sha256(data)), copied=True)
+        self._record(_Line(key, len(data), blob_version, digest_of(data)), copied=True)
 
     def remove_stale(self) -> None:
-        """Remove from the target what this run did not meet in the source, and entries that a receipt has ended."""
+        """Delete objects from the target that are not in the source, and entries that a receipt has ended."""
         stale = [key for key in self._there if key not in self.lines and key not in self.report.left_out]
         ended = [Key(key) for key in _superseded(self.lines)]
         for key in ended:
             del self.lines[key]
-        self._relist()
+        self.flush()  # then write all lists again, without those objects
+        self.lists.clear()
+        self._unlisted = [*self.lines.values()]
+        self.flush()
         lists = {keys.backup_list_key(self.begun.value.run, n) for n in range(len(self.lists))}
         old = [stat.key for stat in self.target.list(keys.BACKUPS) if stat.key not in lists]
         self.remove([*stale, *ended, *old])
 
-    def _relist(self) -> None:
-        """Write the lists again, without the objects that were removed after they were recorded."""
-        self.flush()
-        self.lists.clear()
-        self._unlisted = [*self.lines.values()]
-        self.flush()
-
     def remove(self, names: Iterable[Key]) -> None:
-        """Delete these from the target."""
+        """Delete these objects from the target."""
         waiting = iter(names)
         while some := [*islice(waiting, GROUP_OBJECTS)]:
-            for key, error in _patiently(self.runtime, lambda some=some: self.target.delete_many(some)).items():  # type: ignore[misc]
+            for key, error in _patiently(self.runtime, partial(self.target.delete_many, some)).items():
                 if error is not None:
                     raise error
                 self.report.removed += 0 if key.startswith(f"{keys.BACKUPS}/") else 1
 
     def flush(self) -> None:
-        """Write the lists of what was copied since the last one."""
+        """Write the lists of objects copied since the last list."""
         while self._unlisted:
             self._write_list()
 
     def reported(self) -> BackupReport:
-        """The report, with what it took."""
+        """The report, with totals and requests."""
         self.report.objects = len(self.lines)
         self.report.bytes = sum(line.size for line in self.lines.values())
         self.report.requests = {
@@ -541,7 +557,7 @@ class _Run:
         return self.report
 
     def _is_there(self, stat: Stat, wanted: _Line | None) -> bool:
-        """Whether the target has this very version already, as an earlier run recorded."""
+        """Whether the target has this version already, by the record of an earlier run."""
         line = self._before.get(stat.key)
         if stat.key in self.lines and self.lines[stat.key].version == stat.version:
             return True
@@ -562,7 +578,7 @@ class _Run:
             return error
         if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
             self.retried[life] = None
-        return _Line(stat.key, len(blob.data), blob.version, _sha256(blob.data))
+        return _Line(stat.key, len(blob.data), blob.version, digest_of(blob.data))
 
     def _note(self, stat: Stat, outcome: _Line | LimpetError, wanted: _Line | None) -> None:
         match outcome:
@@ -591,11 +607,11 @@ class _Run:
         data = b"\n".join(map(records.encode, lines))
         key = keys.backup_list_key(self.begun.value.run, len(self.lists))
         _patiently(self.runtime, lambda: self.target.put(key, data))
-        self.lists.append(_ListRef(_sha256(data), len(lines)))
+        self.lists.append(_ListRef(digest_of(data), len(lines)))
 
 
 def _superseded(names: Iterable[str]) -> list[str]:
-    """The keys of entries that a receipt among `names` ends: both were copied, at different times. The receipt wins."""
+    """The keys of entries whose receipt is among `names`: they were copied at different times. The receipt wins."""
     found = [*names]
     ended = {
         (match[1], match[2])
@@ -610,7 +626,7 @@ def _superseded(names: Iterable[str]) -> list[str]:
 
 
 def _copy_fleet(run: _Run, *, data: bool) -> None:
-    """Everything, in the order of `ORDER`."""
+    """Copy everything, in the order of `ORDER`."""
     source = run.source
     run.copy_below(keys.SYNC, "sync")
     for kind in QUEUE_ORDER:
@@ -635,10 +651,10 @@ def _copy_fleet(run: _Run, *, data: bool) -> None:
 
 
 def _follow_retries(run: _Run) -> None:
-    """Copy the tasks that receipts name as the next life of theirs, where a retry while we copied made them.
+    """Copy tasks that were created by a retry while the backup ran: receipts name them.
 
-    A retry creates the new task before it marks the receipt, and pending/ was copied before failed/: a receipt that was
-    copied with its mark may name a task that was not there yet.
+    A retry creates the new task before it marks the receipt, and pending/ was copied before failed/: a copied receipt
+    may name a task that did not exist when pending/ was copied.
     Cost: for each such task 1 LIST and 2 HEADs.
     """
     done: set[str] = set()
@@ -656,12 +672,12 @@ def _follow_retries(run: _Run) -> None:
 
 
 def _stat(run: _Run, key: str) -> Stat:
-    """What the source tells of an object.   Raises: Missing; Invalid.   Cost: 1 HEAD."""
+    """The source's entry for an object.   Raises: Missing; Invalid.   Cost: 1 HEAD."""
     return _patiently(run.runtime, lambda: run.source.head(Key(key)))
 
 
 def _next_life(key: str, data: bytes) -> str | None:
-    """The queue and the entry that a failed receipt names as its next life, if that can be read."""
+    """The queue and the entry of the retry that a failed receipt names, if it can be read."""
     try:
         name = records.decode(data, _Retried, what=key).retried_as
         return f"{key.split('/failed/')[0]}/{entry_of(name)}" if name else None
@@ -670,22 +686,25 @@ def _next_life(key: str, data: bytes) -> str | None:
 
 
 def _copy_index(run: _Run, root: str) -> None:
-    """One index: what its imports claim, then records in the direction in which they move, its manifest last.
+    """Copy one index: the progress of imports, then records in the direction in which they move, then the manifest.
 
-    An index without a manifest at the beginning is being created, or is none: it gets none.
+    An index without a manifest at the start is still being created: its manifest is not copied.
     """
-    before = run.get(f"{root}/manifest.json")
+    has_manifest = False
+    with suppress(Missing, Corrupt):
+        _patiently(run.runtime, lambda: run.source.get(Key(f"{root}/manifest.json")))
+        has_manifest = True
     for kind in INDEX_ORDER:
         run.copy_below(f"{root}/{kind}", kind)
-    if before is not None:
+    if has_manifest:
         _settle_manifest(run, root)
 
 
 def _settle_manifest(run: _Run, root: str) -> None:
-    """Copy the manifest such that what it records of each shard is true of the shard in the copy.
+    """Copy the manifest such that its record of each shard matches the copied shard.
 
-    A shard that was folded again since it was copied is copied again, with what waits around it, until the manifest
-    names the bytes in the copy. One that differs and stays as it is, is so in the source: being folded, or damaged.
+    A shard that was folded after it was copied is copied again, with its waiting records, until the manifest matches.
+    A shard that still differs then differs in the source too: it is being folded, or damaged.
     """
     key = Key(f"{root}/manifest.json")
     last: object = None
@@ -708,7 +727,7 @@ def _settle_manifest(run: _Run, root: str) -> None:
 
 
 def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]:
-    """The copied shards that are not what the manifest records of them, with that; none if it cannot be read."""
+    """The copied shards that differ from the manifest, with its record; none if it cannot be read."""
     try:
         found = records.decode(manifest, Manifest, what=f"{root}/manifest.json")
     except Corrupt:
@@ -718,41 +737,46 @@ def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]
     for key in [key for key in run.lines if key.startswith(prefix) and key.endswith(".usv")]:
         name = key.removeprefix(prefix).removesuffix(".usv")
         said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
-        if said is not None and not _is_so(run.lines[key], said):
+        line = run.lines[key]
+        digest = urlsafe_b64encode(bytes.fromhex(line.sha256)[:16]).decode().rstrip("=")
+        if said is not None and (line.size != said.size or (line.size and said.sum not in ("", digest))):
             differ.append((key, said))
     return differ
 
 
-def _is_so(line: _Line, said: object) -> bool:
-    """Whether a copied shard has the size and the digest that the manifest records."""
-    size, digest = getattr(said, "size", None), getattr(said, "sum", "")
-    if line.size != size:
-        return False
-    as_recorded = urlsafe_b64encode(bytes.fromhex(line.sha256)[:16]).decode().rstrip("=")
-    return not digest or line.size == 0 or digest == as_recorded
-
-
 def _copy_events(run: _Run) -> None:
-    """Events move from the ledger into files that a head names: the ledger first, then that head's files."""
+    """Copy events, which move from the ledger into the files of a head: first the ledger, then the files."""
     for prefix in ("ledger/executions", "quarantine/executions"):
         run.copy_below(prefix, "events")
-    _copy_under_head(run, EXECUTIONS, [("state/executions", "folded")])
+    _copy_under_head(run, EXECUTIONS, [("state/executions", "folded")], _has_named_events)
+
+
+def _has_named_events(run: _Run) -> bool:
+    """Whether all files of the copied head of events are in the copy."""
+    events = CatalogKeys.of(EXECUTIONS)
+    try:
+        head = records.decode(run.target.get(events.head).data, EventHead, what=events.head)
+    except LimpetError:
+        return True
+    return all(events.state(file.id) in run.lines for file in head.files)
 
 
 def _copy_catalog(run: _Run, *, data: bool) -> None:
-    """The head is read first and written last: between the two, all that it names is copied."""
+    """Copy the catalog. The head is read first and written last: in between, all its objects are copied."""
     named = [(f"{name}/{CATALOG}", "history") for name in ("commits", "snapshots", "ledger")]
     named += [(WAREHOUSE, "metadata"), *([(WAREHOUSE, "data")] if data else [])]
-    _copy_under_head(run, CATALOG, named)
+    _copy_under_head(run, CATALOG, named, _has_named_tables)
     own = [f"manifests/{domain}.json" for domain in (CATALOG, EXECUTIONS)]
     run.copy_all((stat for stat in run.source.list("manifests") if stat.key not in own), "head")
 
 
-def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -> None:
-    """Copy what a head names, and then that very head.
+def _copy_under_head(
+    run: _Run, domain: str, named: Sequence[tuple[str, str]], is_whole: Callable[[_Run], bool]
+) -> None:
+    """Copy the objects of a head, and then this version of the head.
 
-    If objects that it names are not there then, they were collected or purged meanwhile, and a newer head does not name
-    them: begin again with that. If the head is still the same, they are missing in the source.
+    If some are missing then, they were collected or purged meanwhile, and a newer head does not need them: start again
+    with that. If the head is still the same, they are missing in the source.
     """
     key = Key(f"manifests/{domain}.json")
     for _ in range(SETTLE_ROUNDS):
@@ -767,20 +791,18 @@ def _copy_under_head(run: _Run, domain: str, named: Sequence[tuple[str, str]]) -
             run.copy_all((stat for stat in run.source.list("manifests") if stat.key == key), "head")
             return
         run.put(key, blob.version, blob.data)
-        if run.report.vanished == gone and _is_whole(run, domain):
+        if run.report.vanished == gone and is_whole(run):
             return
         with suppress(Missing):
             if _stat(run, key).version == blob.version:
                 return
 
 
-def _is_whole(run: _Run, domain: str) -> bool:
-    """Whether all that the copied head names is in the copy. Without the extra `catalog` nothing can be said.
+def _has_named_tables(run: _Run) -> bool:
+    """Whether all objects of the copied head of the catalog are in the copy; True without the extra `catalog`.
 
     Cost: 1 GET a commit, in the target.
     """
-    if domain != CATALOG:
-        return _names_copied(run)
     try:
         from limpet.app.catalogs import open_catalog, storage_of
         from limpet.catalog.state import Entry
@@ -794,41 +816,3 @@ def _is_whole(run: _Run, domain: str) -> bool:
         return False
     entries = [value for kind in "tv" for _, value in loaded.state.under(f"{kind}/")] if loaded else []
     return all(f"{WAREHOUSE}/{Entry.of(value).path}" in run.lines for value in entries)
-
-
-class _Files(msgspec.Struct, frozen=True):
-    """What a head of events says of its files: the first field of each is its id."""
-
-    files: Annotated[tuple[Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=100)], ...], _MANY] = ()
-
-
-def _names_copied(run: _Run) -> bool:
-    """Whether the files that the copied head of events names are in the copy."""
-    key = f"manifests/{EXECUTIONS}.json"
-    try:
-        found = records.decode(run.target.get(Key(key)).data, _Files, what=key)
-        ids = [records.decode(bytes(file[0]), str, what=key) for file in found.files if file]
-    except LimpetError:
-        return True
-    return all(f"state/{EXECUTIONS}/{id_}.parquet" in run.lines for id_ in ids)
-
-
-# ---- small things ----
-
-
-def _groups(stats: Iterator[Stat]) -> Iterator[list[Stat]]:
-    """Objects to copy at once: at most 256, of 64 MiB together, or one that is larger."""
-    group: list[Stat] = []
-    size = 0
-    for stat in stats:
-        if group and (len(group) == GROUP_OBJECTS or size + stat.size > GROUP_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(stat)
-        size += stat.size
-    if group:
-        yield group
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from limpet.app.urls import absolute
+from limpet.app.fleet import absolute
 from limpet.catalog import Compactor, Leader, NotLeader
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentBatches
@@ -27,12 +27,12 @@ WAIT_S = 2 * LEASE_S
 POLL_S = 0.02
 
 
-def workspace_url(url: str, environ: Mapping[str, str] = os.environ) -> str:
+def workspace_url(url: str) -> str:
     """The fleet of the workspace that LIMPET_TENANT_ID and LIMPET_WORKSPACE_ID name, below `url`; without them `url`.
 
     Raises: Invalid for one without the other.
     """
-    root = root_of(environ.get("LIMPET_TENANT_ID"), environ.get("LIMPET_WORKSPACE_ID"))
+    root = root_of(os.environ.get("LIMPET_TENANT_ID"), os.environ.get("LIMPET_WORKSPACE_ID"))
     if not root:
         return url
     place, mark, query = url.partition("?")
@@ -73,15 +73,13 @@ def open_catalog(storage: CatalogStorage, url: str, leader: Leader | None = None
 
 
 @contextmanager
-def lead(
-    store: Store, url: str, runtime: Runtime, *, lease_s: float = LEASE_S, wait_s: float = WAIT_S
-) -> Iterator[Catalog]:
+def lead(storage: CatalogStorage, url: str, *, wait_s: float = WAIT_S) -> Iterator[Catalog]:
     """The catalog, to change: this process leads it for as long as the block lasts, and publishes by itself.
 
     Raises: NotLeader if another process still leads it after `wait_s`; whatever else is in the way of leading.
     """
-    storage = storage_of(store, runtime)
-    leader = leader_of(storage, Compactor(storage).publish, lease_s=lease_s)
+    runtime = storage.runtime
+    leader = leader_of(storage, Compactor(storage).publish)
     leader.turn()
     thread = runtime.spawn(leader.run, name="limpet-leader")
     try:

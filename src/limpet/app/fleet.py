@@ -1,44 +1,345 @@
-"""`open` and `Fleet`: everything under one URL."""
+"""`open` and `Fleet`: everything under one URL.
+
+A URL names a store, and the provider of the queues, unless LIMPET_QUEUE_TYPE does. `limpet.json` in the store records
+the formats of the fleet, so that a version of Limpet that does not know them refuses to use it: `check_record`,
+`may_write`, `enabled` and `upgraded` are pure rules; `Connector` reads the record, or sets up a new fleet.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
+from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from limpet import keys
-from limpet.app.events import events_of, is_wanted
-from limpet.app.formats import NODE, SUPERVISED, Connector, FleetRecord, enabled, fresh, record_cell, upgraded
-from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
-from limpet.app.urls import SQS, Durability, NoStore, absolute, provider_of, sqs_place, store_for, url_or_default
-from limpet.cell import PLAIN, Cell, Versioned
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
-from limpet.events import EventSink
+from limpet.cell import PLAIN, Cell, Versioned, struct_codec
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Denied,
+    Invalid,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
+from limpet.events import EXECUTIONS, EventSink
 from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
 from limpet.queue import BucketQueue, Policy, Queue
-from limpet.queue.entry import Journal, NoJournal
-from limpet.runtime import Runtime, in_thread, system
-from limpet.store import MeteredStore, ScopedStore, Store
+from limpet.queue.inspect import Inspection
+from limpet.records import Count, Name
+from limpet.runtime import Flag, Runtime, in_thread, system
+from limpet.store import DirectoryStore, MemoryStore, MeteredStore, ScopedStore, Store
 from limpet.store.metered import LazyStore
-from limpet.store.probe import Findings
+from limpet.store.probe import Findings, quick, use_etag_style
 
 if TYPE_CHECKING:
+    from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
     from limpet.catalog.catalog import Catalog
+    from limpet.catalog.maintain.tables import TableMaintenance, TableWriter
+    from limpet.catalog.storage import CatalogStorage
     from limpet.index import Index
     from limpet.index.writer import Stamps
-    from limpet.publish import Published, TableWriter
+    from limpet.publish import Published
+    from limpet.queue.sync import ClientLog, Outbox, SyncEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 AT_ONCE = 100
+RECONNECT_MIN_S = 5.0
+RECONNECT_MAX_S = 300.0
+Durability = Literal["fsync", "os"]
+
+SCHEMES = "use ./dir, file://, memory://, s3://, gs:// or az://"
+_SCHEME_ALONE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?!//)(/?)([^/].*)?")
+
+SQS = "sqs"
+PROVIDERS = ("filesystem", "bucket", SQS)
+
+EVENTS_SWITCH = "LIMPET_EVENTS"
+PRESENCE_SWITCH = "LIMPET_PRESENCE"
+
+_wires: dict[tuple[int, str, str], Any] = {}
+_named_memory: dict[str, MemoryStore] = {}
+
+
+# ---- a URL and its store ----
+
+
+def url_or_default(url: str | os.PathLike[str] | None) -> str:
+    """`url`, else LIMPET_URL.   Raises: Invalid when there is neither."""
+    found = os.fspath(url) if url is not None else os.environ.get("LIMPET_URL", "")
+    if not found:
+        raise Invalid("no URL was given", hint="pass one, such as ./fleet or s3://bucket/prefix, or set LIMPET_URL")
+    return found
+
+
+def absolute(url: str) -> str:
+    """The URL in one canonical form, which other processes can use: a path is absolute, without a trailing slash."""
+    url = _whole(url)
+    if url.startswith("file://"):
+        url = unquote(urlsplit(url).path)
+    if "://" not in url:
+        return os.path.abspath(os.path.expanduser(url))
+    scheme, separator, rest = url.partition("://")
+    place, mark, query = rest.partition("?")
+    return f"{scheme}{separator}{place.rstrip('/')}{mark}{query}"
+
+
+def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -> Store:
+    """The store behind `url`. Nothing is read or written yet.
+
+    A path or `file://` is a directory, `memory://NAME` is shared within this process (`memory://` alone is new each
+    time), and `s3://`, `gs://`, `az://` are buckets.   Raises: Unsupported for `sqs://`; Invalid for anything else.
+    """
+    url = _whole(url)
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        try:
+            return DirectoryStore(Path(url).expanduser(), durability=durability, runtime=runtime)
+        except OSError as error:  # the path is resolved at once
+            raise Denied(f"cannot open {url}: {error.strerror}", hint="check the path and your rights to it") from None
+    match scheme:
+        case "file":
+            parts = urlsplit(url)
+            if parts.netloc not in ("", "localhost") or not parts.path:
+                raise Invalid(f"{url!r} names no absolute path", hint="write file:///absolute/path, or ./relative")
+            return DirectoryStore(Path(unquote(parts.path)), durability=durability, runtime=runtime)
+        case "memory":
+            if not rest:
+                return MemoryStore(runtime)
+            return _named_memory.setdefault(rest, MemoryStore(runtime))
+        case "s3" | "gs" | "az":
+            from limpet.store.cloud import CloudStore
+
+            return CloudStore(url, runtime=runtime)
+        case "sqs":
+            check_has_store(url, "it is no store")
+    raise Invalid(f"{scheme}:// is no store that limpet knows", hint=SCHEMES)
+
+
+def _whole(url: str) -> str:
+    """`url`; but a URL with too few slashes would be taken for a folder called `s3:`.   Raises: Invalid.
+
+    `file:/x` is a URL as it stands: the same as `file:///x`.
+    """
+    cut = _SCHEME_ALONE.fullmatch(url)
+    if cut is None:
+        return url
+    scheme, slash, rest = cut[1], cut[2], cut[3] or ""
+    if scheme == "file" and slash:
+        return f"file:///{rest}"
+    hint = f"write {scheme}://{rest}, or ./{url} for a folder of that name"
+    known = scheme in ("s3", "gs", "az", "memory", "sqs", "file")
+    raise Invalid(f"{url!r} is no URL and no path", hint=hint if known else f"{SCHEMES}, or ./{url} for a folder")
+
+
+def provider_of(url: str) -> str:
+    """The provider of a fleet's queues: `filesystem`, `memory`, `bucket` or `sqs`.
+
+    LIMPET_QUEUE_TYPE=sqs puts the queues of any fleet on SQS.   Raises: Invalid where it contradicts the URL.
+    """
+    scheme, separator, _ = url.partition("://")
+    own = "filesystem" if not separator or scheme == "file" else scheme if scheme in ("memory", SQS) else "bucket"
+    asked = os.environ.get("LIMPET_QUEUE_TYPE", "")
+    if not asked or asked == own:
+        return own
+    if asked not in PROVIDERS:
+        raise Invalid(f"LIMPET_QUEUE_TYPE is {asked!r}", hint=f"it can be {', '.join(PROVIDERS)}")
+    if asked == SQS:
+        return SQS
+    raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is a {own}", hint="unset it, or open another URL")
+
+
+def has_store(url: str) -> bool:
+    """Whether the fleet has a store, with locks and cells: `sqs://` has queues only."""
+    return not url.startswith("sqs://")
+
+
+def check_has_store(url: str, why: str) -> None:
+    """Raises: Unsupported for `sqs://`; `why` says what that means for the caller."""
+    if not has_store(url):
+        raise _without_store(why)
+
+
+def _without_store(why: str) -> Unsupported:
+    return Unsupported(
+        f"SQS has queues and nothing else: {why}",
+        hint="use a bucket or a directory for locks, cells, indexes and tables; `limpet status` shows the queues",
+    )
+
+
+def sqs_place(url: str, runtime: Runtime) -> tuple[Any, str]:
+    """The client for the queues of a fleet on SQS, one for each region and endpoint, and their prefix."""
+    parts = urlsplit(url if url.startswith("sqs://") else "sqs://")
+    region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
+    prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
+    place = (id(runtime), region, os.environ.get("LIMPET_SQS_ENDPOINT", ""))
+    if place not in _wires:
+        from limpet.queue.sqs.client import SqsClient
+
+        _wires[place] = SqsClient(runtime, region=region or None, endpoint_url=place[2] or None)
+    return _wires[place], prefix
+
+
+class NoStore(Store):
+    """The store of `sqs://`, which has queues only: every request is refused."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise _without_store("this needs a store")
+
+    get = head = put = delete = list = sample = list_dirs = _refuse
+
+
+# ---- limpet.json ----
+
+LEVEL = 1
+"""What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""
+
+CURRENT = {"queue": 1, "index": 1, "catalog": 1}
+"""The newest format of each room that this version writes."""
+
+SUPERVISED = "supervised"
+NODE = "node"
+BACKUP = "backup"
+"""In the `features` of a copy that `limpet backup` made: it can be read, and no worker uses it."""
+RESTORING = "restoring"
+"""In the `features` of a fleet that `limpet restore` has not finished: it cannot be used yet."""
+FEATURES = frozenset({SUPERVISED, NODE})
+"""The optional features that this version knows. `supervised`: queues here are joined with those of other places, by
+journals and logs. `node`: this is one node's own directory among them."""
+
+
+class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of `limpet.json` beside the cell's header."""
+
+    format: Annotated[dict[Name, Count], msgspec.Meta(max_length=100)]
+    min_reader: Count
+    min_writer: Count
+    features: Annotated[list[Name], msgspec.Meta(max_length=100)]
+    probe: Findings
+
+
+def fresh(probe: Findings) -> FleetRecord:
+    """The record of a new fleet."""
+    return FleetRecord(format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL, features=[], probe=probe)
+
+
+def check_record(record: FleetRecord, *, where: str) -> None:
+    """Return if this version of Limpet may read the fleet.   Raises: Unsupported, naming what is too new."""
+    if RESTORING in record.features:
+        raise Unsupported(
+            f"the fleet at {where} is being restored", hint="if that was interrupted, run `limpet restore` again"
+        )
+    newer = [
+        f"{room if room.isprintable() else repr(room)} format {n}"
+        for room, n in sorted(record.format.items())
+        if n > CURRENT.get(room, 0)
+    ]
+    unknown = [f"feature {name!r}" for name in sorted(record.features) if name not in {*FEATURES, BACKUP}]
+    if record.min_reader > LEVEL:
+        newer.append(f"readers of level {record.min_reader}")
+    if newer or unknown:
+        raise Unsupported(
+            f"the fleet at {where} uses {', '.join(newer + unknown)}, which this limpet does not know",
+            hint="upgrade limpet here: pip install -U limpet",
+        )
+
+
+def may_write(record: FleetRecord) -> bool:
+    """Whether this version of Limpet may write to the fleet.   Raises: Unsupported for a backup of a fleet."""
+    if BACKUP in record.features:
+        raise Unsupported("this is a backup", hint="`limpet restore` makes a fleet of it; or open it read-only")
+    return record.min_writer <= LEVEL
+
+
+def enabled(record: FleetRecord, features: Sequence[str]) -> FleetRecord | None:
+    """The record with these features; None when it has them already.   Raises: Invalid for an unknown feature."""
+    for name in features:
+        if name not in FEATURES:
+            raise Invalid(f"there is no feature {name!r}", hint=f"there are {', '.join(sorted(FEATURES))}")
+    if {*features} <= {*record.features}:
+        return None
+    return msgspec.structs.replace(record, features=sorted({*record.features, *features}))
+
+
+def upgraded(record: FleetRecord) -> FleetRecord | None:
+    """The record after `limpet upgrade`; None when there is nothing to raise. Nothing is ever lowered."""
+    raised = msgspec.structs.replace(
+        record,
+        format={room: max(n, CURRENT.get(room, 0)) for room, n in (CURRENT | record.format).items()},
+        min_reader=max(record.min_reader, LEVEL),
+        min_writer=max(record.min_writer, LEVEL),
+    )
+    return raised if raised != record else None
+
+
+def record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
+    """The cell `limpet.json`."""
+    return Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
+
+
+@dataclass(slots=True)
+class Connector:
+    """Connects to the fleet at a URL; `is_new` says afterwards whether this process set the fleet up."""
+
+    where: str
+    runtime: Runtime
+    read_only: bool
+    create: bool
+    is_new: bool = False
+
+    def connect(self, store: Store) -> FleetRecord:
+        """Read limpet.json, or set the fleet up.   Raises, Cost: see `Fleet.check`."""
+        seen = record_cell(store, self.runtime).read()
+        if seen is None and not self.create:
+            raise Missing(
+                f"there is no fleet at {self.where}", hint="check the URL; opening it for writing creates one"
+            )
+        found = seen.value if seen else self._set_up(store)
+        check_record(found, where=self.where)
+        if not self.read_only and not may_write(found):
+            raise Unsupported(
+                f"the fleet at {self.where} wants writers of level {found.min_writer}",
+                hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
+            )
+        use_etag_style(store, found.probe.etag_style)
+        return found
+
+    def _set_up(self, store: Store) -> FleetRecord:
+        cell = record_cell(store, self.runtime)
+        try:
+            made = cell.create(fresh(quick(store, runtime=self.runtime))).value
+        except Conflict:  # another process set it up first
+            seen = cell.read()
+            assert seen is not None
+            return seen.value
+        except Denied as error:
+            raise Denied(
+                f"there is no fleet at {self.where} yet, and it cannot be set up: {error}",
+                hint="open it once with a key that may write",
+            ) from error
+        self.is_new = True
+        return made
+
+
+# ---- the fleet ----
 
 
 def open(
@@ -48,21 +349,23 @@ def open(
     create: bool = True,
     durability: Durability = "fsync",
     events: bool | None = None,
+    presence: bool = True,
     runtime: Runtime | None = None,
 ) -> Fleet:
     """The fleet at `url`: `./dir`, `file://`, `memory://`, `s3://`, `gs://`, `az://`; without one, at LIMPET_URL.
 
-    Nothing is read or written yet: the first use connects, and so does `fleet.check()`. A place that holds no fleet is
-    then probed for what Limpet needs of a store, and `limpet.json` is written there; with `create=False` that is an
-    error instead. With `read_only` it is one too, and nothing is ever written. `sqs://REGION/PREFIX` has queues only.
-    `events`: workers and compilers note what they did in the ledger; without it, LIMPET_EVENTS=1 decides.
+    Nothing is read or written yet: the first use connects, and so does `fleet.check()`. If there is no fleet, the store
+    is then probed for the features that Limpet needs, and `limpet.json` is written; with `create=False` or `read_only`
+    that is an error instead. With `read_only` nothing is ever written. `sqs://REGION/PREFIX` has queues only.
+    `events`: workers and compilers record what they did; without it, LIMPET_EVENTS=1 switches that on.
+    `presence`: `limpet work` shows in the fleet that it is alive (`limpet workers`); LIMPET_PRESENCE=0 hides it too.
     Raises: Invalid for a URL that names no store; Unsupported. At first use: Invalid for a place that holds no fleet,
     or one that this version cannot use (`Fleet.check` tells them apart); Denied, Unavailable.
     Cost: nothing yet; the first use costs what `Fleet.check` says.
     """
     runtime = runtime or system()
     where = url_or_default(url)
-    wants_events = is_wanted(events) and not read_only
+    wants_events = not read_only and is_wanted(events)
     if where.startswith("sqs://"):
         if wants_events:
             raise Unsupported("SQS cannot keep events", hint="open a bucket or a directory, or switch events off")
@@ -71,21 +374,111 @@ def open(
     connector = Connector(where, runtime, read_only=read_only, create=create and not read_only)
     store = LazyStore(store_for(where, runtime, durability=durability), connector.connect, _budget(), runtime=runtime)
     sink = events_of(store, where, runtime) if wants_events else None
-    return Fleet(store, where, store.connected, runtime, read_only=read_only, events=sink, connector=connector)
+    return Fleet(
+        store, where, store.connected, runtime, read_only=read_only, events=sink, connector=connector, presence=presence
+    )
 
 
-class _FleetJournal:
-    """The journal of a fleet's queues, found when it is first needed: only limpet.json says which one it is."""
+def open_node(local: Path, remote: str) -> Fleet:
+    """The fleet of one node among those that share `remote`: its own directory, which is marked as one.
 
-    def __init__(self, find: Callable[[], Journal]) -> None:
-        self._find = find
-        self._found: Journal | None = None
+    Raises: Invalid for a URL, and for a directory that nodes share.   Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
+    """
+    if str(local).startswith(("s3:/", "gs:/", "az:/", "sqs:/", "memory:/")):  # a path has no double slash
+        raise Invalid(f"--local is a directory of this machine, not {local}", hint="the bucket is --remote")
+    if local.expanduser().resolve() == Path(remote.removeprefix("file://")).expanduser().resolve():
+        raise Invalid(
+            "--local and --remote are the same directory", hint="give --local a directory that only this node uses"
+        )
+    fleet = open(local)
+    if SUPERVISED in fleet.record.features and NODE not in fleet.record.features:
+        raise Invalid(f"{local} is the bucket of other nodes", hint="give --local a directory that only this node uses")
+    fleet.enable(NODE, SUPERVISED)
+    return fleet
 
-    def __getattr__(self, name: str) -> Any:
-        if self._found is None:
-            self._found = self._find()
-        self.__dict__[name] = value = getattr(self._found, name)
-        return value
+
+def open_shared(remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], *, once: bool) -> Fleet | None:
+    """The fleet that nodes share, marked as one: processes that open it from now on journal what they do in its queues.
+
+    While it cannot be reached, this is reported once and tried again; None if `stop` is raised. With `once` it is an
+    error. Raises: Invalid for the directory of one node.   Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
+    """
+    from limpet.queue.sync import Disconnected, Reconnected
+
+    began_s, failures = system().elapsed_s(), 0
+    while not stop.is_set():
+        try:
+            fleet = open(remote)
+            if NODE in fleet.record.features:
+                raise Invalid(f"{remote} is the directory of one node", hint="--remote is what all nodes share")
+            fleet.enable(SUPERVISED)
+        except (Unavailable, OutcomeUnknown) as error:
+            if once:
+                raise
+            if not failures:
+                on_event(Disconnected(error))
+            stop.wait(min(RECONNECT_MAX_S, RECONNECT_MIN_S * 2**failures))
+            failures += 1
+            continue
+        if failures:
+            on_event(Reconnected(system().elapsed_s() - began_s))
+        return fleet
+    return None
+
+
+def _budget() -> int | None:
+    text = os.environ.get("LIMPET_REQUEST_BUDGET")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise Invalid(f"LIMPET_REQUEST_BUDGET is {text!r}, not a number", hint="give a number of requests")
+    return int(text)
+
+
+def is_wanted(asked: bool | None) -> bool:
+    """Whether events are switched on: `asked`, else LIMPET_EVENTS (1 or 0).   Raises: Invalid for another value."""
+    return asked if asked is not None else _switched_on(EVENTS_SWITCH, default=False)
+
+
+def is_presence_wanted() -> bool:
+    """Whether worker processes write presence objects: LIMPET_PRESENCE (1 or 0), by default yes.   Raises: Invalid."""
+    return _switched_on(PRESENCE_SWITCH, default=True)
+
+
+def _switched_on(variable: str, *, default: bool) -> bool:
+    """What a variable of the environment says, 1 or 0.   Raises: Invalid for another value."""
+    text = os.environ.get(variable, "")
+    if text not in ("", "0", "1"):
+        raise Invalid(f"{variable} is {text!r}", hint="set it to 1 or 0")
+    return text == "1" if text else default
+
+
+def events_of(store: MeteredStore, url: str, runtime: Runtime) -> EventSink:
+    """The sink of a fleet: one for all its handles in this process. What it still holds is written at exit."""
+    place: Hashable = (EventSink, id(store) if url.startswith("memory:") else absolute(url))
+    if place not in runtime.shared:
+        from limpet.events.sink import LedgerSink  # only a fleet that keeps events pays for it
+
+        sink = LedgerSink(store, keys.CatalogKeys.of(EXECUTIONS), runtime, lambda: store.snapshot().total())
+        runtime.shared[place] = sink
+        atexit.register(sink.close)
+    found: EventSink = runtime.shared[place]
+    return found
+
+
+def _journal_of(
+    store: Store, record: FleetRecord | Callable[[], FleetRecord], runtime: Runtime
+) -> Outbox | ClientLog | None:
+    """Where the queues of a fleet note what they do, if limpet.json says that it is joined with other places.
+
+    It does not refer to the fleet, so that the store's files are closed as soon as nothing uses the fleet.
+    """
+    features = (record() if callable(record) else record).features
+    if SUPERVISED not in features:
+        return None
+    from limpet.queue.sync import ClientLog, Outbox
+
+    return (Outbox if NODE in features else ClientLog)(store, runtime)
 
 
 class Fleet:
@@ -104,8 +497,11 @@ class Fleet:
         read_only: bool = False,
         events: EventSink | None = None,
         connector: Connector | None = None,
+        presence: bool = True,
     ) -> None:
         self.url = url
+        self.presence = presence
+        """Whether the worker processes of its tasks may write a presence object."""
         self.events = events
         """Where workers and compilers note what they did, if that is switched on."""
         self.meter = meter
@@ -115,9 +511,19 @@ class Fleet:
         """The clock, chance and threads that the fleet's parts use."""
         self._sightings = VersionWatch(runtime)
         self._connector = connector
-        self._journal = cast(Journal, _FleetJournal(self._find_journal))
-        self.tasks = Tasks(self.queue, events, self.check, runtime.wall)
+        self._storage: CatalogStorage | None = None
+        self._journal = cache(partial(_journal_of, self.store, record, runtime))  # asked at the first use of a queue
+
+    @property
+    def tasks(self) -> Tasks:
         """The task functions that were defined with `task`, and the hooks."""
+        found: Tasks | None = self.__dict__.get("_tasks")
+        if found is None:
+            from limpet.app.tasks import Tasks
+
+            made = Tasks(self.queue, self.events, self.check, self.runtime.wall, presence=self.presence)
+            found = self.__dict__.setdefault("_tasks", made)
+        return found
 
     @property
     def record(self) -> FleetRecord:
@@ -131,14 +537,15 @@ class Fleet:
         """Whether this handle set the fleet up, because there was none."""
         return self._connector is not None and self._connector.is_new
 
-    def check(self) -> None:
-        """Connect now, instead of at first use, so that what is wrong with the place shows here.
+    def check(self) -> Fleet:
+        """Connect now instead of at first use, so that an unusable store is reported here. Returns the fleet.
 
         Raises: Unsupported for a fleet of a newer format, or a store that ignores conditions; Missing, Denied,
         Corrupt, Unavailable.
         Cost: 1 GET the first time; on a new place 5 PUTs, 1 GET and 1 DELETE more. Later nothing.
         """
         self.record  # noqa: B018 - reading it connects
+        return self
 
     def __repr__(self) -> str:
         return f"Fleet({self.url!r})"
@@ -169,7 +576,7 @@ class Fleet:
     ) -> Iterator[Versioned[LeaseRecord]]:
         """Every lock that was ever used, in the order of their keys, as it is now; `modified` is the store's stamp.
 
-        A lock that cannot be read is left out, and `on_error` is told its key and why; the others are not affected.
+        A lock that cannot be read is left out, and `on_error` is called with its key and the error.
         Cost: 1 LIST per 1,000 locks + 1 GET a lock, a bounded number at once.
         """
         listed = (stat.key for stat in self.store.list(keys.LOCKS))
@@ -206,10 +613,10 @@ class Fleet:
         Raises: Invalid for a name that escapes, or a policy that makes no sense; Missing.
         Cost: nothing yet; with `create=False` 1 LIST (on SQS 1 request).
         """
-        unknown = sorted(policy.keys() - PolicyFields.__annotations__.keys())
+        known = [each.name for each in fields(Policy)]
+        unknown = sorted(policy.keys() - {*known})
         if unknown:
-            known = ", ".join(PolicyFields.__annotations__)
-            raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {known}")
+            raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {', '.join(known)}")
         queue = self._open_queue(name, Policy(**policy), payload_type)
         if not create:
             demand_queue(self, queue)
@@ -232,15 +639,6 @@ class Fleet:
             journal=self._journal,
             watch=self._sightings,
         )
-
-    def _find_journal(self) -> Journal:
-        """Where the queues note what they do, if the fleet is joined with other places."""
-        if SUPERVISED not in self.record.features:
-            return NoJournal()
-        from limpet.queue.sync import ClientLog, Outbox
-
-        kind = Outbox if NODE in self.record.features else ClientLog
-        return kind(self.store, self.runtime)
 
     def queues(self) -> list[str]:
         """The names of the queues that were ever used, sorted.
@@ -277,19 +675,20 @@ class Fleet:
         record; `depth` (2 to 4 hex digits, for a new index) how many shards there are.
         Raises: Invalid for a type that no columns can hold.   Cost: nothing yet; the first use reads or creates it.
         """
-        from limpet.app.indexes import open_index
+        from limpet.app.indexes import CompileJob
+        from limpet.index import Index
+        from limpet.index.codec.types import typed
 
-        return open_index(
+        in_memory = self.url.startswith("memory:")  # no other process sees it
+        return Index(
             self.store,
-            self.url,
             name,
             self.runtime,
+            typed(kind, key),
             self._stamps,
             self._sightings,
-            open,
-            kind=kind,
-            key=key,
             depth=depth,
+            job=None if in_memory else CompileJob(absolute(self.url), name),
             events=self.events,
         )
 
@@ -334,8 +733,8 @@ class Fleet:
         """`@fleet.on_start`: a worker calls the function with a `TaskRun` before each task of the fleet.
 
         Hooks run in the worker's thread, in the order of their definition, in workers and in `testing.drain` only. An
-        exception in a hook is logged (`limpet.hooks`), and never changes what becomes of the task. Keep them quick: the
-        task's claim is held meanwhile.
+        exception in a hook is logged (`limpet.hooks`), and never changes what becomes of the task. Keep them short: the
+        task's claim is held while they run.
         """
         return self.tasks.hooks.add("start", hook)
 
@@ -356,9 +755,14 @@ class Fleet:
 
         Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
         """
-        found = _catalogs()
-        catalog: Catalog = found.open_catalog(found.storage_of(self.store, self.runtime), self.url)
+        catalog: Catalog = _catalogs().open_catalog(self._catalog_storage(), self.url)
         return catalog
+
+    def _catalog_storage(self) -> CatalogStorage:
+        """The one storage of all catalogs of this fleet: they share the state that was read."""
+        if self._storage is None:
+            self._storage = _catalogs().storage_of(self.store, self.runtime)
+        return self._storage
 
     def lead_catalog(self, *, wait_s: float = 20.0) -> AbstractContextManager[Catalog]:
         """`with fleet.lead_catalog() as catalog:` the table catalog, to change, without a service.
@@ -367,7 +771,7 @@ class Fleet:
         Raises: NotLeader, if it still leads after `wait_s`; Unsupported, as `catalog`.
         """
         leading: AbstractContextManager[Catalog]
-        leading = _catalogs().lead(self.store, self.url, self.runtime, wait_s=wait_s)
+        leading = _catalogs().lead(self._catalog_storage(), self.url, wait_s=wait_s)
         return leading
 
     def publish_index(
@@ -386,20 +790,36 @@ class Fleet:
         Raises, Cost, Crash: as `limpet.publish.IndexPublisher.publish`; Unsupported without the extra `catalog`.
         """
         try:
-            from limpet.publish import NAMESPACE, IndexPublisher, LedCatalogWriter
+            from limpet.publish import NAMESPACE, IndexPublisher
         except ImportError:
             raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
-
-        @contextmanager
-        def lead() -> Iterator[TableWriter]:
-            if through is not None:
-                yield through
-            else:
-                with self.lead_catalog(wait_s=wait_s) as catalog:
-                    yield LedCatalogWriter(catalog)
-
+        lead = partial(self._writing, through, wait_s)
         publisher = IndexPublisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead)
         return publisher.publish(compile=compile)
+
+    def maintain(
+        self, namespace: Sequence[str], name: str, *, through: TableWriter | None = None, wait_s: float = 20.0
+    ) -> TableMaintenance:
+        """A table's maintenance: `expire` old snapshots, `compact` small files, `remove_orphans`.   Cost: nothing yet.
+
+        This process leads the catalog for each commit; where a service leads, `through` asks that one.
+        Raises: Unsupported without the extra `catalog`; Invalid.
+        """
+        try:
+            from limpet.catalog.maintain.tables import TableMaintenance
+        except ImportError:
+            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
+        return TableMaintenance(self.catalog(), (namespace, name), partial(self._writing, through, wait_s))
+
+    @contextmanager
+    def _writing(self, through: TableWriter | None, wait_s: float) -> Iterator[TableWriter]:
+        from limpet.catalog.maintain.tables import LedCatalogWriter
+
+        if through is not None:
+            yield through
+        else:
+            with self.lead_catalog(wait_s=wait_s) as catalog:
+                yield LedCatalogWriter(catalog)
 
     def enable(self, *features: str) -> bool:
         """Switch optional features on, for good: processes that open the fleet from now on heed them.
@@ -424,6 +844,18 @@ class Fleet:
         return seen.value != before
 
 
+def _catalogs() -> ModuleType:
+    """`limpet.app.catalogs`.   Raises: Unsupported without the extra's packages."""
+    try:
+        return import_module("limpet.app.catalogs")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise Unsupported(f"the catalog needs {package}", hint="pip install 'limpet[catalog]'") from None
+
+
+# ---- queues by name ----
+
+
 def is_used(fleet: Fleet, queue: Queue) -> bool:
     """Whether the queue was ever used.   Cost: 1 LIST; on SQS 1 request."""
     if isinstance(queue, BucketQueue):
@@ -433,7 +865,7 @@ def is_used(fleet: Fleet, queue: Queue) -> bool:
 
 
 def demand_queue(fleet: Fleet, queue: Queue) -> None:
-    """Return if the queue was ever used; an error otherwise, so that a typo changes nothing.
+    """Check that the queue was ever used, so that a typo is an error and changes nothing.
 
     Raises: Missing, naming one with a similar name.   Cost: that of `is_used`, and of `Fleet.queues` if it was not.
     """
@@ -443,29 +875,32 @@ def demand_queue(fleet: Fleet, queue: Queue) -> None:
         names = fleet.queues()
     except Denied:
         names = []
-    near = get_close_matches(queue.name, names, n=1)
+    hint = hint_at_names(queue.name, names, "limpet queue ls")
+    raise Missing(
+        f"there is no queue {queue.name!r} at {fleet.url}",
+        hint=hint or "no queue was ever used here; `limpet queue push` makes one",
+    )
+
+
+def hint_at_names(name: str, names: Sequence[str], command: str) -> str:
+    """A hint for a name that is not among `names`, which `command` lists; empty if there are none."""
+    near = get_close_matches(name, names, n=1)
     if near:
-        hint = f"did you mean {near[0]!r}? `limpet queue ls` shows all"
-    elif names:
-        hint = f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
-    else:
-        hint = "no queue was ever used here; `limpet queue push` makes one"
-    raise Missing(f"there is no queue {queue.name!r} at {fleet.url}", hint=hint)
+        return f"did you mean {near[0]!r}? `{command}` shows all"
+    return f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
 
 
-def _budget() -> int | None:
-    text = os.environ.get("LIMPET_REQUEST_BUDGET")
-    if not text:
-        return None
-    if not text.isdigit():
-        raise Invalid(f"LIMPET_REQUEST_BUDGET is {text!r}, not a number", hint="give a number of requests")
-    return int(text)
+def in_store(queue: Queue, what: str) -> BucketQueue:
+    """The queue, if it lives in the fleet's own store; `what` another provider cannot do.   Raises: Unsupported."""
+    if isinstance(queue, BucketQueue):
+        return queue
+    raise Unsupported(
+        f"queue {queue.name!r} lives in {queue.provider}, which cannot {what}", hint="a bucket or a directory can"
+    )
 
 
-def _catalogs() -> ModuleType:
-    """`limpet.app.catalogs`.   Raises: Unsupported without the extra's packages."""
-    try:
-        return import_module("limpet.app.catalogs")
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        raise Unsupported(f"the catalog needs {package}", hint="pip install 'limpet[catalog]'") from None
+def inspection(fleet: Fleet, name: str, what: str) -> Inspection:
+    """The reading side of the queue `name`, as `in_store`.   Cost: nothing yet."""
+    if provider_of(fleet.url) == SQS:
+        in_store(fleet.queue(name), what)
+    return Inspection(fleet.store, keys.QueueKeys.of(name), fleet.runtime)

@@ -1,39 +1,44 @@
-"""How a fleet opens an index, and how its compilers are spread over other processes."""
+"""A fleet's indexes: how one is opened, or created for a file; and jobs for other processes.
+
+`demand_index`, `add_columns` and `columns_for` are behind the commands of `limpet index`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
-from limpet.app.urls import absolute
-from limpet.errors import LimpetError
-from limpet.events import EventSink
+import msgspec
+
+from limpet.app.fleet import hint_at_names, open
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.index import CompileReport, Index
-from limpet.index.codec.types import typed
-from limpet.index.writer import Stamps
-from limpet.lease import VersionWatch
-from limpet.runtime import Runtime
-from limpet.store import Store
+from limpet.index.codec.types import with_own
+from limpet.keys import IndexKeys
 
 if TYPE_CHECKING:
+    from limpet.app.fleet import Fleet
+    from limpet.index.codec.lines import Field
     from limpet.index.files import ChunkOrder, Taken
     from limpet.index.formats import Chunk
+    from limpet.index.storage import Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class _IndexJob:
-    """Work on an index in whatever process it is called: a thread, a child, a machine of a Dask or Ray cluster.
+    """Work on an index in the process that calls it: a thread, a child, a machine of a Dask or Ray cluster.
 
-    That process opens the fleet by its URL, with the credentials of its own environment.
+    That process opens the fleet by its URL, with the credentials of its environment.
     """
 
-    open: Callable[[str], Any]
     url: str
-    index: str
+    name: str
 
-    def _opened(self) -> Index[Any]:
-        return cast(Index[Any], self.open(self.url).index(self.index))
+    def index(self) -> Index[dict[str, Any]]:
+        """The index, opened here."""
+        return open(self.url).index(self.name)
 
 
 class CompileJob(_IndexJob):
@@ -42,9 +47,9 @@ class CompileJob(_IndexJob):
     def __call__(self, shards: Sequence[str], full: bool, run_id: str) -> Sequence[CompileReport | LimpetError]:
         """Compile them; the outcome of each. `run_id` only makes each call unique (see `ShardJob`).
 
-        Raises: whatever opening the index meets.
+        Raises: any error of opening the index.
         """
-        return self._opened().compile_shards(shards, full=full)
+        return self.index().compile_shards(shards, full=full)
 
 
 class ImportJob(_IndexJob):
@@ -54,32 +59,80 @@ class ImportJob(_IndexJob):
         """Take it.   Raises: as `take`."""
         from limpet.index.files import take
 
-        return take(self._opened(), chunk, order)
+        return take(self.index(), chunk, order)
 
 
-def open_index(
-    store: Store,
-    url: str,
-    name: str,
-    runtime: Runtime,
-    stamps: Stamps,
-    watch: VersionWatch,
-    opener: Callable[[str], Any],
-    *,
-    kind: Any,
-    key: str | None,
-    depth: int | None,
-    events: EventSink | None,
-) -> Index[Any]:
-    """The index `name`, of records of `kind`.   Raises: Invalid.   Cost: nothing yet."""
-    return Index(
-        store,
-        name,
-        runtime,
-        typed(kind, key),
-        stamps,
-        watch,
-        depth=depth,
-        job=None if url.startswith("memory:") else CompileJob(opener, absolute(url), name),
-        events=events,
-    )
+def demand_index(fleet: Fleet, name: str) -> Index[dict[str, Any]]:
+    """The index `name`, which must exist.   Raises: Missing, naming one with a similar name; Corrupt.   Cost: 1 GET."""
+    index = fleet.index(name)
+    try:
+        index.manifest  # noqa: B018 - the first look reads it
+    except Missing:
+        names = fleet.indexes()
+        if name in names and has_objects(fleet, name):
+            keys = IndexKeys.of(name)
+            raise Corrupt(
+                f"the index {name!r} at {fleet.url} has no manifest, and other objects of it are there",
+                hint=f"restore {keys.manifest} from a backup; if no index was ever made there, "
+                "`limpet index create` tells what is in its way",
+            ) from None
+        make = f"make it: limpet index create {name} --field id:string --key id, or limpet index import --create"
+        hint = hint_at_names(name, names, "limpet index ls") or make
+        raise Missing(f"there is no index {name!r} at {fleet.url}", hint=hint) from None
+    return index
+
+
+def has_objects(fleet: Fleet, name: str) -> bool:
+    """Whether anything lies where the index `name` has its objects.   Cost: 1 LIST."""
+    return any(stat.size for stat in fleet.store.list(IndexKeys.of(name).root))
+
+
+def manifest_of(fleet: Fleet, name: str) -> Manifest | None:
+    """The manifest of the index `name`; None if there is no such index.   Cost: 1 GET."""
+    with suppress(Missing):
+        return fleet.index(name).manifest
+    return None
+
+
+def package_of(fields: Iterable[Field]) -> dict[str, Any]:
+    """Columns as a table schema, which `fleet.index` takes."""
+    return {
+        "fields": [
+            {"name": field.name, "type": field.type, "constraints": {"required": field.required}} for field in fields
+        ]
+    }
+
+
+def add_columns(fleet: Fleet, name: str, new: Sequence[Field]) -> tuple[Manifest, list[str]]:
+    """Add columns at the end of an index; its manifest, and the names of those that it did not have.
+
+    Raises: Missing; Invalid for a column that it has with another type.
+    """
+    before = demand_index(fleet, name).manifest
+    own = [each for each in before.schema.columns if each.name not in {field.name for field in new}]
+    manifest = fleet.index(name, package_of([*own, *new]), key=before.key).manifest
+    known = {each.name for each in before.fields}
+    return manifest, [field.name for field in manifest.fields if field.name not in known]
+
+
+def columns_for(name: str, stream: IO[bytes], format: str, key: str | None) -> tuple[dict[str, Any], str]:
+    """The columns of a new index `name` for the records of a file, as a table schema, and its key.
+
+    A key that is neither text nor an integer in the file becomes text.   Raises: Invalid.
+    """
+    from limpet.index.formats import FORMATS
+
+    sample = FORMATS[format].sample(stream)
+    stream.seek(0)
+    key = key or sample.key
+    if key is None:
+        names = ", ".join(each.name for each in sample.fields)
+        raise Invalid(f"the index {name!r} is new: say which field is its key", hint=f"--key one of {names}")
+    fields = [
+        msgspec.structs.replace(field, type="string")
+        if field.name == key and field.type not in ("string", "integer")
+        else field
+        for field in sample.fields
+    ]
+    with_own(fields, key)  # refuses columns that no index can have
+    return package_of(fields), key

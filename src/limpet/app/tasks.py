@@ -22,7 +22,7 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid
 from limpet.events import Event, EventSink
-from limpet.queue.api import Fail, Pushed, Queue, need
+from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, need
 from limpet.runtime import in_thread, system
 from limpet.worker.runner import Job, UserCall, current_task
 from limpet.worker.schedule import Cron
@@ -48,6 +48,7 @@ class PolicyFields(TypedDict, total=False):
     concurrency: int | None
     rate_per_s: float | None
     retention_s: float
+    poll_s: float
 
 
 class OpenQueue(Protocol):
@@ -58,7 +59,7 @@ class OpenQueue(Protocol):
 
 
 class Arguments:
-    """The arguments of one function, on their way into a payload and out of it."""
+    """Converts the arguments of one function to a payload and back."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._function = function
@@ -81,7 +82,7 @@ class Arguments:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             options = ", ".join(f"{name}=" for name in PUSH_OPTIONS if name in kwargs and name not in self._named)
-            hint = f"{options} belongs into using(): task.using({options}...).push(...)" if options else ""
+            hint = f"pass {options} to using(): task.using({options}...).push(...)" if options else ""
             raise Invalid(
                 f"these arguments do not fit {self.text}: {error}", hint=hint or "push it as you would call it"
             ) from None
@@ -122,7 +123,7 @@ class Arguments:
 
     def _plain(self, name: str, value: Any) -> Any:
         try:
-            plain = msgspec.to_builtins(value, str_keys=True)
+            plain = records.builtins(value)
             _typed(plain, self._kind_of(name))
         except msgspec.ValidationError as error:
             raise Invalid(f"argument {name!r} does not fit {self.text}: {error}") from None
@@ -134,7 +135,7 @@ class Arguments:
         return plain
 
     def _kind_of(self, name: str) -> Any:
-        """The type of an argument, Any where msgspec knows it not; None for an argument that is not taken."""
+        """The type of an argument; Any if msgspec does not support it; None if the function does not take it."""
         kinds, others = self._kinds
         return kinds.get(name, others)
 
@@ -163,7 +164,7 @@ def _shown(parameter: inspect.Parameter) -> str:
 
 
 class _Note:
-    """Something with one annotation, for `typing.get_type_hints`: one that cannot be read spoils no other."""
+    """Holds one annotation for `typing.get_type_hints`, so that one that cannot be read does not affect the others."""
 
     def __init__(self, note: Any) -> None:
         self.__annotations__ = {"it": note}
@@ -217,7 +218,7 @@ Hook = Callable[[TaskRun], object]
 
 @dataclass(slots=True)
 class _Running:
-    """What a thread remembers of the task that it runs, until its end is told."""
+    """The task that a thread runs, until its end event is emitted."""
 
     id: str
     payload: Any
@@ -229,9 +230,11 @@ _running: ContextVar[_Running | None] = ContextVar("limpet_running", default=Non
 
 
 class Hooks:
-    """The functions that a fleet's workers call around each task. As an `EventSink` it hears how each one ended."""
+    """The functions that a fleet's workers call around each task. It is an `EventSink`: events say how tasks ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: EventSink | None) -> None:
+        """`events`: where every event goes first."""
+        self._events = events
         self._hooks: dict[HookKind, list[Hook]] = {"start": [], "done": [], "retry": [], "fail": []}
 
     def __bool__(self) -> bool:
@@ -253,8 +256,10 @@ class Hooks:
                 name = getattr(hook, "__qualname__", repr(hook))
                 _log.error("on_%s hook %s raised", kind, name, exc_info=call.error)
 
-    def ended(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Call the hooks for the end of a task that this thread ran."""
+        if self._events is not None:
+            self._events.emit(event)
         kinds: dict[str, HookKind] = {"done": "done", "retried": "retry", "failed": "fail"}
         kind = kinds.get(event.fields.get("outcome", ""))
         ran = _running.get()
@@ -274,26 +279,13 @@ class Hooks:
             ),
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _HookedSink:
-    """Tells hooks how a task ended, and then the fleet's own sink."""
-
-    hooks: Hooks
-    inner: EventSink | None
-
-    def emit(self, event: Event) -> None:
-        if self.inner is not None:
-            self.inner.emit(event)
-        self.hooks.ended(event)
-
     def flush(self) -> None:
-        if self.inner is not None:
-            self.inner.flush()
+        if self._events is not None:
+            self._events.flush()
 
     def close(self) -> None:
-        if self.inner is not None:
-            self.inner.close()
+        if self._events is not None:
+            self._events.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,17 +298,17 @@ class TaskPush(Generic[P]):
     at: datetime | None
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """Have the function run with these arguments.   Raises: as `TaskFunction.push`."""
+        """Push a task with these arguments.   Raises: as `TaskFunction.push`."""
         payload = self.task.arguments.pack(args, kwargs)
         return self.task.push_payload(payload, id=self.id, delay_s=self.delay_s, at=self.at)
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """`push`, for coroutines: the event loop goes on meanwhile."""
+        """`push`, for coroutines: it does not block the event loop."""
         return await in_thread(self.push, *args, **kwargs)
 
 
 class TaskFunction(Generic[P, R]):
-    """A function and its queue. Calling it runs it here and now, as if it were not decorated; `push` has it run."""
+    """A function and its queue. Calling it runs the function in this thread; `push` has a worker run it."""
 
     __name__: str
 
@@ -359,9 +351,10 @@ class TaskFunction(Generic[P, R]):
     @property
     def job(self) -> Job:
         """What a worker needs to run it. Hooks that are defined later are not called."""
+        presence = self._tasks is None or self._tasks.presence
         if self._tasks is None or not self._tasks.hooks:
-            return Job(self.queue, self.handle, self.cron, self._events)
-        return Job(self.queue, self._handle_hooked, self.cron, _HookedSink(self._tasks.hooks, self._events))
+            return Job(self.queue, self.handle, self.cron, self._events, presence)
+        return Job(self.queue, self._handle_hooked, self.cron, self._tasks.hooks, presence)
 
     def check(self) -> None:
         """Connect to the fleet now, instead of at first use.   Raises, Cost: see `Fleet.check`."""
@@ -369,14 +362,14 @@ class TaskFunction(Generic[P, R]):
             self._tasks.check()
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """Have it run with these arguments, by any worker, at least once. `using` gives the task an id or a time.
+        """Push a task with these arguments: a worker runs it at least once. `using` gives the task an id or a time.
 
         Raises: Invalid for arguments that do not fit, before anything is pushed; else see `Queue.push`.
         """
         return self.using().push(*args, **kwargs)
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
-        """`push`, for coroutines: the event loop goes on meanwhile."""
+        """`push`, for coroutines: it does not block the event loop."""
         return await self.using().push_async(*args, **kwargs)
 
     def using(self, *, id: str | None = None, delay_s: float = 0.0, at: datetime | None = None) -> TaskPush[P]:
@@ -404,10 +397,10 @@ class TaskFunction(Generic[P, R]):
             run_at_once(self)
         return pushed
 
-    def push_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100) -> list[str]:
-        """Have it run once for each: a tuple of arguments, or a dict of named ones. The ids, in order.
+    def push_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100) -> list[TaskHandle]:
+        """Push a task for each call: a tuple of arguments, or a dict of named ones. Returns their ids, in order.
 
-        Tasks are packed `batch` to an entry, which costs a fraction of single pushes and cannot be told apart by id.
+        Tasks are packed `batch` to an entry, which costs a fraction of single pushes. They cannot be given ids.
         Raises: Invalid if any call does not fit, before anything is pushed; else see `Queue.push_many`.
         """
         payloads = [self._packed(n, call) for n, call in enumerate(calls)]
@@ -422,7 +415,7 @@ class TaskFunction(Generic[P, R]):
         return self.function(**named)  # type: ignore[call-arg]  # `unpack` has compared them with its parameters
 
     def _handle_hooked(self, payload: Any) -> Any:
-        """As `handle`, and hooks hear of it."""
+        """As `handle`, and runs the hooks."""
         task = current_task()
         assert task is not None
         assert self._tasks is not None
@@ -466,10 +459,14 @@ class Tasks:
         self,
         open_queue: OpenQueue,
         events: EventSink | None = None,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], object] = lambda: None,
         wall: Callable[[], datetime] | None = None,
+        *,
+        presence: bool = True,
     ) -> None:
-        self.hooks = Hooks()
+        self.hooks = Hooks(events)
+        self.presence = presence
+        """Whether the worker processes of these tasks may write a presence object."""
         self.wall = wall or system().wall
         """This machine's wall clock."""
         self.check = check
@@ -503,11 +500,11 @@ class Tasks:
         def decorate(function: Callable[P, R]) -> TaskFunction[P, R]:
             called = name if name is not None else getattr(function, "__name__", "")
             if not called or called == "<lambda>":
-                raise Invalid(f"{function!r} has no name of its own", hint='give the task one: fleet.task("name")')
+                raise Invalid(f"{function!r} has no name", hint='give the task one: fleet.task("name")')
             before = self._defined.get(called)
             if before is not None and _place(before.function) != _place(function):
                 raise Invalid(
-                    f"two functions want to be task {called!r}: {_place(before.function)} and {_place(function)}",
+                    f"two functions are named task {called!r}: {_place(before.function)} and {_place(function)}",
                     hint="give one of them another name",
                 )
             queue = self._open_queue(called, **policy)
@@ -519,5 +516,5 @@ class Tasks:
 
 
 def _place(function: Callable[..., Any]) -> str:
-    """Where a function is defined. A notebook that runs a cell again defines the same place anew."""
+    """Where a function is defined. A notebook that runs a cell again defines the same place again."""
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"

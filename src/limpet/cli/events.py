@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, opened
-from limpet.cli.output import clean, console, lines, many, print_json, printable_json, say
-from limpet.errors import Invalid
+import limpet
+from limpet import records
+from limpet.cli import clean, group, lines, many, print_json, printable_json, say, show, table
+from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
+from limpet.events import OUTCOMES
 
 if TYPE_CHECKING:
-    from limpet.app.events import Recent
     from limpet.events import Event
+    from limpet.events.fold import EventFilter, Recent
 
-app = typer.Typer(
-    name="events",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+app = group(
+    "events",
     help="Look at what ran: the runs that workers note with --events.",
     epilog=lines(
         "Example: the last tasks that failed, in any worker",
@@ -27,26 +26,14 @@ app = typer.Typer(
     ),
 )
 
-OUTCOMES = ("done", "failed", "retried", "lost", "released")
 EVERY_S = 5.0
 TAIL_MAX = 10_000
 TASK_RUN = "task run"
 
-QueueFilter = Annotated[
-    list[str] | None,
-    typer.Option("--queue", "-q", metavar="QUEUE", show_default=False, help="Runs of this queue; may be repeated."),
-]
 OutcomeFilter = Annotated[
-    list[str] | None,
-    typer.Option("--outcome", metavar="OUTCOME", show_default=False, help=f"{', '.join(OUTCOMES)}; may be repeated."),
+    list[str] | None, typer.Option("--outcome", metavar="OUTCOME", help=f"{', '.join(OUTCOMES)}; may be repeated.")
 ]
-TaskFilter = Annotated[str | None, typer.Option("--task", metavar="ID", show_default=False, help="Runs of this task.")]
-SinceFilter = Annotated[
-    float | None,
-    typer.Option(
-        "--since", metavar="TIME", parser=duration_s, show_default=False, help=f"Not older than that, {DELAY_HELP}."
-    ),
-]
+TaskFilter = Annotated[str | None, typer.Option("--task", metavar="ID", help="Runs of this task.")]
 
 
 @app.command(
@@ -58,11 +45,14 @@ SinceFilter = Annotated[
     )
 )
 def ls(
-    queue: QueueFilter = None,
+    queue: QueuesOption = None,
     outcome: OutcomeFilter = None,
     task: TaskFilter = None,
-    since: SinceFilter = None,
-    n: Annotated[int, typer.Option("-n", min=1, max=1_000_000, help="Show at most so many.")] = 20,
+    since: Annotated[
+        float | None,
+        typer.Option("--since", metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}."),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", min=1, max=1_000_000, metavar="N", help="Show at most N events.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -90,7 +80,7 @@ def ls(
     )
 )
 def tail(
-    queue: QueueFilter = None,
+    queue: QueuesOption = None,
     outcome: OutcomeFilter = None,
     task: TaskFilter = None,
     url: UrlOption = None,
@@ -102,53 +92,36 @@ def tail(
     """
     from limpet.runtime import system
 
-    wanted, runtime = _filter(queue, outcome, task, None), system()
+    wanted, runtime = _filter(queue, outcome, task), system()
     seen = {event.id for event in _recent(url, TAIL_MAX, wanted).events}
     while True:
         runtime.sleep(EVERY_S)
         for event in reversed(_recent(url, TAIL_MAX, wanted).events):
             if event.id not in seen:
                 seen.add(event.id)
-                say(_json_line(event) if json else "  ".join(_cells(event)))
-
-
-def _recent(url: str | None, n: int, wanted: Callable[[Event], bool]) -> Recent:
-    from limpet.app.events import recent
-    from limpet.runtime import system
-
-    return recent(opened(url, read_only=True).store, system(), n, wanted)
+                facts = records.encode(_facts(event)).decode()
+                say(printable_json(facts) if json else "  ".join(_cells(event)))
 
 
 def _filter(
-    queues: list[str] | None, outcomes: list[str] | None, task: str | None, since_s: float | None
-) -> Callable[[Event], bool]:
+    queues: list[str] | None, outcomes: list[str] | None, task: str | None, since_s: float | None = None
+) -> EventFilter:
+    from limpet.events.fold import EventFilter
     from limpet.runtime import system
 
-    for outcome in outcomes or ():
-        if outcome not in OUTCOMES:
-            raise Invalid(f"there is no outcome {outcome!r}", hint=f"there are {', '.join(OUTCOMES)}")
-    oldest = None if since_s is None else system().wall() - timedelta(seconds=since_s)
+    since = None if since_s is None else system().wall() - timedelta(seconds=since_s)
+    return EventFilter(queues or (), outcomes or (), task, since)
 
-    def wanted(event: Event) -> bool:
-        fields = event.fields
-        return (
-            (not queues or fields.get("queue") in queues)
-            and (not outcomes or fields.get("outcome") in outcomes)
-            and (task is None or fields.get("task") == task)
-            and (oldest is None or datetime.fromisoformat(event.at) >= oldest)
-        )
 
-    return wanted
+def _recent(url: str | None, n: int, wanted: EventFilter) -> Recent:
+    from limpet.events.fold import recent
+
+    fleet = limpet.open(url, read_only=True).check()
+    return recent(fleet.store, fleet.runtime, n, wanted)
 
 
 def _facts(event: Event) -> dict[str, Any]:
     return {"id": event.id, "kind": event.kind, "at": event.at, **event.fields}
-
-
-def _json_line(event: Event) -> str:
-    from limpet import records
-
-    return printable_json(records.encode(_facts(event)).decode())
 
 
 def _cells(event: Event) -> list[str]:
@@ -164,13 +137,8 @@ def _cells(event: Event) -> list[str]:
 
 
 def _print(events: list[Event]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("at", "what", "queue", "task", "attempt", "took", "worker", "error"):
-        table.add_column(title, overflow="fold", justify="right" if title in ("attempt", "took") else "left")
+    titles = ("at", "what", "queue", "task", "attempt", "took", "worker", "error")
+    listed = table(*titles, right=("attempt", "took"))
     for event in events:
-        table.add_row(*map(clean, _cells(event)))
-    out = console()
-    out.print(table)
-    out.print(f"[dim]{many(len(events), 'event')}[/dim]")
+        listed.add_row(*map(clean, _cells(event)))
+    show(listed, f"[dim]{many(len(events), 'event')}[/dim]")

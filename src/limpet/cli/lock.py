@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from limpet.cli.options import JsonOption, UrlOption, existing, opened
-from limpet.cli.output import EXIT_FAILED, ago, clean, complain, console, lines, now_of, print_json, say
-from limpet.errors import Invalid, LimpetError, Missing
+import limpet
+from limpet import cli
+from limpet.cli import ago, answer, clean, complain, confirm, group, lines, pairs, print_json, say, table, when
+from limpet.cli.options import JsonOption, UrlOption, YesOption
+from limpet.errors import Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
-    from limpet.lease import LockState
 
 EXIT_NOT_FOUND = 127
 
-app = typer.Typer(
-    name="lock",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
+app = group(
+    "lock",
     help="Run a command under a lock, and look at locks.",
     epilog=lines(
         "Example: at most one backup at a time, on any number of machines",
@@ -31,7 +29,7 @@ app = typer.Typer(
     ),
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
 
 
 def _seconds(text: str) -> float:
@@ -52,7 +50,7 @@ def _seconds_or_none(text: str) -> float:
     epilog=lines(
         "Example: a cron job on many machines, of which one runs and the others leave at once",
         "$ limpet lock run nightly -u s3://acme/prod -- ./report.sh",
-        "Example: wait up to ten minutes for our turn",
+        "Example: wait up to ten minutes for the lock",
         "$ limpet lock run deploy -u s3://acme/prod --wait 600 -- ./deploy.sh --all",
         "Exit codes: the command's own, 128 + n if signal n ended it; 75 the lock is held; 70 the lease was lost and "
         "the command ended; 127 there is no such command; 2 wrong usage; 1 anything else.",
@@ -61,17 +59,20 @@ def _seconds_or_none(text: str) -> float:
 def run(
     name: NameArgument,
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.", show_default=False),
+        list[str], typer.Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.")
     ],
     url: UrlOption = None,
     ttl: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="How long the lock outlives us if we die. Renewed every third of it."),
+        typer.Option(
+            metavar="SECONDS", help="How long the lock stays held if limpet dies. It is renewed every third of that."
+        ),
     ] = 60.0,
     wait: Annotated[
         float,
-        typer.Option(metavar="SECONDS", parser=_seconds, help="How long to wait while it is held; inf: for ever."),
+        typer.Option(
+            metavar="SECONDS", parser=_seconds, help="How long to wait while it is held; inf: without a limit."
+        ),
     ] = 0.0,
     stall: Annotated[
         float,
@@ -79,7 +80,7 @@ def run(
             metavar="SECONDS|none",
             parser=_seconds_or_none,
             show_default="none",
-            help="Stop renewing after so long: a command that hangs then loses the lock, and is ended.",
+            help="Stop renewing after this time: a command that hangs then loses the lock, and is ended.",
         ),
     ] = math.inf,
 ) -> None:
@@ -90,7 +91,7 @@ def run(
     refuse an older one.
 
     A lock whose holder died is taken over once its ttl has passed and it was seen unchanged for a third of the ttl
-    plus 2 s. We stay that long even with --wait 0, so that a cron job does take over.
+    plus 2 s. limpet waits that long even with --wait 0, so that a cron job does take over.
 
     SIGTERM, SIGINT and SIGHUP are passed on to the command's process group. If the lease is lost, or limpet is
     stopped past its ttl or killed (by kill -9 too), the whole group gets SIGTERM, and SIGKILL 5 s later.
@@ -101,7 +102,7 @@ def run(
         complain(Missing(f"there is no command {command[0]!r}", hint="check its spelling and PATH; nothing was locked"))
         raise typer.Exit(EXIT_NOT_FOUND)
     stall_s = None if stall == math.inf else stall
-    raise typer.Exit(run_locked(opened(url), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
+    raise typer.Exit(run_locked(limpet.open(url).check(), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
 
 
 @app.command(
@@ -114,38 +115,29 @@ def run(
 def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     """List every lock that was ever used. Changes nothing.
 
-    The state is free, held, or overdue: held, but not renewed for longer than its ttl. The next who wants an overdue
-    lock takes it over.
+    The state is free, held, or overdue: held, but not renewed for longer than its ttl. The next process that
+    asks for an overdue lock takes it over.
     """
-    from limpet.lease import lock_state
+    from limpet.app.health import lock_states
 
-    fleet = opened(url, read_only=True)
-    bad: list[dict[str, Any]] = []
-    seen = list(fleet.locks(on_error=lambda key, error: bad.append(unreadable(key, error))))
-    now = now_of(*(each.modified for each in seen))
-    found = [lock_state(each, now) for each in seen]
+    fleet = limpet.open(url, read_only=True).check()
+    found = lock_states(fleet)
     if json:
-        print_json([*found, *bad])
+        bad = [{"key": key, "state": "unreadable", "error": error} for key, error in found.unreadable.items()]
+        print_json([*found.locks, *bad])
         return
-    out = console()
-    if not found and not bad:
-        out.print(f"no lock was ever used at {fleet.url}", soft_wrap=True, markup=False)
+    if not found.locks and not found.unreadable:
+        say(f"no lock was ever used at {fleet.url}")
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for title in ("lock", "state", "holder"):
-        table.add_column(title, overflow="fold")
-    for title in ("token", "last heartbeat", "ttl"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for lock in found:
+    figures = ("token", "last heartbeat", "ttl")
+    listed = table("lock", "state", "holder", *figures, right=figures)
+    for lock in found.locks:
         holder = clean(lock.holder) if lock.state != "free" else "-"
         cells = [str(lock.token), f"{ago(lock.age_s)} ago", f"{lock.ttl_s:g} s"]
-        table.add_row(clean(lock.name), _state(lock.state), holder, *cells)
-    for facts in bad:
-        table.add_row(clean(facts["key"]), "[red]unreadable[/red]", clean(facts["error"]), "-", "-", "-")
-    out.print(table)
-    out.print("\n[dim]Heartbeats are stamped by the store's clock; a free lock's is its last change.[/dim]")
+        listed.add_row(clean(lock.name), _state(lock.state), holder, *cells)
+    for key, error in found.unreadable.items():
+        listed.add_row(clean(key), "[red]unreadable[/red]", clean(error), "-", "-", "-")
+    cli.show(listed, "\n[dim]Heartbeats are stamped by the store's clock; a free lock's is its last change.[/dim]")
 
 
 @app.command(
@@ -157,29 +149,26 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 )
 def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show one lock: who holds it, with which token, since when. Changes nothing."""
+    from limpet.app.health import lock_state_of
     from limpet.keys import lock_key
 
-    fleet = opened(url, read_only=True)
-    lock = replace(_found(fleet, name), key=lock_key(name))
+    lock = replace(lock_state_of(limpet.open(url, read_only=True).check(), name), key=lock_key(name))
     if json:
         print_json(lock)
         return
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
     held = lock.state != "free"
-    table.add_row("lock", clean(lock.name))
-    table.add_row("state", _state(lock.state))
-    table.add_row("holder" if held else "last holder", clean(f"{lock.holder}  ({lock.worker_id})"))
-    table.add_row("token", f"{lock.token}  (the next holder gets {lock.token + 1})")
-    table.add_row("taken", f"{lock.taken_at:%Y-%m-%d %H:%M:%S} UTC, by the holder's clock")
-    stamp = f"{lock.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC, by the store's clock: {ago(lock.age_s)} ago"
-    table.add_row("last heartbeat" if held else "last change", stamp)
-    table.add_row("ttl", f"{lock.ttl_s:g} s")
-    table.add_row("key", clean(lock_key(name)))
-    console().print(table)
+    rows = {
+        "lock": clean(lock.name),
+        "state": _state(lock.state),
+        "holder" if held else "last holder": clean(f"{lock.holder}  ({lock.worker_id})"),
+        "token": f"{lock.token}  (the next holder gets {lock.token + 1})",
+        "taken": f"{when(lock.taken_at)}, by the holder's clock",
+        "last heartbeat" if held else "last change": f"{when(lock.heartbeat_at)}, by the store's clock: "
+        f"{ago(lock.age_s)} ago",
+        "ttl": f"{lock.ttl_s:g} s",
+        "key": clean(lock_key(name)),
+    }
+    cli.show(pairs(rows.items()))
 
 
 @app.command(
@@ -193,7 +182,7 @@ def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) ->
 def break_(
     name: NameArgument,
     url: UrlOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also replace a record that cannot be read, or has no higher token to give.")
     ] = False,
@@ -207,32 +196,24 @@ def break_(
     A lock whose record is damaged cannot be taken. --force replaces it; the next token is the time in milliseconds,
     which is higher than any that was counted up. Stop what uses the lock first.
     """
-    fleet = existing(url)
+    from limpet.app.health import lock_state_of
+
+    fleet = limpet.open(url, create=False).check()
     if force:
         _replace_damaged(fleet, name, yes=yes, json=json)
-    before = _found(fleet, name)
+    before = lock_state_of(fleet, name)
     was_held = before.state != "free"
     if was_held and not yes:
-        if not sys.stdin.isatty():
-            raise Invalid(
-                f"lock {name!r} is held by {before.holder}, and there is no terminal to ask", hint="add --yes"
-            )
-        said = f"{before.holder} holds {name!r} with token {before.token}; last heartbeat {ago(before.age_s)} ago"
-        say(f"{said}.", err=True)
-        if not typer.confirm("Break it?", err=True):
-            say("nothing was changed", err=True)
-            raise typer.Exit(EXIT_FAILED)
+        held = f"lock {name!r} is held by {before.holder} with token {before.token}"
+        confirm(f"{held}; last heartbeat {ago(before.age_s)} ago", "Break it?")
     if was_held:
         fleet.lock(name).break_()
-    if json:
-        print_json({"name": name, "broken": was_held, "was": before})
-    elif not was_held:
-        say(f"{name!r} is free already; nothing was changed")
-    else:
-        say(
-            f"{name!r} is free. The next holder gets token {before.token + 1}; what {before.holder} still writes "
-            f"with token {before.token} is refused once that one has written."
-        )
+    text = (
+        f"{name!r} is free. The next holder gets token {before.token + 1}; what {before.holder} still writes "
+        f"with token {before.token} is refused once that one has written."
+    )
+    facts = {"name": name, "broken": was_held, "was": before}
+    answer(facts, text if was_held else f"{name!r} is free already; nothing was changed", json=json)
 
 
 def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
@@ -241,33 +222,11 @@ def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
     if why is None:
         return
     if not yes:
-        if not sys.stdin.isatty():
-            raise Invalid(f"lock {name!r} is damaged, and there is no terminal to ask", hint="add --yes")
-        say(f"{name!r} is damaged: {why}.", err=True)
-        if not typer.confirm("Replace it?", err=True):
-            say("nothing was changed", err=True)
-            raise typer.Exit(EXIT_FAILED)
+        confirm(f"lock {name!r} is damaged: {why}", "Replace it?")
     token = fleet.lock(name).break_(force=True).token
-    if json:
-        print_json({"name": name, "replaced": why, "token": token})
-    else:
-        say(f"{name!r} was damaged ({why}) and is free now. The next holder gets token {token + 1}.")
+    text = f"{name!r} was damaged ({why}) and is free now. The next holder gets token {token + 1}."
+    answer({"name": name, "replaced": why, "token": token}, text, json=json)
     raise typer.Exit
-
-
-def _found(fleet: Fleet, name: str) -> LockState:
-    """The lock `name` as it is now.   Raises: Missing for one that was never used."""
-    from limpet.lease import lock_state
-
-    seen = fleet.lock_seen(name)
-    if seen is None:
-        raise Missing(f"there is no lock {name!r}", hint="`limpet lock ls` shows those there are")
-    return lock_state(seen, now_of(seen.modified))
-
-
-def unreadable(key: str, error: LimpetError) -> dict[str, Any]:
-    """A lock that cannot be read, as JSON has it."""
-    return {"key": key, "state": "unreadable", "error": str(error)}
 
 
 def _state(state: str) -> str:

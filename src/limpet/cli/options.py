@@ -1,45 +1,33 @@
-"""Options and arguments that commands share, and how a command opens a fleet or a queue."""
+"""Options and arguments that commands share."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO, Annotated
 
 import typer
 
-from limpet.errors import Unsupported
+from limpet.cli import EXIT_FAILED
+from limpet.errors import Invalid, Missing
 
-if TYPE_CHECKING:
-    from limpet.app import Fleet
-    from limpet.queue import BucketQueue, Queue
-    from limpet.queue.inspect import Inspection
-
+STDIN = "-"
 ENV_URL = "LIMPET_URL"
 UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url", "-u", envvar=ENV_URL, show_default=False, help="The fleet: ./dir, s3://bucket/prefix, gs://, az://."
-    ),
+    str | None, typer.Option("--url", "-u", envvar=ENV_URL, help="The fleet: ./dir, s3://bucket/prefix, gs://, az://.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 
 
-def opened(url: str | None, *, read_only: bool = False, create: bool = True) -> Fleet:
-    """The fleet at `url`, connected: what is wrong with the place is said before anything else."""
-    import limpet
-
-    fleet = limpet.open(url, read_only=read_only, create=create)
-    fleet.check()
-    return fleet
-
-
-def existing(url: str | None) -> Fleet:
-    """The fleet at `url`, to write to. One that is not there is `Missing`, so that a typo creates nothing."""
-    return opened(url, create=False)
-
-
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", show_default=False, help="The queue's name.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The task's id.")]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+QueuesOption = Annotated[
+    list[str] | None, typer.Option("--queue", "-q", metavar="QUEUE", help="Only this queue; may be repeated.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
 DELAY_HELP = "such as 90s, 15m, 1h or 2d"
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -59,35 +47,50 @@ SinceOption = Annotated[
 ]
 WhereOption = Annotated[
     str | None,
-    typer.Option("--where", metavar="TEXT", help="Only tasks whose error contains the text, in upper or lower case."),
+    typer.Option(
+        "--where",
+        metavar="TEXT",
+        help="Only tasks whose error contains the text; 'error ~ 4[0-9]{2}' is a regular expression. Any case.",
+    ),
 ]
 
 
-def in_store(queue: Queue, what: str) -> BucketQueue:
-    """The queue, if it lives in the fleet's own store.   Raises: Unsupported."""
-    from limpet.queue import BucketQueue
-
-    if isinstance(queue, BucketQueue):
-        return queue
-    raise Unsupported(
-        f"queue {queue.name!r} lives in {queue.provider}, which cannot {what}",
-        hint="a bucket or a directory can",
-    )
-
-
-def inspection(fleet: Fleet, name: str, what: str) -> Inspection:
-    """The reading side of the queue `name`, if it lives in the fleet's own store.   Raises: Unsupported."""
-    from limpet.app.urls import SQS, provider_of
-    from limpet.queue.inspect import Inspection
-    from limpet.runtime import system
-
-    if provider_of(fleet.url) == SQS:
-        in_store(fleet.queue(name), what)
-    return Inspection.of(fleet.store, name, system())
+@contextmanager
+def open_input(file: str) -> Iterator[IO[bytes]]:
+    """The bytes of a file that was named, or of stdin for `-`.   Raises: Missing for one that cannot be read."""
+    if file == STDIN:
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(open(file, "rb"))
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise Missing(f"cannot read {file}: {reason}", hint="check the path; - reads from stdin") from None
+        yield stream
 
 
-def demand_queue(fleet: Fleet, queue: Queue) -> None:
-    """Go on only if the queue was ever used, so that a typo changes nothing.   Raises: Missing.   Cost: 1 LIST."""
-    from limpet.app.fleet import demand_queue
+def refuse_path(name: str, kind: str, find: Callable[[], object]) -> None:
+    """Raises: Invalid for a path as the name of a new queue or index; `find` looks for one that has that name.
 
-    demand_queue(fleet, queue)
+    Such a name is stored as safely as any other, and is most likely a mistake.   Cost: `find`, for a path only.
+    """
+    if not name or all(part not in ("", ".", "..") for part in name.split("/")):
+        return
+    try:
+        find()
+    except Missing:
+        raise Invalid(
+            f"{name!r} is a path, and not a name for a new {kind}",
+            hint=f"give the {kind} a name of letters and digits; --url says where the fleet is",
+        ) from None
+
+
+@contextmanager
+def until_reader_leaves() -> Iterator[None]:
+    """Exit with code 1 when the reader of stdout has closed it. The interpreter must not try to flush the rest."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from None

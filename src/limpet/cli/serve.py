@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.catalog.options import URL_VARIABLES, demand_extra
+from limpet.cli import lines, print_json
+from limpet.cli.catalog import URL_VARIABLES, demand_extra
 from limpet.cli.options import JsonOption
-from limpet.cli.output import lines, print_json
-from limpet.errors import Invalid
 
 if TYPE_CHECKING:
-    import socket
-    import ssl
-
-    from limpet.app import Fleet
-    from limpet.service.auth import Tokens
-    from limpet.service.log import ServiceLog
-    from limpet.service.serve import ServiceContext, ServicePart
+    from limpet.service.serve import Kind
 
 API_PORT = 8181
 COMPACTOR_PORT = 8182
 DEFAULT_URL = "./fleet"
 
 CODES = (
-    "Signals: SIGTERM, SIGINT and SIGHUP let it answer what it has in hand, hand the lead back and leave; a second one "
-    "ends it at once.",
-    "Exit codes: 0 told to stop; 1 the store is away or refuses; 2 wrong usage, or the port is taken; 130 ended at "
-    "once.",
+    "Signals: SIGTERM, SIGINT and SIGHUP let it answer the requests that it has, release the lead and exit; a second "
+    "one ends it at once.",
+    "Exit codes: 0 stopped by a signal; 1 the store is away or refuses; 2 wrong usage, or the port is taken; 130 ended "
+    "at once.",
 )
 EPILOG = lines(
     "Example: a catalog on this machine, with nothing configured; then look",
@@ -40,7 +32,7 @@ EPILOG = lines(
     "$ curl http://127.0.0.1:8181/readyz",
     "Example: in a bucket, for others, with tokens that they must send",
     "$ LIMPET_API_TOKENS=$(openssl rand -hex 32) limpet serve -u s3://acme/prod --host 0.0.0.0",
-    "Example: with named tokens that have rights, by TLS, and a log for programs",
+    "Example: with named tokens that have rights, over TLS, and a log for programs",
     "$ limpet serve -u s3://acme/prod --host 0.0.0.0 --tokens-file tokens.toml --tls-cert cert.pem --tls-key key.pem "
     "--log json",
     *CODES,
@@ -89,66 +81,33 @@ LeaseOption = Annotated[
         min=1.0,
         max=3600.0,
         envvar="LIMPET_LEASE_S",
-        help="How long the others wait for a leader that says nothing before one of them takes over.",
-    ),
-]
-CompactorUrlOption = Annotated[
-    str,
-    typer.Option(
-        "--compactor-url",
-        metavar="URL",
-        envvar="LIMPET_COMPACTOR_URL",
-        show_default=False,
-        help="Where `limpet serve compactor` listens.",
+        help="How long the lease of the leader lasts. Without a renewal for that long, another process takes over.",
     ),
 ]
 
-TokensFileOption = Annotated[
-    str | None,
+
+def _file(option: str, help: str) -> Any:
+    """An option for a file, with a variable named after it."""
+    variable = f"LIMPET_{option.removeprefix('--').replace('-', '_').upper()}"
+    return typer.Option(option, metavar="PATH", envvar=variable, show_default=False, help=help)
+
+
+SigningOption = Annotated[
+    bool,
     typer.Option(
-        "--tokens-file",
-        metavar="PATH",
-        envvar="LIMPET_TOKENS_FILE",
-        show_default=False,
-        help="TOML with named tokens and their rights; read again when it changes.",
+        "--remote-signing",
+        envvar="LIMPET_REMOTE_SIGNING",
+        help="Sign S3 requests of clients, which then need no key of the bucket.",
     ),
+]
+TokensFileOption = Annotated[
+    str | None, _file("--tokens-file", "TOML with named tokens and their rights; read again when it changes.")
 ]
 MetricsTokenOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics-token-file",
-        metavar="PATH",
-        envvar="LIMPET_METRICS_TOKEN_FILE",
-        show_default=False,
-        help="A file with a token that may read /metrics, and nothing else.",
-    ),
+    str | None, _file("--metrics-token-file", "A file with a token that may read /metrics, and nothing else.")
 ]
-TlsCertOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-cert",
-        metavar="PATH",
-        envvar="LIMPET_TLS_CERT",
-        show_default=False,
-        help="Serve by TLS: its certificate.",
-    ),
-]
-TlsKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tls-key", metavar="PATH", envvar="LIMPET_TLS_KEY", show_default=False, help="The key of --tls-cert."
-    ),
-]
-CaOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ca",
-        metavar="PATH",
-        envvar="LIMPET_CA",
-        show_default=False,
-        help="The authorities that vouch for an https --compactor-url, in place of the system's.",
-    ),
-]
+TlsCertOption = Annotated[str | None, _file("--tls-cert", "Serve over TLS, with this certificate.")]
+TlsKeyOption = Annotated[str | None, _file("--tls-key", "The key of --tls-cert.")]
 PeerOption = Annotated[
     int,
     typer.Option(
@@ -183,35 +142,54 @@ def serve(
     host: HostOption = "127.0.0.1",
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
+    remote_signing: SigningOption = False,
     tokens_file: TokensFileOption = None,
     metrics_token_file: MetricsTokenOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
-    peer_connections: PeerOption = 128,
+    peer_max: PeerOption = 128,
     log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
     """Both halves in one process, unless one of them is named. (The help text is the app's.)"""
-    if context.invoked_subcommand is not None:
-        _refuse_options(context)
+    if context.invoked_subcommand is None:
+        _serve("all", context)
         return
-    door = _Door(host, port, tokens_file, metrics_token_file, tls_cert, tls_key, peer_connections)
-    _run("all", url, door, log, json, lease_s=lease_s)
+    for option in context.command.params:  # `limpet serve --port 1 api` would not do what it says
+        source = context.get_parameter_source(str(option.name))
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"{option.opts[0]} goes behind {context.invoked_subcommand}", context)
 
 
 @app.command(epilog=API_EPILOG)
 def api(
-    compactor_url: CompactorUrlOption,
+    context: typer.Context,
+    compactor_url: Annotated[
+        str,
+        typer.Option(
+            "--compactor-url",
+            metavar="URL",
+            envvar="LIMPET_COMPACTOR_URL",
+            show_default=False,
+            help="Where `limpet serve compactor` listens.",
+        ),
+    ],
     url: ServeUrlOption = DEFAULT_URL,
     host: HostOption = "127.0.0.1",
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
-    ca: CaOption = None,
+    remote_signing: SigningOption = False,
+    ca: Annotated[
+        str | None,
+        _file(
+            "--ca", "Certificates of the authorities to trust for an https --compactor-url, instead of the system's."
+        ),
+    ] = None,
     tokens_file: TokensFileOption = None,
     metrics_token_file: MetricsTokenOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
-    peer_connections: PeerOption = 128,
+    peer_max: PeerOption = 128,
     log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
@@ -220,19 +198,19 @@ def api(
     Any number may run: one leads and takes writes, the others answer reads, and take over when it is gone. Set
     LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to the compactor's secret.
     """
-    door = _Door(host, port, tokens_file, metrics_token_file, tls_cert, tls_key, peer_connections)
-    _run("api", url, door, log, json, lease_s=lease_s, compactor_url=compactor_url, ca=ca)
+    _serve("api", context)
 
 
 @app.command(epilog=COMPACTOR_EPILOG)
 def compactor(
+    context: typer.Context,
     url: ServeUrlOption = DEFAULT_URL,
     host: HostOption = "127.0.0.1",
     port: PortOption = COMPACTOR_PORT,
     metrics_token_file: MetricsTokenOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
-    peer_connections: PeerOption = 128,
+    peer_max: PeerOption = 128,
     log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
@@ -240,161 +218,38 @@ def compactor(
 
     Any number may run. Set LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to a secret that the API must send.
     """
-    door = _Door(host, port, None, metrics_token_file, tls_cert, tls_key, peer_connections)
-    _run("compactor", url, door, log, json)
+    _serve("compactor", context)
 
 
-def _refuse_options(context: typer.Context) -> None:
-    """`limpet serve --port 1 api` would not do what it says."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(f"{option} goes behind {context.invoked_subcommand}", context)
-
-
-Kind = Literal["all", "api", "compactor"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Door:
-    """Where a service listens, and what it asks of callers."""
-
-    host: str
-    port: int
-    tokens_file: str | None
-    metrics_token_file: str | None
-    tls_cert: str | None
-    tls_key: str | None
-    peer_max: int
-
-    def tls(self) -> ssl.SSLContext | None:
-        """Raises: Invalid for a certificate without a key, a key without a certificate, or ones of no use."""
-        from limpet.service.serve import tls_context
-
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise Invalid("--tls-cert and --tls-key go together", hint="give both, or neither")
-        return tls_context(self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
-
-
-def _run(
-    kind: Kind,
-    url: str,
-    door: _Door,
-    form: LogForm,
-    json: bool,
-    *,
-    lease_s: float = 0.0,
-    compactor_url: str | None = None,
-    ca: str | None = None,
-) -> None:
-    import limpet
-    from limpet.app.urls import absolute
-
+def _serve(kind: Kind, context: typer.Context) -> None:
+    """Serve with the options of the command. They have the names that `serve_fleet` gives them."""
     demand_extra()
-    from limpet.app.catalogs import workspace_url
-    from limpet.runtime import system
-    from limpet.service.auth import API_TOKENS, RPC_SECRET, check_bind, is_loopback, secrets_of
-    from limpet.service.log import ServiceLog
-    from limpet.service.serve import ServiceContext, listen, run
+    from limpet.service.serve import serve_fleet
+    from limpet.ui.server import ui_beside
 
-    runtime = system()
-    log = ServiceLog(runtime, form.value)
-    tls, secrets = door.tls(), secrets_of(RPC_SECRET)
-    guard, metrics = _guards(kind, door, log)
-    check_bind(door.host, {RPC_SECRET if kind == "compactor" else API_TOKENS: bool(guard)})
-    where = absolute(workspace_url(url))
-    if "%" in where.partition("?")[0]:
-        raise Invalid(
-            f"{where} has a % in it, which clients of tables read in different ways",
-            hint="choose a place, tenant and workspace of letters, digits, - and _",
-        )
-    fleet = limpet.open(where)
-    fleet.check()
-    shared = ServiceContext(fleet, runtime, log)
-    parts = _parts(kind, shared, guard, secrets, lease_s, compactor_url, ca)
-    listener = listen(door.host, door.port)
-    if tls is None and not is_loopback(door.host):
-        log.tell(f"{door.host} is served without TLS: tokens can be read on the way; give --tls-cert, or use a proxy")
-
-    def started() -> None:
-        _announce(kind, fleet, listener, bool(guard), json, secure=tls is not None)
-
-    run(parts, shared, listener, metrics, started, tls=tls, peer_max=door.peer_max)
+    options = dict(context.params)
+    url, json = options.pop("url"), options.pop("json")
+    serve_fleet(kind, url, partial(_announce, kind, json), beside=ui_beside, **options)
 
 
-def _guards(kind: Kind, door: _Door, log: ServiceLog) -> tuple[Tokens, Tokens]:
-    """The tokens of the service, and those of its metrics: the same, and one that may do nothing else."""
-    from limpet.runtime import system
-    from limpet.service.auth import (
-        API_TOKENS,
-        DEFAULT,
-        METRICS_TOKEN,
-        RPC_SECRET,
-        Caller,
-        Tokens,
-        WatchedFile,
-        named_tokens,
-        source_of,
-    )
-
-    runtime = system()
-    owner = Caller(DEFAULT, frozenset(("read", "write", "metrics")))
-    rpc = Caller("rpc", frozenset(("publish", "metrics")))
-    name, caller = (RPC_SECRET, rpc) if kind == "compactor" else (API_TOKENS, owner)
-    sources = [source_of(name, caller, runtime, log.tell)]
-    if door.tokens_file is not None:
-        sources.append(WatchedFile(door.tokens_file, named_tokens, runtime, log.tell, private=True))
-    environ = {**os.environ, **({f"{METRICS_TOKEN}_FILE": door.metrics_token_file} if door.metrics_token_file else {})}
-    scraper = source_of(METRICS_TOKEN, Caller("metrics", frozenset(("metrics",))), runtime, log.tell, environ)
-    found = [source for source in sources if source is not None]
-    return Tokens((), *found), Tokens((), *found, *([scraper] if scraper is not None else []))
-
-
-def _parts(
-    kind: Kind,
-    shared: ServiceContext,
-    guard: Tokens,
-    secrets: list[str],
-    lease_s: float,
-    compactor_url: str | None,
-    ca: str | None,
-) -> list[ServicePart]:
-    from limpet.service.serve import ApiPart, CompactorPart, RemoteCompactorPart
-
-    if kind == "api":
-        assert compactor_url is not None
-        away = RemoteCompactorPart(shared, compactor_url, secrets[0] if secrets else None, ca)
-        return [away, ApiPart(shared, guard, away.publish, away.fold, lease_s=lease_s)]
-    compactor = CompactorPart(shared, guard, exposed=kind == "compactor")
-    if kind == "compactor":
-        return [compactor]
-    return [compactor, ApiPart(shared, guard, compactor.publish, compactor.fold, lease_s=lease_s)]
-
-
-def _announce(kind: Kind, fleet: Fleet, listener: socket.socket, guarded: bool, json: bool, *, secure: bool) -> None:
-    from limpet.app.urls import absolute
-
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    scheme = "https" if secure else "http"
-    here = f"{scheme}://{'127.0.0.1' if host == '0.0.0.0' else '[::1]' if host == '::' else shown}:{port}"
-    facts = {"url": here, "serves": kind, "fleet": absolute(fleet.url), "tokens": guarded}
+def _announce(kind: Kind, json: bool, here: str, fleet: str, guarded: bool) -> None:
+    """Print where the service listens, and how clients reach it."""
     if json:
-        print_json(facts)
+        print_json({"url": here, "serves": kind, "fleet": fleet, "tokens": guarded})
         sys.stdout.flush()
         return
-    asks = "anybody on this machine may call" if not guarded else "callers send Authorization: Bearer TOKEN"
+    asks = "callers send Authorization: Bearer TOKEN" if guarded else "every user of this machine may call"
     if kind == "compactor":
-        said = [f"The compactor of {facts['fleet']} listens on {here}; {asks}."]
+        said = [f"The compactor of {fleet} listens on {here}; {asks}."]
     else:
         token = ", token=TOKEN" if guarded else ""
         authorization = "TOKEN 'TOKEN'" if guarded else "AUTHORIZATION_TYPE 'none'"
         said = [
-            f"The catalog of {facts['fleet']} answers on {here}; {asks}.",
+            f"The catalog of {fleet} answers on {here}; {asks}.",
             f"""  PyIceberg  load_catalog("limpet", type="rest", uri="{here}"{token})""",
             f"  DuckDB     ATTACH '' AS limpet (TYPE iceberg, ENDPOINT '{here}', {authorization});",
-            f"  tables     {str(facts['fleet']).partition('?')[0].rstrip('/')}/warehouse",
+            f"  tables     {fleet.partition('?')[0].rstrip('/')}/warehouse",
+            f"  dashboard  {here}/ui",
         ]
     said.append(f"  look       {here}/readyz and {here}/metrics; Ctrl-C ends it")
     print("\n".join(said), flush=True)

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from limpet.cli.options import JsonOption, UrlOption
-from limpet.cli.output import complain, lines, print_json
+from limpet import records
+from limpet.cli import ago, complain, console, lines, print_json, printable_json, say, table
+from limpet.cli.options import ENV_URL, JsonOption, UrlOption
 from limpet.errors import Unavailable
+from limpet.records import printable
+from limpet.runtime import Runtime
+from limpet.worker.protocol import ROUTINE, Backlog, EventKind, LogLine, Message, TaskCounts, WorkerEvent, WorkerOrder
 
 if TYPE_CHECKING:
-    from limpet.worker.protocol import Message, TaskCounts, WorkerOrder
+    from rich.console import Group
+    from rich.live import Live
+    from rich.table import Table
 
 EPILOG = lines(
     "Example: app.py has `fleet = limpet.open(...)` and functions under `@fleet.task()`",
     "$ limpet work app:fleet -p 4 -t 8",
     "Example: urgent tasks first, bulk only when there is nothing urgent",
     "$ limpet work app:fleet -q urgent -q bulk",
-    "Example: a queue without a task of its own; the payload's fields are the function's arguments",
+    "Example: a queue without a task function; the payload's fields are the function's arguments",
     "$ limpet work enrich --handler jobs.sites:enrich --url s3://acme/prod",
-    "Example: in a cron job or in CI, do what waits and leave",
+    "Example: in a cron job or in CI, run what waits and exit",
     "$ limpet work app:fleet --burst --json",
     "Exit codes: 0 stopped by a signal, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store "
     "failed, or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.",
@@ -42,7 +55,6 @@ TargetArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODULE:ATTRIBUTE|QUEUE",
-        show_default=False,
         help="A fleet or a task, found in the current directory, such as app:fleet. With --handler: a queue's name.",
     ),
 ]
@@ -52,17 +64,11 @@ QueueOption = Annotated[
         "--queue",
         "-q",
         metavar="NAME",
-        show_default=False,
         help="Only this queue; repeatable: an earlier one always goes first. Without it, all tasks take turns.",
     ),
 ]
 HandlerOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:FUNCTION",
-        show_default=False,
-        help="The function that runs the queue's tasks.",
-    ),
+    str | None, typer.Option(metavar="MODULE:FUNCTION", help="The function that runs the queue's tasks.")
 ]
 ProcessesOption = Annotated[
     int,
@@ -83,16 +89,10 @@ ThreadsOption = Annotated[
     ),
 ]
 BurstOption = Annotated[
-    bool,
-    typer.Option("--burst", rich_help_panel=PROCESSES, help="Leave when nothing can be claimed now."),
+    bool, typer.Option("--burst", rich_help_panel=PROCESSES, help="Exit when nothing can be claimed now.")
 ]
 UntilEmptyOption = Annotated[
-    bool,
-    typer.Option(
-        "--until-empty",
-        rich_help_panel=PROCESSES,
-        help="Leave when nothing waits, rests or runs.",
-    ),
+    bool, typer.Option("--until-empty", rich_help_panel=PROCESSES, help="Exit when nothing waits, rests or runs.")
 ]
 MaxTasksOption = Annotated[
     int | None,
@@ -114,9 +114,26 @@ GraceOption = Annotated[
         "platform's: Kubernetes and ECS 30 s, docker 10 s.",
     ),
 ]
+PollOption = Annotated[
+    float | None,
+    typer.Option(
+        "--poll-s",
+        metavar="SECONDS",
+        min=0.1,
+        rich_help_panel=PROCESSES,
+        help="How often an idle process asks a bucket whether something was pushed. Default: the task's poll_s, 2.",
+    ),
+]
+ReloadOption = Annotated[
+    bool,
+    typer.Option(
+        "--reload",
+        rich_help_panel=PROCESSES,
+        help="Start the processes again when a Python file below this directory changes. For development.",
+    ),
+]
 LogOption = Annotated[
-    LogFormat,
-    typer.Option("--log", rich_help_panel=REPORTS, help="One line for each event, on stderr, in this form."),
+    LogFormat, typer.Option("--log", rich_help_panel=REPORTS, help="One line for each event, on stderr, in this form.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", rich_help_panel=REPORTS, help="Log only what went wrong.")]
 ProgressOption = Annotated[
@@ -124,10 +141,19 @@ ProgressOption = Annotated[
     typer.Option(
         "--progress",
         rich_help_panel=REPORTS,
-        help="One live line with rate, failures and time to go. Implies --quiet.",
+        help="Live counts, rate and time to go, by queue and worker. Implies --quiet.",
     ),
 ]
 
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        rich_help_panel=REPORTS,
+        help="Serve Prometheus metrics of these processes; on this machine only, unless HOST is 0.0.0.0.",
+    ),
+]
 EventsOption = Annotated[
     bool,
     typer.Option(
@@ -149,10 +175,13 @@ def work(
     until_empty: UntilEmptyOption = False,
     max_tasks: MaxTasksOption = None,
     grace: GraceOption = 25.0,
+    poll_s: PollOption = None,
     log: LogOption = LogFormat.text,
     quiet: QuietOption = False,
     progress: ProgressOption = False,
     events: EventsOption = False,
+    metrics_port: MetricsOption = None,
+    reload: ReloadOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run tasks: claim what waits in a queue, call its function, record the result.
@@ -164,8 +193,6 @@ def work(
     signal hands them back at once. A worker process that dies is replaced; if limpet itself is killed, its workers hand
     back what they have and end.
     """
-    from limpet.worker.protocol import WorkerOrder
-
     order = WorkerOrder(
         target=target,
         handler=handler,
@@ -175,42 +202,312 @@ def work(
         burst=burst or until_empty,
         max_tasks=max_tasks,
         grace_s=grace,
-        routine=not (quiet or progress),
+        routine=metrics_port is not None or progress or not quiet,
         count=progress,
         events=events,
         until_empty=until_empty,
         log_json=log is LogFormat.json,
+        poll_s=poll_s,
+        requests=metrics_port is not None,
     )
-    _run(order, processes, json=json)
+    with _watching(reload) as reload_fd:
+        _run(order, processes, metrics_port, reload_fd, quiet=quiet or progress, json=json)
 
 
-def _run(order: WorkerOrder, processes: int, *, json: bool) -> None:
-    from limpet.cli.work_log import Log
+def _run(
+    order: WorkerOrder,
+    processes: int,
+    metrics_port: str | None,
+    reload_fd: int | None,
+    *,
+    quiet: bool,
+    json: bool,
+) -> None:
     from limpet.runtime import system
     from limpet.worker.pool import ProcessPool
 
     runtime = system()
-    log = Log(runtime, as_json=order.log_json, progress=order.count)
+    with _measuring(metrics_port, order.url) as measure:
+        log = Log(runtime, as_json=order.log_json, progress=order.count, routine=not quiet)
 
-    def hear(message: Message) -> None:
-        log.tell(message)
-        log.show(pool.counts(), message)
+        def hear(message: Message) -> None:
+            counts = pool.counts()
+            measure(message, counts)
+            log.hear(message, counts)
 
-    pool = ProcessPool(order, processes, runtime, hear, quiet_stdout=json, printed=log.printed if log.is_live else None)
-    began_s = runtime.elapsed_s()
-    try:
-        pool.run()
-    finally:
-        log.close()
+        printed = log.printed if log.live else None
+        pool = ProcessPool(order, processes, runtime, hear, quiet_stdout=json, printed=printed, reload_fd=reload_fd)
+        began_s = runtime.elapsed_s()
+        try:
+            pool.run()
+        finally:
+            log.close()
     seconds = runtime.elapsed_s() - began_s
     counts = pool.counts()
     if json:
-        print_json({**_facts(counts), "seconds": round(seconds, 3), "restarts": pool.restarts})
+        facts = {name: getattr(counts, name) for name in ("done", "failed", "retried", "lost", "handed_back")}
+        print_json({**facts, "seconds": round(seconds, 3), "restarts": pool.restarts})
     elif not order.log_json:
-        log.total(counts, seconds)
+        log.line(f"{in_words(counts)} in {ago(seconds)}")
     if pool.trouble is not None:
         raise typer.Exit(complain(Unavailable(pool.trouble, hint="nothing is lost: what was claimed comes back")))
 
 
-def _facts(counts: TaskCounts) -> dict[str, int]:
-    return {name: getattr(counts, name) for name in ("done", "failed", "retried", "lost", "handed_back")}
+@contextmanager
+def _watching(wanted: bool) -> Iterator[int | None]:
+    """The pipe that tells when a source file below the current directory has changed; None if that is not wanted."""
+    if not wanted:
+        yield None
+        return
+    from limpet.runtime import system
+    from limpet.worker.pool import SourceWatch
+
+    watch = SourceWatch(os.getcwd(), system())
+    watch.start()
+    try:
+        yield watch.fd
+    finally:
+        watch.close()
+
+
+@contextmanager
+def _measuring(port: str | None, url: str | None) -> Iterator[Callable[[Message, TaskCounts], None]]:
+    """What takes the messages of the worker processes, and shows them to Prometheus while the block lasts."""
+    if port is None:
+        yield lambda message, counts: None
+        return
+    from limpet.app.metrics import ScrapePlace, WorkerMetrics, provider_priced, serving
+
+    address = ScrapePlace.of(port)
+    metrics = WorkerMetrics(provider_priced(url or os.environ.get(ENV_URL)))
+    with serving(metrics.registry, address) as found:
+        say(f"metrics on {found}", err=True)
+        yield metrics.hear
+
+
+COLOURS = {
+    "done": "green",
+    "reload": "cyan",
+    "retry": "yellow",
+    "warning": "yellow",
+    "overdue": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "trouble": "red",
+    "crashed": "red",
+}
+LEVELS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+SAY_EVERY_S = 10.0
+DRAW_EVERY_S = 0.1
+PROGRESS_ROWS = 8
+ENDS: frozenset[EventKind] = frozenset(("done", "failed", "retry", "lost", "handed_back"))
+"""The events that end a run of a task."""
+
+
+def text_line(event: WorkerEvent) -> str:
+    """An event for people. Nothing that a task or an error says can break the line or the terminal."""
+    words = [f"{event.at:%H:%M:%S}Z", f"{event.kind.replace('_', ' '):<11}"]
+    if event.id:
+        words += [event.queue, event.id, f"attempt {event.attempt}"] if event.attempt else [event.queue, event.id]
+    elif event.queue:
+        words.append(event.queue)
+    if event.seconds is not None:
+        words.append(f"{event.seconds:.3f} s")
+    if event.after_s is not None:
+        words.append(f"again in {event.after_s:g} s")
+    words.append(f"[{event.worker}]")
+    return printable(" ".join(words) + (f": {event.note}" if event.note else ""))
+
+
+def log_text(line: LogLine) -> str:
+    """A handler's log record for people; its traceback follows on further lines, which are marked."""
+    words = [f"{line.at:%H:%M:%S}Z", f"{'log':<11}"]
+    words += [line.queue, line.id, f"attempt {line.attempt}"] if line.id else []
+    first = printable(f"{' '.join(words)} [{line.worker}]: {line.level} {line.logger}: {line.message}")
+    return "\n".join([first, *(f"| {printable(each.expandtabs())}" for each in line.traceback.splitlines())])
+
+
+def json_line(event: WorkerEvent | LogLine) -> str:
+    """An event or log record for programs: `at`, `event`, `worker`, and the other fields that are set."""
+    fields = msgspec.to_builtins(event)
+    del fields["what"]
+    text = records.encode({"at": fields.pop("at"), "event": fields.pop("kind", "log"), **fields}).decode()
+    return printable_json(text)
+
+
+def in_words(counts: TaskCounts) -> str:
+    """The counts as text."""
+    said = f"{counts.done:,} done, {counts.failed:,} failed, {counts.retried:,} retried"
+    extra = {"lost": counts.lost, "handed back": counts.handed_back}
+    return said + "".join(f", {count:,} {name}" for name, count in extra.items() if count)
+
+
+def left_of(backlog: tuple[int, int] | None, counts: TaskCounts) -> int | None:
+    """The number of tasks left; None if unknown, or if the count is outdated: more have ended since than it had.
+
+    `backlog`: the tasks that waited when they were counted, and those that had ended by then.
+    """
+    if backlog is None:
+        return None
+    waited, ended = backlog
+    since = counts.ended - ended
+    return waited - since if waited > since or waited == since == 0 else None
+
+
+def progress_line(counts: TaskCounts, left: int | None) -> str:
+    """The counts, the rate, and the remaining time."""
+    said = f"{in_words(counts)} · {counts.in_flight} in flight · {counts.rate_per_s:,.1f}/s"
+    if left is None:
+        return said
+    eta = f" · about {ago(left / counts.rate_per_s)} to go" if counts.rate_per_s and left else ""
+    return f"{said} · {left:,} left{eta}"
+
+
+@dataclass(slots=True)
+class _RunCounts:
+    """How tasks of a queue, or in a worker process, ended."""
+
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    seconds: float = 0.0
+
+
+class ProgressTable:
+    """What each queue and each worker process has done, from the events of tasks."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._queues: dict[str, _RunCounts] = {}
+        self._workers: dict[str, _RunCounts] = {}
+        self._running: dict[str, tuple[str, str, float]] = {}
+        """By thread: the queue and the id of the task that it runs, and since when."""
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Count an event."""
+        if event.kind == "crashed" and (gone := re.search(r"process (\d+)", event.note)):
+            dead = f":{gone[1]}"
+            self._running = {name: run for name, run in self._running.items() if not _process_of(name).endswith(dead)}
+        if not event.id or event.kind not in ("started", *ENDS):
+            return
+        if event.kind == "started":
+            self._running[event.worker] = (event.queue, event.id, self._runtime.elapsed_s())
+            return
+        self._running.pop(event.worker, None)
+        for counts, name in ((self._queues, event.queue), (self._workers, _process_of(event.worker))):
+            one = counts.setdefault(name, _RunCounts())
+            one.done += event.kind == "done"
+            one.failed += event.kind == "failed"
+            one.retried += event.kind == "retry"
+            one.seconds += event.seconds or 0.0
+
+    def rendered(self, summary: str) -> Group:
+        """The summary, the queues and the worker processes: those that run the most tasks, as far as there is room.
+
+        Cells are `Text`: a line that is printed without markup draws this again without markup, too.
+        """
+        from rich.console import Group
+
+        by_queue: dict[str, list[tuple[float, str]]] = {}
+        by_worker: dict[str, list[tuple[float, str]]] = {}
+        for thread, (queue, id_, since_s) in self._running.items():
+            by_queue.setdefault(queue, []).append((since_s, id_))
+            by_worker.setdefault(_process_of(thread), []).append((since_s, id_))
+        return Group(
+            self._rows("queue", self._queues, by_queue), self._rows("worker", self._workers, by_worker), summary
+        )
+
+    def _rows(self, title: str, counts: dict[str, _RunCounts], running: dict[str, list[tuple[float, str]]]) -> Table:
+        from rich.text import Text
+
+        figures = ("running", "done", "failed", "retried", "mean")
+        listed = table(title, *figures, "longest now", right=figures)
+        nothing, now_s = _RunCounts(), self._runtime.elapsed_s()
+        names = sorted(
+            {*counts, *running}, key=lambda name: (-len(running.get(name, ())), -counts.get(name, nothing).done, name)
+        )
+        for name in names[:PROGRESS_ROWS]:
+            one, runs = counts.get(name, nothing), running.get(name, [])
+            ended = one.done + one.failed + one.retried
+            since_s, id_ = min(runs, default=(now_s, ""))
+            listed.add_row(
+                Text(printable(name)),
+                Text(str(len(runs))),
+                Text(f"{one.done:,}"),
+                Text(f"{one.failed:,}", style="red" if one.failed else ""),
+                Text(f"{one.retried:,}"),
+                Text(f"{one.seconds / ended:.3f} s" if ended else "-"),
+                Text(printable(f"{id_} {ago(now_s - since_s)}") if runs else ""),
+            )
+        if len(names) > PROGRESS_ROWS:
+            listed.add_row(Text(f"and {len(names) - PROGRESS_ROWS} more", style="dim"))
+        return listed
+
+
+def _process_of(thread: str) -> str:
+    return thread.rpartition("/")[0]
+
+
+class Log:
+    """Prints on stderr: stdout is for results."""
+
+    def __init__(self, runtime: Runtime, *, as_json: bool, progress: bool, routine: bool = True) -> None:
+        self._runtime = runtime
+        self._routine = routine
+        self._as_json = as_json
+        self._progress = progress
+        self._console = console(stderr=True)
+        self._backlog: tuple[int, int] | None = None
+        self._said_at_s = runtime.elapsed_s()
+        self._table = ProgressTable(runtime)
+        self.live: Live | None = None
+        """The live line, which must not be broken by what handlers print."""
+        if progress and sys.stderr.isatty():
+            from rich.live import Live
+
+            self.live = Live(console=self._console, auto_refresh=False, transient=True)
+            self.live.start()
+
+    def hear(self, message: Message, counts: TaskCounts) -> None:
+        """Print an event or log record; update the progress line, if it is wanted and due."""
+        if self.live is not None and isinstance(message, WorkerEvent):
+            self._table.hear(message)
+        if isinstance(message, WorkerEvent) and message.kind in ROUTINE and not self._routine:
+            pass
+        elif isinstance(message, (WorkerEvent, LogLine)) and self._as_json:
+            self.line(json_line(message))
+        elif isinstance(message, LogLine):
+            self.line(log_text(message), LEVELS.get(message.level))
+        elif isinstance(message, WorkerEvent):
+            self.line(text_line(message), COLOURS.get(message.kind))
+        elif isinstance(message, Backlog):
+            self._backlog = (message.pending, counts.ended)
+        now_s = self._runtime.elapsed_s()
+        every_s = DRAW_EVERY_S if self.live else SAY_EVERY_S
+        if not self._progress or now_s - self._said_at_s < every_s:
+            return
+        self._said_at_s = now_s
+        left = left_of(self._backlog, counts)
+        if self.live is not None:
+            self.live.update(self._table.rendered(progress_line(counts, left)), refresh=True)
+        else:
+            self.line(progress_line(counts, left))
+
+    def printed(self, line: bytes) -> None:
+        """Print a line of a handler above the live line. Where stdout is no terminal, it goes there unchanged."""
+        if sys.stdout.isatty():
+            self.line(printable(line.decode(errors="backslashreplace")))
+        else:
+            os.write(1, line + b"\n")
+
+    def close(self) -> None:
+        """Remove the live line."""
+        if self.live is not None:
+            self.live.stop()
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """Print a line."""
+        if self._console.is_terminal:
+            self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)

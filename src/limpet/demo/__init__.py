@@ -1,7 +1,48 @@
-"""`limpet demo`: a fleet at work while processes are killed and stopped, and a report of what the store holds.
+"""`limpet demo`: a fleet at work while its processes are killed and stopped, and a report of what the store holds.
 
-`tasks` is what a user would write; `workers` are the processes that do it; `show` is the command and directs them;
-`screen` prints; `report` reads everything back and compares it with what was pushed.
+`app` is what a user would write: the tasks that the workers run. `show` is the command: it starts a pool of workers on
+`app`, kills two of them and stops one. `report` is what it prints: the progress, and at the end what it read back,
+compared with what was pushed.
+This module says which tasks are pushed, and which result each of them must have.
 """
 
-__all__: list[str] = []
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["BATCH", "FOLDS", "INDEX", "KEY", "QUEUE", "DemoResult", "expected", "payload"]
+
+QUEUE = "demo"
+FOLDS = "demo-fold"
+INDEX = "results"
+KEY = "number"
+BATCH = 100
+
+POISON_EVERY = 625
+FLAKY_EVERY = 1250
+FLAKY_RUN = 5
+SLOW_EVERY = 500
+SLOW_AT = 350
+"""Halfway through a batch: there a worker is killed or stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """The record of a completed task: its number, its square, and the process that computed it."""
+
+    number: int
+    square: int
+    worker: str
+
+
+def payload(n: int) -> dict[str, Any]:
+    """The arguments of task number `n`. A few are poison, some fail the first time, some are slow."""
+    if n % POISON_EVERY == POISON_EVERY // 2:
+        return {"n": n, "kind": "poison"}
+    if n % FLAKY_EVERY < FLAKY_RUN:
+        return {"n": n, "kind": "flaky"}
+    return {"n": n, "kind": "slow"} if n % SLOW_EVERY == SLOW_AT else {"n": n}
+
+
+def expected(n: int) -> int | None:
+    """The right result of task `n`; None if it must have failed."""
+    return None if payload(n).get("kind") == "poison" else n * n

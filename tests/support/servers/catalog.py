@@ -124,10 +124,12 @@ class CatalogServer:
         self.process.wait()
 
 
-def start_server(*arguments: str, env: Mapping[str, str] | None = None, port: int = 0) -> CatalogServer:
-    """Start `limpet serve ...` and wait until it answers. Whoever calls must `kill` it."""
+def start_server(
+    *arguments: str, env: Mapping[str, str] | None = None, port: int = 0, verb: str = "serve"
+) -> CatalogServer:
+    """Start `limpet serve ...`, or `limpet ui ...`, and wait until it answers. Whoever calls must `kill` it."""
     folder = Path(tempfile.mkdtemp(prefix="limpet-serve-"))
-    command = [str(Path(sys.executable).parent / "limpet"), "serve", *arguments, "--port", str(port), "--json"]
+    command = [str(Path(sys.executable).parent / "limpet"), verb, *arguments, "--port", str(port), "--json"]
     tied = shutil.which("setpriv")
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         process = subprocess.Popen(
@@ -144,7 +146,7 @@ def start_server(*arguments: str, env: Mapping[str, str] | None = None, port: in
     def announced() -> bool:
         assert process.poll() is None, f"{command} ended with {process.returncode}:\n{server.log()}"
         with suppress(ValueError):
-            server.url = json.loads((folder / "out").read_text())["url"]
+            server.url = json.loads((folder / "out").read_text())["url"].removesuffix("/ui")
         return bool(server.url)
 
     try:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from limpet.store.cloud import CloudStore
@@ -31,6 +31,7 @@ ACTS = {
     "503 after": "do it, and answer 503",
     "409": "answer 409 ConditionalRequestConflict, and do nothing",
     "429": "answer 429 SlowDown, and do nothing",
+    "403": "answer 403 AccessDenied, and do nothing",
     "404 key": "answer 404 NoSuchKey, and do nothing",
     "404 bare": "answer 404 without a word, and do nothing",
     "404 bucket": "answer 404 NoSuchBucket, and do nothing",
@@ -45,6 +46,10 @@ ACTS = {
     "cut": "answer 200 with the first half of the XML",
     "no token": "say that a listing goes on, and not where",
     "foreign": "list a key that was not asked for",
+    "huge": "answer 200 with 9 MiB of XML",
+    "bomb": "answer 200 with XML whose entities would grow to gigabytes",
+    "other": "answer 200 with the XML of something else",
+    "redirect": "answer 307 with the address of another server",
 }
 
 
@@ -73,7 +78,10 @@ class Misbehaving(ThreadingHTTPServer):
         return CloudStore(url, options={"access_key_id": "some", "secret_access_key": "thing"})
 
     def act(self, method: str, *acts: str) -> None:
-        """What to do with the next requests of `method` (LIST is one too), one after the other."""
+        """What to do with the next requests of `method`, one after the other.
+
+        LIST is one too, and OWN a listing of Limpet's own, which asks for encoded keys.
+        """
         assert set(acts) <= set(ACTS)
         self._acts.setdefault(method, deque()).extend(acts)
 
@@ -92,16 +100,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         self.name = unquote(parts.path).removeprefix("/b").lstrip("/")
         self.data = self.rfile.read(int(self.headers.get("content-length", 0)))
-        method = "LIST" if "list-type" in self.query else self.command
+        method = "OWN" if "encoding-type" in self.query else "LIST" if "list-type" in self.query else self.command
         self.act = self.server.next_act(method)
         self.server.requests.append(f"{method} {self.name}")
         if self.act in ("drop before", "hang before"):
             self._vanish()
             return
         codes = {"409": "ConditionalRequestConflict", "429": "SlowDown", "404 key": "NoSuchKey", "404 bare": ""}
+        codes |= {"403": "AccessDenied", "redirect": "TemporaryRedirect"}
         codes |= {"404 bucket": "NoSuchBucket", "500 before": "InternalError"}
         if self.act in codes:
-            self._fail(int(self.act[:3]), codes[self.act])
+            self._fail(307 if self.act == "redirect" else int(self.act[:3]), codes[self.act])
             return
         getattr(self, f"_{method.lower()}")()
 
@@ -167,21 +176,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self) -> None:
         prefix, after = self.query.get("prefix", ""), self.query.get("start-after", "")
-        after = max(after, self.query.get("continuation-token", ""))
+        after = max(after, unquote(self.query.get("continuation-token", "")))
         names = sorted(name for name in self.server.objects if name.startswith(prefix) and name > after)
+        folders: set[str] = set()
+        if "delimiter" in self.query:
+            rests = [name.removeprefix(prefix) for name in names]
+            folders = {f"{prefix}{rest.partition('/')[0]}/" for rest in rests if "/" in rest}
+            names = [prefix + rest for rest in rests if "/" not in rest]
         page, more = names[: self.server.page], len(names) > self.server.page
         if self.act == "foreign":
             page = [*page, "elsewhere/secret.json"]
-        rows = "".join(_row(name, self.server.objects.get(name, b"")) for name in page)
+        is_encoded = "encoding-type" in self.query
+        rows = "".join(_row(name, self.server.objects.get(name, b""), is_encoded) for name in page)
+        for folder in folders:
+            rows += f"<CommonPrefixes><Prefix>{_xml(folder, is_encoded)}</Prefix></CommonPrefixes>"
         truncated = str(more or self.act == "no token").lower()
-        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        token = f"<NextContinuationToken>{quote(page[-1], safe='/')}</NextContinuationToken>" if more else ""
         head = f"<IsTruncated>{truncated}</IsTruncated>{'' if self.act == 'no token' else token}"
-        body = f"<ListBucketResult>{head}{rows}</ListBucketResult>".encode()
-        if self.act == "garbage":
-            body = b"\xff\x00 not XML at all"
-        if self.act == "cut":
-            body = body[: len(body) // 2]
-        self._send(200, body)
+        head += "<EncodingType>url</EncodingType>" if is_encoded else ""
+        rows += " " * (9 << 20 if self.act == "huge" else 0)
+        body = _SPOILT.get(self.act, f"<ListBucketResult>{head}{rows}</ListBucketResult>".encode())
+        self._send(200, body[: len(body) // 2] if self.act == "cut" else body)
+
+    _own = _list
 
     def _fail(self, status: int, code: str) -> None:
         body = f"<Error><Code>{code}</Code><Message>So it is.</Message></Error>".encode() if code else b""
@@ -193,6 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", etag)
         if content_range is not None:
             self.send_header("Content-Range", content_range)
+        if self.act == "redirect":
+            self.send_header("Location", f"{self.server.address}/elsewhere")
         self.send_header("Last-Modified", formatdate(usegmt=True))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -210,11 +229,23 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the tests look at `requests`."""
 
 
-def _row(name: str, data: bytes) -> str:
+_BOMB = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
+_SPOILT = {
+    "garbage": b"\xff\x00 not XML at all",
+    "bomb": f'<!DOCTYPE b [<!ENTITY a0 "a">{_BOMB}]><ListBucketResult>&a9;</ListBucketResult>'.encode(),
+    "other": b"<Error><Code>InternalError</Code><Message>So it is.</Message></Error>",
+}
+
+
+def _xml(name: str, is_encoded: bool) -> str:
+    return quote(name) if is_encoded else escape(name)
+
+
+def _row(name: str, data: bytes, is_encoded: bool) -> str:
     what = (
         f"<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>{escape(_etag(data))}</ETag><Size>{len(data)}</Size>"
     )
-    return f"<Contents><Key>{escape(name)}</Key>{what}</Contents>"
+    return f"<Contents><Key>{_xml(name, is_encoded)}</Key>{what}</Contents>"
 
 
 def _etag(data: bytes) -> str:

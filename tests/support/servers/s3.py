@@ -67,7 +67,7 @@ def request(
     )
     connection = HTTPConnection(host, timeout=30)
     try:
-        connection.request(method, path + (f"?{query}" if query else ""), body=body, headers=headers)
+        connection.request(method, quote(path) + (f"?{query}" if query else ""), body=body, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

@@ -1,17 +1,18 @@
-"""`limpet index compile` and `publish`: fold what waits into the shards; make an index an Iceberg table."""
+"""`limpet index compile` and `publish`: fold what waits into the shards; publish an index as an Iceberg table."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index.options import EngineOption, IndexArgument, demand_index, requests_text, size_text, table
-from limpet.cli.options import JsonOption, UrlOption, existing
-from limpet.cli.output import ago, clean, console, lines, many, print_json
+import limpet
+from limpet.cli import ago, clean, console, lines, many, print_json, requests_text, say, show, size_text, table
+from limpet.cli.index.options import EngineOption, IndexArgument
+from limpet.cli.options import JsonOption, UrlOption
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
@@ -21,15 +22,24 @@ if TYPE_CHECKING:
     from limpet.publish import Published
     from limpet.worker.signals import SignalPipe
 
-
-COMPILE_EPILOG = lines(
-    "Example: once; for ever, as a service; on a Dask cluster",
-    "$ limpet index compile sites -u s3://acme/prod",
-    "$ limpet index compile --watch -u s3://acme/prod",
-    "$ limpet index compile sites --full --engine dask=tcp://10.0.0.5:8786 -u s3://acme/prod",
-    "Exit codes: 0 compiled, or stopped by a signal with --watch; 1 there is no such index, a shard is corrupt, or the "
-    "store refused; 2 wrong usage; 130 interrupted.",
-)
+EPILOGS = {
+    "compile": lines(
+        "Example: once; as a service, until it is stopped; on a Dask cluster",
+        "$ limpet index compile sites -u s3://acme/prod",
+        "$ limpet index compile --watch -u s3://acme/prod",
+        "$ limpet index compile sites --full --engine dask=tcp://10.0.0.5:8786 -u s3://acme/prod",
+        "Exit codes: 0 compiled, or stopped by a signal with --watch; 1 there is no such index, a shard is corrupt, or "
+        "the store refused; 2 wrong usage; 130 interrupted.",
+    ),
+    "publish": lines(
+        "Example: where no service runs; through the one that leads the catalog; under another name",
+        "$ limpet index publish sites -u s3://acme/prod",
+        "$ limpet index publish sites --catalog http://127.0.0.1:8181 -u s3://acme/prod",
+        "$ limpet index publish sites --table web.sites -u s3://acme/prod",
+        "Exit codes: 0 the table is up to date; 1 there is no such index, another process leads the catalog, or it "
+        "could not be read or written; 2 wrong usage, or a table that is not this index's.",
+    ),
+}
 
 IDLE_MAX = 8
 COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records")
@@ -40,29 +50,32 @@ def compile(
         list[str] | None,
         typer.Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Fold everything that waits, whether it pays or not.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until SIGTERM or Ctrl-C.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Fold all waiting records, even where few of them wait.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until SIGTERM or Ctrl-C.")] = False,
     every: Annotated[
         float,
         typer.Option(
             "--every",
             metavar="SECONDS",
             min=1.0,
-            help="With --watch: how often. While nothing waits, up to eight times as rarely.",
+            help="With --watch: the interval. While nothing waits, it grows up to eightfold.",
         ),
     ] = 60.0,
     engine: EngineOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fold the records that wait into the shards, which makes lookups and queries cheap.
+    """Fold waiting records into the shards, so that lookups and queries are cheap.
 
-    A shard is folded when that pays or is overdue; below that, waiting records are gathered into packs. Readers see no
-    difference. Any number of compilers may run at once, anywhere, and be killed at any moment.
+    A shard is rewritten when enough records wait for it, or one has waited for a day; until then they are gathered into
+    packs. Readers see no difference. Any number of compilers may run at once, anywhere, and be killed at any moment.
     """
+    from limpet.app.indexes import demand_index
     from limpet.cli.index.engine import engine as engine_of
 
-    fleet = existing(url)
+    fleet = limpet.open(url, create=False).check()
     for name in index or ():
         demand_index(fleet, name)
     with engine_of(engine, fleet.url) as place:
@@ -97,26 +110,25 @@ def _facts(report: CompileReport) -> dict[str, Any]:
 
 
 def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, spread: bool) -> None:
-    out = console()
     if not reports:
-        out.print("there is no index to compile; `limpet index create` makes one")
+        say("there is no index to compile; `limpet index create` makes one")
         return
-    rows = table("index", *COUNTS, "written", "quarantined")
+    figures = (*COUNTS, "written", "quarantined")
+    listed = table("index", *figures, right=figures)
     for name, report in reports.items():
         counts = [f"{getattr(report, each):,}" for each in COUNTS]
         bad = f"[red]{report.quarantined:,}[/red]" if report.quarantined else "0"
-        rows.add_row(clean(name), *counts, size_text(report.written_bytes), bad)
-    out.print(rows)
+        listed.add_row(clean(name), *counts, size_text(report.written_bytes), bad)
+    show(listed)
     for name, report in reports.items():
         if report.strays:
             said = f"{name}: {many(report.strays, 'folder')} of another depth"
-            out.print(f"[yellow]{clean(said)}[/yellow]; `limpet index verify` tells more", soft_wrap=True)
-    where = " here; what the workers asked is not in it" if spread else ""
-    out.print(requests_text(requests, where), soft_wrap=True)
+            show(f"[yellow]{clean(said)}[/yellow]; `limpet index verify` tells more")
+    show(requests_text(requests, " here, without those of the workers" if spread else ""))
 
 
 class _StopRequest:
-    """Raised by a signal, for good."""
+    """Whether a signal has asked to stop; once it has, it stays so."""
 
     def __init__(self, signals: SignalPipe) -> None:
         self._signals = signals
@@ -127,7 +139,7 @@ class _StopRequest:
         return self._up
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long, or until it is raised; whether it was."""
+        """Wait so long, or until a signal comes; whether one did."""
         import select
 
         if not self():
@@ -136,7 +148,7 @@ class _StopRequest:
 
 
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
-    """Compile again and again. A store that is away, or a bad shard, is told and tried again; all else is an end."""
+    """Compile until a signal comes. An unavailable store or a bad shard is reported, and tried again."""
     from limpet.runtime import system
     from limpet.worker.signals import STOP_SIGNALS, SignalPipe
 
@@ -152,7 +164,7 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
                     try:
                         report = fleet.index(name).compile(place.executor, full=full, stop=stop)
                     except (Corrupt, Unavailable, OutcomeUnknown) as error:
-                        _tell({"index": name, "error": str(error), "hint": error.hint}, json=json)
+                        _print_run({"index": name, "error": str(error), "hint": error.hint}, json=json)
                         continue
                     except Missing:
                         if names:
@@ -160,15 +172,17 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
                         continue
                     if report.objects or report.quarantined:
                         busy = True
-                        _tell({"index": name, **_facts(report), "seconds": runtime.elapsed_s() - began_s}, json=json)
+                        _print_run(
+                            {"index": name, **_facts(report), "seconds": runtime.elapsed_s() - began_s}, json=json
+                        )
             except (Unavailable, OutcomeUnknown) as error:
-                _tell({"error": str(error), "hint": error.hint}, json=json)
+                _print_run({"error": str(error), "hint": error.hint}, json=json)
             pause_s = every_s if busy else min(2 * pause_s, IDLE_MAX * every_s)
             stop.wait(pause_s)
 
 
-def _tell(facts: dict[str, Any], *, json: bool) -> None:
-    """One line about one run: JSON on stdout, words on stderr."""
+def _print_run(facts: dict[str, Any], *, json: bool) -> None:
+    """Print one line about one run: JSON on stdout, text on stderr."""
     from limpet import records
     from limpet.runtime import system
 
@@ -188,22 +202,15 @@ def _tell(facts: dict[str, Any], *, json: bool) -> None:
     print(f"{at:%H:%M:%S}Z {said}", file=sys.stderr, flush=True)
 
 
-PUBLISH_EPILOG = lines(
-    "Example: where no service runs; through the one that leads the catalog; under another name",
-    "$ limpet index publish sites -u s3://acme/prod",
-    "$ limpet index publish sites --catalog http://127.0.0.1:8181 -u s3://acme/prod",
-    "$ limpet index publish sites --table web.sites -u s3://acme/prod",
-    "Exit codes: 0 the table is what the index is; 1 there is no such index, another process leads the catalog, or it "
-    "could not be read or written; 2 wrong usage, or a table that is not this index's.",
-)
-
-
 def publish(
     index: IndexArgument,
     table: Annotated[
         str | None,
         typer.Option(
-            "--table", metavar="NAMESPACE.NAME", show_default="indexes.INDEX", help="The table, made if need be."
+            "--table",
+            metavar="NAMESPACE.NAME",
+            show_default="indexes.INDEX",
+            help="The table; created if it does not exist.",
         ),
     ] = None,
     catalog: Annotated[
@@ -225,18 +232,19 @@ def publish(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make an index an Iceberg table, for DuckDB, Polars, PyIceberg, Spark and so on; or bring its table up to date.
+    """Publish an index as an Iceberg table for DuckDB, Polars, PyIceberg, Spark and others, or update its table.
 
     Only shards that have changed since the last time are written, in one commit: readers see the old table or the new
     one. If nothing has changed, nothing is written. Run it from cron, as often as you like.
 
-    Without --catalog this process leads the catalog for a moment. Where `limpet serve` leads it, name that one.
+    Without --catalog, this process leads the catalog for a moment. If a `limpet serve` leads it, name it by --catalog.
     """
-    from limpet.cli.catalog.options import demand_extra, identifier
+    from limpet.app.indexes import demand_index
+    from limpet.cli.catalog import demand_extra, identifier
 
     demand_extra()
     named = identifier(table, ".") if table is not None else None
-    fleet = existing(url)
+    fleet = limpet.open(url, create=False).check()
     demand_index(fleet, index)
     with console(stderr=True).status("publishing"):
         done = _publish(fleet, index, named, catalog, compile=compile, wait_s=wait)
@@ -257,7 +265,11 @@ def _publish(
 ) -> Published:
     from limpet.catalog import NotLeader
 
-    through = ServiceWriter(service) if service is not None else None
+    through = None
+    if service is not None:
+        from limpet.service.client import ServiceWriter
+
+        through = ServiceWriter(service)
     try:
         return fleet.publish_index(index, table, compile=compile, through=through, wait_s=wait_s)
     except NotLeader as error:
@@ -267,40 +279,11 @@ def _publish(
 
 
 def _print_published(done: Published) -> None:
-    out = console()
     name = clean(".".join((*done.namespace, done.table)))
     if done.changed:
         kept = done.files - done.files_added
-        out.print(
-            f"published {many(done.records, 'record')} of {clean(repr(done.index))} as the table {name}: "
-            f"{many(done.files_added, 'file')} written, {kept:,} kept, {done.files_removed:,} removed",
-            soft_wrap=True,
-        )
+        files = f"{many(done.files_added, 'file')} written, {kept:,} kept, {done.files_removed:,} removed"
+        said = f"published {many(done.records, 'record')} of {clean(repr(done.index))} as the table {name}: {files}"
     else:
-        out.print(f"the table {name} is up to date, with {many(done.records, 'record')}", soft_wrap=True)
-    out.print(f"[dim]{clean(done.metadata_location)}[/dim]", soft_wrap=True)
-
-
-class ServiceWriter:
-    """A catalog that a running service leads.   Raises, in each: the kind of error that it met; Unavailable."""
-
-    def __init__(self, url: str) -> None:
-        from limpet.service.auth import API_TOKENS, secrets_of
-
-        self._url = url
-        self._token = next(iter(secrets_of(API_TOKENS)), None)
-
-    def create_namespace(self, namespace: Sequence[str]) -> None:
-        self._post("/v1/namespaces", {"namespace": list(namespace), "properties": {}})
-
-    def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
-        from urllib.parse import quote
-
-        where = quote("\x1f".join(namespace), safe="")
-        answer = self._post(f"/v1/namespaces/{where}/tables/{quote(name, safe='')}", request)
-        return str(answer.get("metadata-location"))
-
-    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        from limpet.service.client import post
-
-        return post(self._url, path, body, self._token)
+        said = f"the table {name} is up to date, with {many(done.records, 'record')}"
+    show(said, f"[dim]{clean(done.metadata_location)}[/dim]")

@@ -23,7 +23,7 @@ _HINT = "write processes=4, threads=4, or dask=tcp://HOST:PORT"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where work is done. Without an executor, it is here; `workers` is how much of it goes on at once."""
+    """Where work is done: by an executor, or without one in this process; `workers` is how many jobs run at once."""
 
     executor: Executor | None
     workers: int = 1
@@ -45,7 +45,7 @@ def engine(text: str | None, url: str) -> Iterator[Engine]:
             yield found
         return
     if kind not in ("processes", "threads") or not re.fullmatch("[0-9]{1,3}", value):
-        raise Invalid(f"{text!r} is no engine", hint=_HINT)
+        raise Invalid(f"{text!r} is not an engine", hint=_HINT)
     workers = int(value)
     if not 1 <= workers <= WORKERS_MAX:
         raise Invalid(f"{text!r}: an engine has 1 to {WORKERS_MAX} workers", hint=_HINT)
@@ -74,7 +74,7 @@ def _pool(kind: str, workers: int) -> Iterator[Executor]:
 
 
 def _begin_child() -> None:
-    """A Ctrl-C is the parent's to answer. Without a parent there is nobody to work for: stop, at whatever point."""
+    """In a worker process: leave Ctrl-C to the parent, and exit at once when the parent is gone."""
     from limpet.runtime import system
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -113,7 +113,7 @@ def _dask(address: str) -> Iterator[Engine]:
 
 @contextmanager
 def _explained(text: str, died: type[Exception] = BrokenExecutor) -> Iterator[None]:
-    """What goes wrong with the workers themselves, as one line."""
+    """Failures of the workers themselves as errors of one line."""
     try:
         yield
     except (BrokenExecutor, CancelledError, died):

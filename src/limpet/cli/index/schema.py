@@ -8,36 +8,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli.index.options import IndexArgument, demand_index, field_of, package_of, requests_text, size_text, table
-from limpet.cli.options import JsonOption, UrlOption, existing, opened
-from limpet.cli.output import ago, clean, console, lines, many, now_of, print_json, say, when
+import limpet
+from limpet.cli import (
+    ago,
+    clean,
+    lines,
+    many,
+    now_of,
+    print_json,
+    requests_text,
+    say,
+    show,
+    size_text,
+    table,
+    when,
+)
+from limpet.cli.index.options import IndexArgument, field_of
+from limpet.cli.options import JsonOption, UrlOption, refuse_path
 from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
-    from limpet.app import Fleet
-    from limpet.index.describe import IndexStats, Waits
+    from limpet.index.describe import Waits
     from limpet.index.storage import Manifest
 
-
-CREATE_EPILOG = lines(
-    "Example: by columns (? means that it may be null); by a Frictionless data package or table schema",
-    "$ limpet index create sites --field domain:string --field title:string? --key domain -u s3://acme/prod",
-    "$ limpet index create sites --schema datapackage.json -u s3://acme/prod",
-    "Exit codes: 0 created, or it is there with these columns; 1 the store refused; 2 wrong usage, or other columns.",
-)
-
-LS_EPILOG = lines(
-    "Example:",
-    "$ limpet index ls -u s3://acme/prod",
-    "Exit codes: 0 listed; 1 there is no such fleet; 2 wrong usage.",
-)
-
-SCHEMA_EPILOG = lines(
-    "Example: the columns; one more",
-    "$ limpet index schema sites -u s3://acme/prod",
-    "$ limpet index schema sites --add visits:integer -u s3://acme/prod",
-    "Exit codes: 0 shown or added; 1 there is no such index; 2 wrong usage, or a column that it cannot have.",
-)
+EPILOGS = {
+    "create": lines(
+        "Example: by columns (? means that it may be null); by a Frictionless data package or table schema",
+        "$ limpet index create sites --field domain:string --field title:string? --key domain -u s3://acme/prod",
+        "$ limpet index create sites --schema datapackage.json -u s3://acme/prod",
+        "Exit codes: 0 created, or it exists with these columns; 1 the store refused; 2 wrong usage, or other columns.",
+    ),
+    "ls": lines(
+        "Example:",
+        "$ limpet index ls -u s3://acme/prod",
+        "Exit codes: 0 listed; 1 there is no such fleet; 2 wrong usage.",
+    ),
+    "schema": lines(
+        "Example: the columns; one more",
+        "$ limpet index schema sites -u s3://acme/prod",
+        "$ limpet index schema sites --add visits:integer -u s3://acme/prod",
+        "Exit codes: 0 shown or added; 1 there is no such index; 2 wrong usage, or a column that it cannot have.",
+    ),
+    "stats": lines(
+        "Example:",
+        "$ limpet index stats sites -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 there is no such index or fleet; 2 wrong usage.",
+    ),
+}
 
 
 def create(
@@ -54,7 +71,7 @@ def create(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The column that tells records apart."),
+        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The column that identifies a record."),
     ] = None,
     depth: Annotated[
         int | None,
@@ -65,23 +82,29 @@ def create(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make an index. Where there is one already, its columns are added to.
+    """Create an index. If it exists, new columns are added to it.
 
     The types are string, integer, number, boolean, date, datetime, object, array and any (JSON). Every record also has
     `updated_at`, which decides between two records with one key.
 
-    256 shards do for some hundred million small records; a shard is rewritten as a whole.
+    256 shards are enough for some hundred million small records; a shard is rewritten as a whole.
     """
+    from limpet.app.indexes import demand_index, manifest_of, package_of
+    from limpet.index.codec.types import typed, with_own
+
     if (schema is None) is (not field):
-        raise Invalid("say which columns it has: --field, or --schema", hint="--field domain:string --key domain")
+        raise Invalid("name the columns with --field or --schema", hint="--field domain:string --key domain")
     if field and not key:
-        raise Invalid("say which column is the key", hint=f"--key {field[0].rpartition(':')[0] or 'NAME'}")
+        raise Invalid("name the key column", hint=f"--key {field[0].rpartition(':')[0] or 'NAME'}")
     columns: Any = schema if schema is not None else package_of([field_of(each) for each in field or ()])
-    _check(columns, key)
-    fleet = opened(url)
-    handle = fleet.index(index, columns, key=key, depth=depth)
-    before = _manifest_before(fleet, index)
-    manifest = handle.manifest
+    found = typed(columns, key)
+    if found.key is None:
+        raise Invalid("the schema names no primaryKey", hint="say which field is the key: --key NAME")
+    with_own(found.fields or (), found.key)  # refuses columns that make no sense before a fleet is made for them
+    refuse_path(index, "index", lambda: demand_index(limpet.open(url, create=False).check(), index))
+    fleet = limpet.open(url).check()
+    before = manifest_of(fleet, index)
+    manifest = fleet.index(index, columns, key=key, depth=depth).manifest
     if json:
         print_json(_facts(index, manifest))
         return
@@ -95,29 +118,12 @@ def create(
     say(f"{said}: {16**manifest.depth:,} shards, key {manifest.key!r}, columns {names}")
 
 
-def _check(columns: Any, key: str | None) -> None:
-    """Refuse columns that make no sense before a fleet is made for them."""
-    from limpet.index.codec.types import typed, with_own
-
-    found = typed(columns, key)
-    if found.key is None:
-        raise Invalid("the schema names no primaryKey", hint="say which field is the key: --key NAME")
-    with_own(found.fields or (), found.key)
-
-
-def _manifest_before(fleet: Fleet, index: str) -> Manifest | None:
-    try:
-        return fleet.index(index).manifest
-    except Missing:
-        return None
-
-
 def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     """List the indexes. Changes nothing.
 
     Records are as of the last compile: what waits is not counted. It costs a LIST, and a GET for each index.
     """
-    fleet = opened(url, read_only=True)
+    fleet = limpet.open(url, read_only=True).check()
     rows: list[dict[str, Any]] = []
     for name in fleet.indexes():
         try:
@@ -141,27 +147,19 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     if json:
         print_json(rows)
         return
-    _print_indexes(fleet.url, rows)
-
-
-def _print_indexes(url: str, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    out = console()
     if not rows:
-        out.print(f"there is no index at {url}; `limpet index create` makes one", markup=False, soft_wrap=True)
+        say(f"there is no index at {fleet.url}; `limpet index create` makes one")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for title in ("index", "key", "columns", "shards", "records", "size"):
-        table.add_column(title, justify="left" if title in ("index", "key") else "right")
+    figures = ("columns", "shards", "records", "size")
+    listed = table("index", "key", *figures, right=figures)
     for row in rows:
         if "error" in row:
-            table.add_row(clean(row["index"]), f"[red]{clean(row['error'])}[/red]")
+            listed.add_row(clean(row["index"]), f"[red]{clean(row['error'])}[/red]")
             continue
         records = "-" if row["records"] is None else f"{row['records']:,}"
         size = "-" if row["bytes"] is None else size_text(row["bytes"])
-        table.add_row(clean(row["index"]), clean(row["key"]), str(row["columns"]), f"{row['shards']:,}", records, size)
-    out.print(table)
+        listed.add_row(clean(row["index"]), clean(row["key"]), str(row["columns"]), f"{row['shards']:,}", records, size)
+    show(listed)
 
 
 def schema(
@@ -187,40 +185,29 @@ def schema(
 
     A new column is null in the records that are there. Columns are never renamed, removed or given another type.
     """
+    from limpet.app.indexes import add_columns, demand_index
+
+    added: list[str] = []
+    new = [field_of(each, always_optional=True) for each in add or ()]
+    fleet = limpet.open(url, create=False, read_only=not add and not allow_null).check()
     for name in allow_null or ():
-        demand_index(existing(url), index).allow_null(name)
-    if not add:
-        manifest = demand_index(opened(url, read_only=True), index).manifest
-        added: list[str] = []
+        demand_index(fleet, index).allow_null(name)
+    if new:
+        manifest, added = add_columns(fleet, index, new)
     else:
-        new = [field_of(each, always_optional=True) for each in add]
-        fleet = existing(url)
-        before = demand_index(fleet, index).manifest
-        own = [each for each in before.schema.columns if each.name not in {field.name for field in new}]
-        manifest = fleet.index(index, package_of([*own, *new]), key=before.key).manifest
-        known = {each.name for each in before.fields}
-        added = [field.name for field in manifest.fields if field.name not in known]
+        manifest = demand_index(fleet, index).manifest
     if json:
         print_json(_facts(index, manifest))
         return
-    _print_columns(index, manifest)
-    if add:
-        said = f"added {', '.join(added)}" if added else "it has them already; nothing was changed"
-        typer.echo()
-        say(said)
-
-
-def _print_columns(index: str, manifest: Manifest) -> None:
-    out = console()
-    out.print(
-        f"[bold]{clean(index)}[/bold]  schema version {manifest.schema_version}, {16**manifest.depth:,} shards",
-        soft_wrap=True,
-    )
-    rows = table("column", "type", "", right=False)
+    columns = table("column", "type", "")
     for field in manifest.schema.columns:
         notes = "key" if field.name == manifest.key else "" if field.required else "may be null"
-        rows.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
-    out.print(rows)
+        columns.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
+    version = f"schema version {manifest.schema_version}, {16**manifest.depth:,} shards"
+    show(f"[bold]{clean(index)}[/bold]  {version}", columns)
+    if add:
+        say("")
+        say(f"added {', '.join(added)}" if added else "it has them already; nothing was changed")
 
 
 def _facts(index: str, manifest: Manifest) -> dict[str, Any]:
@@ -235,56 +222,39 @@ def _facts(index: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-STATS_EPILOG = lines(
-    "Example:",
-    "$ limpet index stats sites -u s3://acme/prod",
-    "Exit codes: 0 shown; 1 there is no such index or fleet; 2 wrong usage.",
-)
-
-
 def stats(index: IndexArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Count what an index holds, and what waits to be compiled. Changes nothing.
 
     It lists every object of the index, at a request for each thousand; no record is read. Deleted records count until
     `limpet index purge`.
     """
-    fleet = opened(url, read_only=True)
+    from limpet.app.indexes import demand_index
+
+    fleet = limpet.open(url, read_only=True).check()
     handle = demand_index(fleet, index)
     with fleet.meter.measure() as cost:
         found = handle.stats()
     age_s = (now_of(found.oldest_at) - found.oldest_at).total_seconds() if found.oldest_at else None
     if json:
-        print_json(_stats_facts(found, age_s, cost.requests))
-    else:
-        _print_stats(found, age_s, cost.requests)
-
-
-def _stats_facts(found: IndexStats, age_s: float | None, requests: dict[str, int]) -> dict[str, Any]:
-    return {**asdict(found), "oldest_s": None if age_s is None else round(age_s, 1), "requests": requests}
-
-
-def _print_stats(found: IndexStats, age_s: float | None, requests: dict[str, int]) -> None:
-    out = console()
+        oldest_s = None if age_s is None else round(age_s, 1)
+        print_json({**asdict(found), "oldest_s": oldest_s, "requests": cost.requests})
+        return
     records = f"{found.records:,}" if found.records is not None else "not counted at depth 4"
-    compiled = f", last {when(found.compiled_at)}" if found.compiled_at else ", never"
+    largest = f", the largest {size_text(found.largest.bytes)} ({found.largest.id})" if found.largest else ""
     rows = {
         "records": f"{records} in the shards",
-        "size": f"{size_text(found.bytes)} in {found.shards:,} shards{_largest(found)}",
+        "size": f"{size_text(found.bytes)} in {found.shards:,} shards{largest}",
         "waiting": f"{_waits(found.singles, 'single')}, {_waits(found.packs, 'pack')}",
         "oldest": f"{ago(age_s)} ago" if age_s is not None else "nothing waits",
-        "compiled": compiled.removeprefix(", "),
+        "compiled": f"last {when(found.compiled_at)}" if found.compiled_at else "never",
         "schema": f"version {found.schema_version}, {many(found.columns, 'column')}, key {found.key!r}",
         "quarantine": many(found.quarantined, "object") if found.quarantined else "empty",
     }
-    out.print(f"[bold]{clean(found.name)}[/bold]")
-    for name, said in rows.items():
-        style = "red" if name == "quarantine" and found.quarantined else None
-        out.print(f"  {name:<11} {clean(said)}", soft_wrap=True, style=style)
-    out.print(requests_text(requests), soft_wrap=True)
-
-
-def _largest(found: IndexStats) -> str:
-    return f", the largest {size_text(found.largest.bytes)} ({found.largest.id})" if found.largest else ""
+    show(f"[bold]{clean(found.name)}[/bold]")
+    for name, text in rows.items():
+        line = f"  {name:<11} {clean(text)}"
+        show(f"[red]{line}[/red]" if name == "quarantine" and found.quarantined else line)
+    show(requests_text(cost.requests))
 
 
 def _waits(waits: Waits, what: str) -> str:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import Any
 
-from limpet.cli.options import JsonOption, QueueArgument, UrlOption, demand_queue, in_store, opened
-from limpet.cli.output import clean, console, lines, many, print_json
-from limpet.queue.cost import (
-    MILLION,
-    NOT_COUNTED,
-    SQS_BATCH,
-    Bill,
-    Work,
-    as_pushed,
-    break_even,
-    requests_of,
-    sqs,
-    work_of,
-)
+import limpet
+from limpet.cli import clean, lines, many, print_json, show, table
+from limpet.cli.options import JsonOption, QueueArgument, UrlOption
+from limpet.queue.cost import NOT_COUNTED, SQS_BATCH, break_even, cost_facts, work_of
 
-EPILOG = lines(
-    "Example:",
-    "$ limpet queue cost enrich -u s3://acme/prod",
-    "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
-)
-BATCHES = (1, 10, 100, 1000)
+EPILOGS = {
+    "cost": lines(
+        "Example:",
+        "$ limpet queue cost enrich -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
+    )
+}
 PROVIDERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 NAMES = {"s3": "S3", "gcs": "Cloud Storage", "azure": "Azure Blob Storage"}
 
@@ -33,77 +23,55 @@ NAMES = {"s3": "S3", "gcs": "Cloud Storage", "azure": "Azure Blob Storage"}
 def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show what a queue costs in requests and dollars, beside SQS. Changes nothing.
 
-    Nobody meters a whole fleet, so this is computed from what the queue shows: each entry and receipt stands for the
-    requests that it took at least. Receipts that retention has removed are not in it.
+    Requests of a whole fleet are not metered. The figures are computed from the entries and receipts of the queue: each
+    stands for the requests that it took at least. Receipts that retention has removed are not in it.
     """
-    from limpet.runtime import system
+    from limpet.app.fleet import in_store
 
-    fleet = opened(url, read_only=True)
+    fleet = limpet.open(url, read_only=True).check()
     handle = in_store(fleet.queue(queue), "be priced")
-    work, read = work_of(fleet.store, queue, system())
+    work, read = work_of(fleet.store, queue, fleet.runtime)
     if not work.ended and not work.waiting:
-        demand_queue(fleet, handle)
+        fleet.queue(queue, create=False)
     free = handle.provider != "bucket"
     provider = PROVIDERS.get(fleet.url.partition("://")[0], "s3")
-    facts = _facts(queue, work, read, provider, free=free)
+    facts = cost_facts(work, provider, poll_s=handle.policy.poll_s, free=free)
+    facts = {"queue": queue, "receipts_read": read, **facts}
     if json:
         print_json(facts)
     else:
         _print(facts, provider, free=free)
 
 
-def _facts(queue: str, work: Work, read: int, provider: str, *, free: bool) -> dict[str, Any]:
-    from limpet.store.metered import AS_OF, dollars
-
-    spent = requests_of(work)
-    price = dollars(spent, provider)
-    facts: dict[str, Any] = {
-        "queue": queue,
-        "tasks": work.tasks,
-        "entries": work.ended,
-        "waiting_entries": work.waiting,
-        "claims": work.claims,
-        "receipts_read": read,
-        "requests": spent,
-        "dollars": 0.0 if free else price,
-        "dollars_in_a_bucket": price,
-        "provider": provider,
-        "prices_of": AS_OF,
-        "per_million": {f"limpet_{batch}": asdict(as_pushed(MILLION, batch, provider=provider)) for batch in BATCHES},
-    }
-    facts["per_million"] |= {f"sqs_{batch}": asdict(sqs(MILLION, batch)) for batch in (1, SQS_BATCH)}
-    if work.tasks:
-        ended = requests_of(replace(work, waiting=0, waiting_named=0))
-        share = MILLION / work.tasks
-        mine = Bill(round(sum(ended.values()) * share), dollars(ended, provider) * share)
-        facts["per_million"] = {"this_queue": asdict(mine), **facts["per_million"]}
-    return facts
+def _idle_lines(facts: dict[str, Any], provider: str, *, free: bool) -> str:
+    idle, bell = facts["idle_worker"], facts["bell_an_hour_at_most"]
+    month = _money(idle["a_month_in_a_bucket"]["dollars"])
+    if free:
+        return f"An idle worker costs nothing here; in a bucket up to ${month} a month on {NAMES[provider]}."
+    asked = " + ".join(f"{count:,} {verb.upper()}s" for verb, count in idle["requests_an_hour"].items())
+    return (
+        f"An idle worker process makes up to {asked} an hour with poll_s={idle['poll_s']:g}: ${month} a month. "
+        "The PUTs renew its presence; LIMPET_PRESENCE=0 saves them.\n"
+        f"A push rings the bell: 1 PUT more, at most once a second and process, ${_money(bell['dollars'])} an hour."
+    )
 
 
 def _print(facts: dict[str, Any], provider: str, *, free: bool) -> None:
-    from rich.table import Table
-
-    out = console()
-    out.print(_heading(facts), soft_wrap=True)
     by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in facts["requests"].items() if count)
-    price = f"${_money(facts['dollars_in_a_bucket'])}"
-    where = f"nothing here; {price} on {NAMES[provider]}" if free else f"{price} on {NAMES[provider]}"
-    out.print(f"  so far, at least   {many(sum(facts['requests'].values()), 'request')}: {by_verb}", soft_wrap=True)
-    out.print(f"  which cost         {where}\n", soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("a million tasks")
-    table.add_column("requests", justify="right")
-    table.add_column("dollars", justify="right")
+    price = f"${_money(facts['dollars_in_a_bucket'])} on {NAMES[provider]}"
+    bills = table("a million tasks", "requests", "dollars", right=("requests", "dollars"))
     for name, bill in facts["per_million"].items():
         style = "bold" if name == "this_queue" else None
-        table.add_row(_label(name), f"{bill['requests']:,}", f"${_money(bill['dollars'])}", style=style)
-    out.print(table)
-    out.print()
-    out.print(_verdict(facts["per_million"], provider), soft_wrap=True)
-    out.print(
+        bills.add_row(_label(name), f"{bill['requests']:,}", f"${_money(bill['dollars'])}", style=style)
+    show(
+        _heading(facts),
+        f"  so far, at least   {many(sum(facts['requests'].values()), 'request')}: {by_verb}",
+        f"  which cost         {f'nothing here; {price}' if free else price}\n",
+        bills,
+        f"\n{_verdict(facts['per_million'], provider)}",
+        _idle_lines(facts, provider, free=free),
         f"[dim]Computed from {many(facts['entries'], 'receipt')} ({facts['receipts_read']:,} read), not metered. "
         f"Not in it: {NOT_COUNTED}. List prices of {facts['prices_of']}, requests only, without free tiers.[/dim]",
-        soft_wrap=True,
     )
 
 

@@ -2,79 +2,81 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from limpet.cli.options import (
-    IdArgument,
-    JsonOption,
-    QueueArgument,
-    SinceOption,
-    UrlOption,
-    WhereOption,
-    demand_queue,
-    in_store,
-    inspection,
-    opened,
-)
-from limpet.cli.output import ago, clean, clean_lines, console, lines, many, now_of, print_json, when
-from limpet.cli.status import APPROXIMATE, print_queues, summaries
+import limpet
+from limpet import cli
+from limpet.cli import ago, clean, clean_lines, lines, many, now_of, pairs, print_json, say, table, when
+from limpet.cli.options import IdArgument, JsonOption, QueueArgument, SinceOption, UrlOption, WhereOption
 from limpet.errors import Invalid, Missing
 
 if TYPE_CHECKING:
-    from limpet.app import Fleet
     from limpet.queue.inspect import Folder
 
-EPILOG = lines(
-    "Example: all queues; what waits in one; what failed, as JSON",
-    "$ limpet queue ls -u s3://acme/prod",
-    "$ limpet queue ls enrich -u s3://acme/prod",
-    "$ limpet queue ls enrich --failed -n 100 --json -u s3://acme/prod",
-    "Exit codes: 0 listed; 1 there is no such queue or fleet; 2 wrong usage.",
-)
-
-FAILED_EPILOG = lines(
-    "Example: all; those of the last two hours whose error mentions a timeout",
-    "$ limpet queue failed enrich -u s3://acme/prod",
-    "$ limpet queue failed enrich --where timeout --since 2h -u s3://acme/prod",
-    "Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.",
-)
-
-SHOW_EPILOG = lines(
-    "Example:",
-    "$ limpet queue show enrich a.com@2026-11 -u s3://acme/prod",
-    "Exit codes: 0 shown; 1 there is no such task, queue or fleet; 2 wrong usage.",
-)
-PEEK_EPILOG = lines(
-    "Example:",
-    "$ limpet queue peek enrich -n 3 -u s3://acme/prod",
-    "Exit codes: 0 shown, or nothing waits; 1 there is no such queue or fleet; 2 wrong usage.",
-)
-
-STATS_EPILOG = lines(
-    "Example:",
-    "$ limpet queue stats enrich --json -u s3://acme/prod",
-    "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
-)
+EPILOGS = {
+    "ls": lines(
+        "Example: all queues; what waits in one; what failed, as JSON",
+        "$ limpet queue ls -u s3://acme/prod",
+        "$ limpet queue ls enrich -u s3://acme/prod",
+        "$ limpet queue ls enrich --failed -n 100 --json -u s3://acme/prod",
+        "Exit codes: 0 listed; 1 there is no such queue or fleet; 2 wrong usage.",
+    ),
+    "failed": lines(
+        "Example: all; those of the last two hours whose error mentions a timeout",
+        "$ limpet queue failed enrich -u s3://acme/prod",
+        "$ limpet queue failed enrich --where timeout --since 2h -u s3://acme/prod",
+        "Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.",
+    ),
+    "peek": lines(
+        "Example:",
+        "$ limpet queue peek enrich -n 3 -u s3://acme/prod",
+        "Exit codes: 0 shown, or nothing waits; 1 there is no such queue or fleet; 2 wrong usage.",
+    ),
+    "show": lines(
+        "Example:",
+        "$ limpet queue show enrich a.com@2026-11 -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 there is no such task, queue or fleet; 2 wrong usage.",
+    ),
+    "stats": lines(
+        "Example:",
+        "$ limpet queue stats enrich --json -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
+    ),
+}
 
 FAILED_SHOWN = 20
 ID_WIDTH = 36
 
+COLUMNS: dict[Folder, tuple[str, ...]] = {
+    "pending": ("id", "tasks", "pushed", "state", "attempt", "worker"),
+    "failed": ("id", "state", "attempts", "ended", "error"),
+    "completed": ("id", "tasks", "failed", "ended", "worker"),
+    "scheduled": ("id", "due in"),
+}
+FIGURES = ("tasks", "pushed", "attempt", "attempts", "ended", "failed", "due in")
+NOTHING: dict[Folder, str] = {
+    "pending": "nothing waits in",
+    "failed": "nothing has failed in",
+    "completed": "nothing is completed in",
+    "scheduled": "nothing is scheduled in",
+}
+COLOURS = {"completed": "green", "held": "green", "failed": "red", "cancelled": "red", "overdue": "red"}
+
 
 def ls(
-    queue: Annotated[
-        str | None, typer.Argument(metavar="QUEUE", show_default=False, help="The queue; without it, all queues.")
-    ] = None,
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue; without it, all queues.")] = None,
     pending: Annotated[bool, typer.Option("--pending", help="What waits or is worked on (the default).")] = False,
     failed: Annotated[
         bool, typer.Option("--failed", help="What failed or was cancelled, and was not retried.")
     ] = False,
     completed: Annotated[bool, typer.Option("--completed", help="What succeeded.")] = False,
     scheduled: Annotated[bool, typer.Option("--scheduled", help="What was pushed with a delay.")] = False,
-    n: Annotated[int, typer.Option("-n", min=1, help="Show at most so many.")] = 20,
+    n: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Show at most N entries.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -87,24 +89,70 @@ def ls(
     states = [state for state, wanted in flags.items() if wanted]
     if len(states) > 1:
         raise Invalid(f"--{states[0]} and --{states[1]} are two lists", hint="ask for one of them")
-    fleet = opened(url, read_only=True)
-    if queue is None:
-        if states:
-            raise Invalid(f"--{states[0]} needs a queue name", hint="limpet queue ls QUEUE --" + states[0])
-        found = summaries(fleet)
-        if json:
-            print_json([each.facts() for each in found])
-        else:
-            print_queues(console(), fleet.url, found)
+    if queue is not None:
+        _ls_entries(url, queue, states[0] if states else "pending", n, json=json)
         return
-    _ls_entries(fleet, queue, states[0] if states else "pending", n, json=json)
+    from limpet.app.health import summaries
+    from limpet.cli.fleet import print_queues
+
+    fleet = limpet.open(url, read_only=True).check()
+    if states:
+        raise Invalid(f"--{states[0]} needs a queue name", hint="limpet queue ls QUEUE --" + states[0])
+    found = summaries(fleet)
+    if json:
+        print_json([each.facts() for each in found])
+    else:
+        print_queues(fleet.url, found)
+
+
+def _ls_entries(url: str | None, queue: str, state: Folder, n: int, *, json: bool) -> None:
+    from limpet.app.fleet import inspection
+
+    fleet = limpet.open(url, read_only=True).check()
+    rows = [*islice(inspection(fleet, queue, "list its tasks").entries(state), n + 1)]
+    if not rows:
+        fleet.queue(queue, create=False)
+    more, rows = len(rows) > n, rows[:n]
+    if json:
+        print_json(rows)
+    elif not rows:
+        say(f"{NOTHING[state]} {queue!r}")
+    else:
+        listed = table(*COLUMNS[state], right=FIGURES)
+        listed.columns[0].min_width = min(ID_WIDTH, max(len(row["id"]) for row in rows))
+        for row in rows:
+            listed.add_row(*_cells(state, row))
+        cli.show(listed, *([f"\n[dim]There are more: -n {n * 5} shows more of them.[/dim]"] if more else []))
+
+
+def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
+    id_ = clean(row["id"])
+    match state:
+        case "pending":
+            pushed = f"{ago(row['age_s'])} ago"
+            attempt = str(row["attempt"]) if row["attempt"] else "-"
+            said = f"rests {ago(row['rests_s'])}" if row["state"] == "rests" else _coloured(row["state"])
+            tasks = f"{row['done']:,} of {row['tasks']:,}" if row["done"] else f"{row['tasks']:,}"
+            return [id_, tasks, pushed, said, attempt, clean(row["worker"] or "-")]
+        case "failed":
+            error = " ".join((row["error"] or "").split())
+            return [id_, row["state"], str(row["attempts"]), f"{ago(row['age_s'])} ago", clean(error)]
+        case "completed":
+            return [id_, f"{row['tasks']:,}", f"{row['failed']:,}", f"{ago(row['age_s'])} ago", clean(row["worker"])]
+        case "scheduled":
+            return [id_, ago(row["due_in_s"]) if row["due_in_s"] > 0 else "now"]
+
+
+def _coloured(state: str) -> str:
+    colour = COLOURS.get(state, "default")
+    return f"[{colour}]{state}[/{colour}]"
 
 
 def failed(
     queue: QueueArgument,
     where: WhereOption = None,
     since: SinceOption = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Read at most so many failed tasks.")] = 1000,
+    n: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Read at most N failed tasks.")] = 1000,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -112,41 +160,24 @@ def failed(
 
     Errors that differ only in their numbers are one group. `limpet queue retry` takes the same --where and --since.
     """
-    fleet = opened(url, read_only=True)
-    handle = fleet.queue(queue)
-    groups = handle.failed(n, where=where, since_s=since)
+    fleet = limpet.open(url, read_only=True).check()
+    groups = fleet.queue(queue).failed(n, where=where, since_s=since)
     if not groups:
-        demand_queue(fleet, handle)
-    rows: list[dict[str, Any]] = [
-        {
-            "error": group.error,
-            "count": group.count,
-            "last_at": group.last_at,
-            "age_s": round((now_of(group.last_at) - group.last_at).total_seconds(), 1),
-            "ids": group.ids,
-        }
-        for group in groups
-    ]
+        fleet.queue(queue, create=False)
+    ages_s = [(now_of(group.last_at) - group.last_at).total_seconds() for group in groups]
     if json:
-        print_json(rows)
-        return
-    out = console()
-    if not groups:
-        out.print(nothing_failed(queue, where, since), markup=False, soft_wrap=True)
-        return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("tasks", justify="right", no_wrap=True)
-    table.add_column("newest", justify="right", no_wrap=True)
-    table.add_column("its id", overflow="fold", min_width=min(ID_WIDTH, max(len(group.ids[0]) for group in groups)))
-    table.add_column("error", overflow="fold")
-    for group, row in zip(groups, rows, strict=True):
-        error = " ".join(group.error.split())
-        table.add_row(f"{group.count:,}", f"{ago(row['age_s'])} ago", clean(group.ids[0]), clean(error))
-    out.print(table)
-    if sum(group.count for group in groups) >= n:
-        out.print(f"\n[dim]{many(n, 'failed task')} read; -n {n * 5} reads more of them.[/dim]")
+        print_json([{**asdict(group), "age_s": round(age_s, 1)} for group, age_s in zip(groups, ages_s, strict=True)])
+    elif not groups:
+        say(nothing_failed(queue, where, since))
+    else:
+        listed = table("tasks", "newest", "its id", "error", right=("tasks", "newest"))
+        listed.columns[2].min_width = min(ID_WIDTH, max(len(group.ids[0]) for group in groups))
+        for group, age_s in zip(groups, ages_s, strict=True):
+            error = clean(" ".join(group.error.split()))
+            listed.add_row(f"{group.count:,}", f"{ago(age_s)} ago", clean(group.ids[0]), error)
+        cli.show(listed)
+        if sum(group.count for group in groups) >= n:
+            cli.show(f"\n[dim]{many(n, 'failed task')} read; -n {n * 5} reads more of them.[/dim]")
 
 
 def nothing_failed(queue: str, where: str | None, since_s: float | None) -> str:
@@ -156,72 +187,9 @@ def nothing_failed(queue: str, where: str | None, since_s: float | None) -> str:
     return f"nothing has failed in {queue!r}{error}{time}"
 
 
-def _ls_entries(fleet: Fleet, name: str, state: Folder, n: int, *, json: bool) -> None:
-    rows = [*islice(inspection(fleet, name, "list its tasks").entries(state), n + 1)]
-    if not rows:
-        demand_queue(fleet, fleet.queue(name))
-    more, rows = len(rows) > n, rows[:n]
-    if json:
-        print_json(rows)
-        return
-    out = console()
-    if not rows:
-        nothing = {
-            "pending": "nothing waits in",
-            "failed": "nothing has failed in",
-            "completed": "nothing is completed in",
-            "scheduled": "nothing is scheduled in",
-        }
-        out.print(f"{nothing[state]} {name!r}", markup=False, soft_wrap=True)
-        return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in _COLUMNS[state]:
-        justify: Literal["left", "right"] = "left" if title in _TO_THE_LEFT else "right"
-        width = min(ID_WIDTH, max(len(row["id"]) for row in rows)) if title == "id" else None
-        table.add_column(title, justify=justify, overflow="fold", no_wrap=title not in _FOLDED, min_width=width)
-    for row in rows:
-        table.add_row(*_cells(state, row))
-    out.print(table)
-    if more:
-        out.print(f"\n[dim]There are more: -n {n * 5} shows more of them.[/dim]")
-
-
-_COLUMNS: dict[Folder, tuple[str, ...]] = {
-    "pending": ("id", "tasks", "pushed", "state", "attempt", "worker"),
-    "failed": ("id", "state", "attempts", "ended", "error"),
-    "completed": ("id", "tasks", "failed", "ended", "worker"),
-    "scheduled": ("id", "due in"),
-}
-_TO_THE_LEFT = ("id", "state", "worker", "error")
-_FOLDED = ("id", "worker", "error")
-
-
-def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
-    match state:
-        case "pending":
-            pushed = f"{ago(row['age_s'])} ago"
-            attempt = str(row["attempt"]) if row["attempt"] else "-"
-            colour = {"held": "green", "overdue": "red", "cancelled": "red"}.get(row["state"])
-            said = f"[{colour}]{row['state']}[/{colour}]" if colour else row["state"]
-            if row["state"] == "rests":
-                said = f"rests {ago(row['rests_s'])}"
-            return [clean(row["id"]), f"{row['tasks']:,}", pushed, said, attempt, clean(row["worker"] or "-")]
-        case "failed":
-            ended = f"{ago(row['age_s'])} ago"
-            error = " ".join((row["error"] or "").split())
-            return [clean(row["id"]), row["state"], str(row["attempts"]), ended, clean(error)]
-        case "completed":
-            ended = f"{ago(row['age_s'])} ago"
-            return [clean(row["id"]), f"{row['tasks']:,}", f"{row['failed']:,}", ended, clean(row["worker"])]
-        case "scheduled":
-            return [clean(row["id"]), ago(row["due_in_s"]) if row["due_in_s"] > 0 else "now"]
-
-
 def peek(
     queue: QueueArgument,
-    n: Annotated[int, typer.Option("-n", min=1, max=1000, help="Show at most so many.")] = 5,
+    n: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most N tasks.")] = 5,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -229,70 +197,59 @@ def peek(
 
     With a long backlog they come from a random place of it.
     """
-    fleet = opened(url, read_only=True)
-    handle = fleet.queue(queue)
-    found = handle.peek(n)
+    fleet = limpet.open(url, read_only=True).check()
+    found = fleet.queue(queue).peek(n)
     if not found:
-        demand_queue(fleet, handle)
+        fleet.queue(queue, create=False)
     if json:
         print_json(found)
         return
-    out = console()
     if not found:
-        out.print(f"nothing waits in {queue!r}", markup=False, soft_wrap=True)
+        say(f"nothing waits in {queue!r}")
     for task in found:
         pushed = f"  [dim]pushed {when(task.pushed_at)}[/dim]" if task.pushed_at else ""
-        out.print(f"[bold]{clean(task.id)}[/bold]{pushed}", soft_wrap=True)
-        out.print(f"  {_json(task.payload)}", soft_wrap=True)
+        cli.show(f"[bold]{clean(task.id)}[/bold]{pushed}", f"  {_json(task.payload)}")
 
 
 def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show one task: where it is, who works on it, how it ended and why. Changes nothing.
 
-    A task that was retried is followed to its last life. The id of a batch shows the batch.
+    For a task that was retried, the last retry is shown. The id of a batch shows the batch.
     """
-    fleet = opened(url, read_only=True)
-    handle = in_store(fleet.queue(queue), "show a task's lease")
-    found = handle.inspect.describe(id)
+    from limpet.app.fleet import in_store
+
+    fleet = limpet.open(url, read_only=True).check()
+    found = in_store(fleet.queue(queue), "show a task's lease").inspect.describe(id)
     if found is None:
-        demand_queue(fleet, handle)
+        fleet.queue(queue, create=False)
         raise Missing(
             f"there is no task {id!r} in queue {queue!r}",
             hint=f"`limpet queue ls {queue}` shows what waits; receipts are kept for a time only",
         )
-    facts = {"queue": queue, **found}
     if json:
-        print_json(facts)
+        print_json({"queue": queue, **found})
         return
-    from rich.table import Table
-
-    out = console()
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for title, text in _lines(facts):
-        table.add_row(title, text)
-    out.print(table)
-    earlier = facts.get("errors", ())
+    cli.show(pairs(_facts(found)))
+    earlier = found.get("errors", ())
     for each in earlier:
-        when_, who, error = when(each["at"]), clean(each["worker"]), clean(each["error"])
-        out.print(f"\n[bold]attempt {each['attempt']}[/bold] failed {when_} in {who}: {error}", soft_wrap=True)
-        if each["traceback"]:
-            out.print(clean_lines(each["traceback"].rstrip()), soft_wrap=True, style="dim")
-    if facts.get("traceback") and not (earlier and earlier[-1]["traceback"] == facts["traceback"]):
-        out.print()
-        out.print(clean_lines(facts["traceback"].rstrip()), soft_wrap=True, style="dim")
+        where, error = f"{when(each['at'])} in {clean(each['worker'])}", clean(each["error"])
+        cli.show(f"\n[bold]attempt {each['attempt']}[/bold] failed {where}: {error}")
+        _show_traceback(each["traceback"])
+    if found.get("traceback") and not (earlier and earlier[-1]["traceback"] == found["traceback"]):
+        say("")
+        _show_traceback(found["traceback"])
 
 
-_STATES = {"completed": "green", "held": "green", "failed": "red", "cancelled": "red", "overdue": "red"}
+def _show_traceback(text: str | None) -> None:
+    if text:
+        cli.show(f"[dim]{clean_lines(text.rstrip())}[/dim]")
 
 
-def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as people read them, in a fixed order."""
-    colour = _STATES.get(facts["state"], "bold")
-    rows = [("task", clean(facts["id"])), ("state", f"[{colour}]{facts['state']}[/{colour}]")]
+    rows = [("task", clean(facts["id"])), ("state", _coloured(facts["state"]))]
     if "asked_for" in facts:
-        rows.append(("retried", f"{clean(facts['asked_for'])} lives on as {clean(facts['id'])}"))
+        rows.append(("retried", f"{clean(facts['asked_for'])} was retried as {clean(facts['id'])}"))
     if facts.get("worker"):
         rows.append(("worker", clean(facts["worker"])))
     if "token" in facts:
@@ -300,20 +257,15 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("heartbeat", f"{ago(facts['heartbeat_s'])} ago, ttl {facts['ttl_s']:g} s"))
     if facts.get("rests_s"):
         rows.append(("next try", f"in {ago(facts['rests_s'])}"))
-    for title, key in (("attempt", "attempt"), ("attempts", "attempts"), ("tasks", "tasks"), ("done", "done")):
-        if facts.get(key):
-            rows.append((title, f"{facts[key]:,}"))
+    rows += [(key, f"{facts[key]:,}") for key in ("attempt", "attempts", "tasks", "done") if facts.get(key)]
     if facts.get("failed"):
         shown = ", ".join(facts["failed"][:FAILED_SHOWN]) + (", ..." if len(facts["failed"]) > FAILED_SHOWN else "")
         rows.append(("failed", clean(shown)))
-    for title, key in (("pushed", "pushed_at"), ("due", "due_at"), ("ended", "finished_at")):
-        if facts.get(key):
-            rows.append((title, when(facts[key])))
+    times = (("pushed", "pushed_at"), ("due", "due_at"), ("ended", "finished_at"))
+    rows += [(title, when(facts[key])) for title, key in times if facts.get(key)]
     if facts.get("error"):
         rows.append(("error", clean(facts["error"])))
-    for key in ("payload", "result"):
-        if key in facts:
-            rows.append((key, _json(facts[key])))
+    rows += [(key, _json(facts[key])) for key in ("payload", "result") if key in facts]
     if "raw" in facts:
         rows.append(("its bytes", clean(facts["raw"])))
     return rows
@@ -328,24 +280,27 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
 
     It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
     """
+    from limpet.app.health import summaries
+    from limpet.cli.fleet import APPROXIMATE
     from limpet.queue.inspect import ALL
 
-    fleet = opened(url, read_only=True)
+    fleet = limpet.open(url, read_only=True).check()
     found = summaries(fleet, [queue], limits=ALL)
     if not found:
-        demand_queue(fleet, fleet.queue(queue))
+        fleet.queue(queue, create=False)
     facts = found[0].facts()
     del facts["at_least"]
     if json:
         print_json(facts)
         return
-    out = console()
-    paused = "  [yellow]paused[/yellow]" if facts["paused"] else ""
-    out.print(f"[bold]{clean(queue)}[/bold]{paused}")
-    for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed"):
-        out.print(f"  {key.replace('_', ' '):<10} {'-' if facts[key] is None else format(facts[key], ','):>9}")
-    out.print(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
+    cli.show(f"[bold]{clean(queue)}[/bold]{'  [yellow]paused[/yellow]' if facts['paused'] else ''}")
+    counts = {key: facts[key] for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed")}
+    for key, count in counts.items():
+        say(f"  {key.replace('_', ' '):<10} {'-' if count is None else format(count, ','):>9}")
+        if key == "pending" and facts["done"]:
+            say(f"  {'  of them':<10} {facts['done']:>9,} done, in batches that have not ended")
+    say(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
     if "trouble" in facts:
-        out.print(f"  [red]{clean(facts['trouble'])}[/red]", soft_wrap=True)
+        cli.show(f"  [red]{clean(facts['trouble'])}[/red]")
     if "approximate" in facts:
-        out.print(f"[dim]{APPROXIMATE}[/dim]", soft_wrap=True)
+        cli.show(f"[dim]{APPROXIMATE}[/dim]")

@@ -1,0 +1,128 @@
+"""Taking over the files of other programs: record files become an index, task files become a queue.
+
+`adopt_files` implements `limpet index adopt`, `adopt_tasks` implements `limpet queue adopt`. Originals are deleted only
+if the caller says that the other program has stopped (`quiesced`).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from limpet import records
+from limpet.app.fleet import absolute, in_store, store_for
+from limpet.app.indexes import demand_index, has_objects, manifest_of
+from limpet.errors import Invalid, Missing
+from limpet.index import AdoptReport, Index
+from limpet.index.maintain.import_existing import BESIDE, RECORD_FOLDERS
+from limpet.index.storage import DESCRIPTION_BYTES_MAX
+from limpet.keys import IndexKeys, Key, QueueKeys, disk_name
+from limpet.queue import QueueAdoptReport
+from limpet.queue.adopt import QUEUE_FOLDERS
+from limpet.store.sources import FileSource, Folders, FolderSource, StoreSource
+
+if TYPE_CHECKING:
+    from limpet.app.fleet import Fleet
+
+
+def adopt_tasks(fleet: Fleet, name: str, where: str, *, quiesced: bool = False) -> QueueAdoptReport:
+    """Take the tasks of another program's queue at `where`, a folder or URL, over into the queue `name`.
+
+    See `queue.adopt.Adopter.take_over` for what is read, written and deleted.
+    Raises: Missing if there is nothing at `where`; Invalid if that is the place of the queue itself; Unsupported for a
+    queue on SQS.   Cost and crash: as there.
+    """
+    queue = in_store(fleet.queue(name), "take over files")
+    if _is_place_of(fleet, QueueKeys.of(name).root, where):
+        raise Invalid(
+            f"{where} is the folder of the queue {name!r} itself",
+            hint="move the files of the other program elsewhere first, then name that place",
+        )
+    source = _files_at(fleet, where, QUEUE_FOLDERS)
+    if next(source.files(), None) is None:
+        raise Missing(
+            f"there are no tasks at {where}",
+            hint="it should have a folder pending/ with <id>/task.json in it, completed/ or failed/",
+        )
+    return queue.adopt(source, quiesced=quiesced)
+
+
+def adopt_files(
+    fleet: Fleet, name: str, where: str | None, schema: Path | None, key: str | None, *, quiesced: bool
+) -> tuple[AdoptReport, bool]:
+    """Take plain record files into the index `name`: those at `where`, a folder or URL, else those beside its objects.
+
+    If those lie where the index should be, and there is none, it is made of them, with the columns of `schema`, or of
+    the `datapackage.json` among them. Returns what was done, and whether it was that.
+    Raises: Missing; Invalid, also for a `schema` or `key` of an index that exists.
+    """
+    in_place = where is None and manifest_of(fleet, name) is None and has_objects(fleet, name)
+    if not in_place and (schema or key):
+        raise Invalid(
+            "--schema and --key are for files that lie where an index should be",
+            hint=f"the index {name!r} has its columns; leave them out" if where is None else "leave --from out",
+        )
+    folders = RECORD_FOLDERS if in_place or where is not None else BESIDE
+    source = _files_at(fleet, where, folders) if where is not None else _files_beside(fleet, name, folders)
+    if in_place:
+        return _index_of_files(fleet, name, schema, key).adopt_in_place(source, quiesced=quiesced), True
+    return demand_index(fleet, name).adopt(source, quiesced=quiesced), False
+
+
+def _index_of_files(fleet: Fleet, name: str, schema: Path | None, key: str | None) -> Index[Any]:
+    """The index that is to be made of files, with the columns that were named, or those of their data package."""
+    if schema is not None:
+        return fleet.index(name, schema, key=key)
+    keys = IndexKeys.of(name)
+    shards = keys.shards.removeprefix(f"{keys.root}/")
+    for folder in (keys.adopted, keys.root, keys.shards, f"{keys.adopted}/{shards}"):
+        at = Key(f"{folder}/datapackage.json")
+        with suppress(Missing):
+            data = fleet.store.get(at, size_max=DESCRIPTION_BYTES_MAX).data
+            package = records.parse_json(data, what=at, bytes_max=DESCRIPTION_BYTES_MAX)
+            return fleet.index(name, package, key=key)
+    raise Invalid(
+        f"{keys.root} holds files and no manifest, and no datapackage.json tells their columns",
+        hint="--schema FILE: a data package or table schema whose fields stand in the order of the files",
+    )
+
+
+def _files_beside(fleet: Fleet, name: str, folders: Folders) -> FileSource | None:
+    """The files that lie where the index does; None: the objects of the store there.
+
+    A local folder is read as such: its file names need not be those of a store.
+    """
+    root = _local(fleet.url)
+    return None if root is None else FolderSource(_below(root, IndexKeys.of(name).root), folders, root=root)
+
+
+def _files_at(fleet: Fleet, where: str, folders: Folders) -> FileSource:
+    """The files at a folder of this machine or a URL."""
+    folder = _local(where)
+    if folder is not None:
+        return FolderSource(folder, folders)
+    return StoreSource(store_for(where, fleet.runtime), "", folders)
+
+
+def _is_place_of(fleet: Fleet, root: str, where: str) -> bool:
+    """Whether `where` is the place of the objects below the prefix `root` of the fleet."""
+    ours, theirs = _local(fleet.url), _local(where)
+    if ours is not None and theirs is not None:
+        return _below(ours, root).resolve() == theirs.resolve()
+    if ours is not None or theirs is not None:
+        return False
+    return absolute(where).partition("?")[0].rstrip("/") == f"{fleet.url.partition('?')[0].rstrip('/')}/{root}"
+
+
+def _local(url: str) -> Path | None:
+    """The folder of this machine that a URL names; None for a bucket."""
+    if url.startswith("file://"):
+        url = unquote(urlsplit(url).path)
+    return None if "://" in url else Path(url).expanduser()
+
+
+def _below(folder: Path, prefix: str) -> Path:
+    """Where the objects below a prefix lie in the folder of a store."""
+    return folder.joinpath(*(disk_name(part, leaf=False) for part in prefix.split("/")))

@@ -1,0 +1,582 @@
+"""One reading of a whole fleet: queues, locks, indexes, the catalog, workers, what it costs, and alerts.
+
+The dashboard, `limpet top` and the metrics show the same `FleetOverview`. `read_overview` makes one; `OverviewWatch`
+keeps one up to date for a page that stays open: it reads a part again when that may have changed, and backs off while
+nothing changes. Nothing is written, so a read-only key is enough.
+
+Listings are capped. A figure whose name is in `at_least` is a lower bound; a queue in `uncounted` has no figures yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal, get_args
+
+from limpet.app.fleet import SQS, Fleet, has_store, provider_of
+from limpet.app.health import BrokenLimit, FleetLocks, Limits, broken_in, broken_on_sqs, lock_states, summaries
+from limpet.app.history import HOUR, FinishRate, last_hour
+from limpet.errors import Invalid, LimpetError
+from limpet.keys import BATCH, INDEXES, LOCKS, QUEUES, TASK, IndexKeys, Key, QueueKeys, name_of
+from limpet.queue.cost import MONTH_H, Bill, Work, requests_of
+from limpet.queue.entry import Storage
+from limpet.queue.inspect import (
+    FOLDERS,
+    FinishTimes,
+    Folder,
+    QueueCount,
+    QueueSummary,
+    count_below,
+    count_first,
+    last_finished,
+    summary_of,
+)
+from limpet.records import RECORD_BYTES_MAX
+from limpet.runtime import Runtime
+from limpet.store import Store
+from limpet.store.api import Always, Blob, Stat, Version, When, WrappedStore
+from limpet.store.metered import dollars
+
+OverviewPart = Literal["queues", "locks", "indexes", "catalog", "workers"]
+PARTS: tuple[OverviewPart, ...] = get_args(OverviewPart)
+
+PER_HOUR: Mapping[OverviewPart, float] = {"queues": 90, "locks": 15, "indexes": 30, "catalog": 15, "workers": 15}
+"""Requests an hour that a watch may spend on each part while nothing changes there; with `CREDIT`, under 200 in all."""
+CREDIT = 5.0
+"""Requests that a part may spend at once: so it is looked at often for a while after its last change."""
+FAST_S = 2.0
+"""How soon a part is read again after a change; later if it is expensive: at most 4 requests a second."""
+TOKEN_S = 1.0
+"""How often a store is asked for its change token, where that costs nothing."""
+
+OBJECTS_MAX = 999
+"""How many objects of a folder are counted: one page of a listing."""
+LISTS_MAX = 8
+QUEUES_AT_ONCE = 32
+INDEXES_MAX = 50
+LOCKS_MAX = 200
+SQS_REQUESTS = 3
+"""Requests for one queue on SQS, which the fleet's meter does not count."""
+CACHED_MAX = 4096
+CACHED_BYTES_MAX = 64 << 10
+ENTRIES_WATCHED = 50
+
+DEFAULT_LIMITS = Limits(age_s=3600.0, failed=0)
+"""The default limits of the dashboard's warnings: a task older than an hour, and any failed task."""
+
+SOME_OBJECTS: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
+PRICED = {"s3": "s3", "gs": "gcs", "az": "azure"}
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogSummary:
+    """The catalog in numbers, and its last commit: who did what. `version` 0: nothing was ever published."""
+
+    version: int = 0
+    at: str | None = None
+    namespaces: int = 0
+    tables: int = 0
+    views: int = 0
+    last: tuple[str, ...] = ()
+    """What the last commit did."""
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetBill:
+    """What a fleet has cost. `work` is the least that its receipts stand for, `own` what this process sent.
+
+    `month_dollars` is the price of a month in which each hour is as the last one.
+    `free`: the fleet is not in a bucket, and the dollars are what it would cost in one.
+    """
+
+    work: Bill
+    own: Bill
+    own_requests: Mapping[str, int]
+    provider: str
+    free: bool
+    at_least: bool
+    month_dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOverview:
+    """A fleet as of `at`. A part that could not be read keeps what was read before, and has its error in `trouble`."""
+
+    url: str
+    at: datetime
+    limits: Limits
+    queues: Sequence[QueueSummary] = ()
+    uncounted: Sequence[str] = ()
+    """Queues that were not counted yet: there are too many for one reading."""
+    rates: Mapping[str, FinishRate] = field(default_factory=dict)
+    """How fast tasks end, by queue and receipts. None on SQS."""
+    pushed: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Pending tasks by queue and minute of push (of the Unix time), by the store's clock. None on SQS."""
+    locks: FleetLocks = field(default_factory=lambda: FleetLocks([], {}, more=False))
+    indexes: Sequence[Any] = ()
+    """`limpet.index.describe.IndexCount`, by name."""
+    indexes_more: int = 0
+    """Indexes that were not looked at."""
+    catalog: CatalogSummary | None = None
+    workers: Any = None
+    """`limpet.app.presence.FleetWorkers`; None where presence is not recorded."""
+    alerts: Sequence[BrokenLimit] = ()
+    bill: FleetBill | None = None
+    trouble: Mapping[str, str] = field(default_factory=dict)
+    read_at: Mapping[str, datetime] = field(default_factory=dict)
+    """When each part was read."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some figure is a lower bound, or missing."""
+        cut = any(each.at_least for each in self.queues) or any(each.at_least for each in self.indexes)
+        return bool(cut or self.uncounted or self.indexes_more or self.locks.more)
+
+
+def read_overview(fleet: Fleet, limits: Limits = DEFAULT_LIMITS) -> FleetOverview:
+    """One reading of the fleet.   Raises: nothing that concerns one part alone, see `FleetOverview.trouble`.
+
+    Cost: for queues 1 LIST per 1,000 objects and for each folder that is cut short, at most 8; if that is not enough,
+    1 LIST of the names, and 32 queues by themselves. On a directory 1 LIST, and 4 LISTs + 1 GET for each of 32 queues.
+    1 GET a lease, at most 200 a queue; for locks 1 LIST + 1 GET each, at most 200; for each of 50 indexes 1 LIST or
+    more + 1 GET; for the catalog 1 GET.
+    """
+    return OverviewWatch(fleet, limits).look()
+
+
+class CappedStore(WrappedStore):
+    """Lists at most a page of a folder of a near store, which must read the whole folder in order to list it in order.
+
+    A folder with no more objects than that is listed whole and in order; of a larger one this gives any of them. A
+    bucket lists in order by itself, so there nothing is different. Read-only.
+    """
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
+    ) -> Blob:
+        return self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+
+    def head(self, key: Key) -> Stat:
+        return self.inner.head(key)
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        return self.inner.put(key, data, when=when)
+
+    def delete(self, key: Key) -> None:
+        self.inner.delete(key)
+
+    capped = True
+    """Whether it does so."""
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        if self.far or after is not None or not self.capped:
+            return self.inner.list(prefix, after=after)
+        return iter(sorted(self.inner.sample(prefix, OBJECTS_MAX + 1), key=lambda stat: stat.key.encode()))
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        return self.inner.sample(prefix, n)
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        return self.inner.list_dirs(prefix)
+
+    def change_token(self, prefix: str) -> str | None:
+        return self.inner.change_token(prefix)
+
+
+class ListedStore(CappedStore):
+    """A read of an object whose last listed version is the one in memory costs no request. Read-only.
+
+    `digest` stands for everything that was listed since `begin`: names and versions.
+    """
+
+    def __init__(self, inner: Store, runtime: Runtime, *, capped: bool) -> None:
+        super().__init__(inner, runtime)
+        self.capped = capped
+        self._mutex = runtime.mutex()
+        self._listed: dict[str, Version] = {}
+        self._blobs: dict[str, Blob] = {}
+        self._digest = 0
+        self.entries: list[str] = []
+        """Folders of the first pending entries: their change tokens tell whether one is claimed."""
+
+    def begin(self) -> None:
+        """Forget the digest, and what was listed; keep what was read."""
+        with self._mutex:
+            if len(self._blobs) > CACHED_MAX:
+                self._blobs.clear()
+            self._listed.clear()
+            self._digest = 0
+            self.entries = []
+
+    @property
+    def digest(self) -> str:
+        """Changes when what was listed has changed."""
+        return f"{self._digest:016x}"
+
+    def replace_digest(self, text: str) -> None:
+        """Let this stand for what was listed, where versions change although nothing does that matters."""
+        with self._mutex:
+            self._digest = 0
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Take something else into the digest. The order does not matter: folders are listed side by side."""
+        with self._mutex:
+            self._digest ^= int.from_bytes(
+                hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "big"
+            )
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        found: Iterable[Stat] = super().list(prefix, after=after)
+        if self.capped and not self.far and after is None:
+            found = [*found]
+            sampled = len(found) > OBJECTS_MAX
+            if sampled:  # another sample next time is no change
+                self.note(f"{prefix}\n{self.change_token(prefix)}")
+        else:
+            sampled = False
+        for stat in found:
+            if not sampled:
+                self.note(f"{stat.key}\n{stat.version}")
+            if stat.key.endswith((".json", ".lock")):
+                self._listed[stat.key] = stat.version
+            if len(self.entries) < ENTRIES_WATCHED and stat.key.endswith((f"/{TASK}", f"/{BATCH}")):
+                self.entries.append(stat.key.rpartition("/")[0])
+            yield stat
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
+    ) -> Blob:
+        plain = range is None and if_match is None and if_none_match is None
+        known = self._blobs.get(key) if plain else None
+        if known is not None and self._listed.get(key) == known.version:
+            return known
+        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        if plain and key in self._listed and len(blob.data) <= CACHED_BYTES_MAX:
+            with self._mutex:
+                self._blobs[key] = blob
+        return blob
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        found = super().list_dirs(prefix)
+        self.note("\n".join(found))
+        return found
+
+
+@dataclass(slots=True)
+class _PartState:
+    """When a part is read again: soon after a change, else when its credit pays for what the last reading cost."""
+
+    per_hour: float
+    due_s: float = 0.0
+    credit: float = CREDIT
+    credit_at_s: float = 0.0
+    digest: str | None = None
+    token: str | None = None
+    token_at_s: float = 0.0
+    changes: int = 0
+
+    def plan(self, now_s: float, cost: int, *, changed: bool) -> None:
+        """Set `due_s`, after a reading that took `cost` requests.
+
+        Idle, a part spends at most `CREDIT + per_hour` requests in an hour, or `per_hour` and one reading.
+        """
+        per_s = self.per_hour / 3600
+        if changed:
+            self.changes += 1
+            self.credit, wait_s = CREDIT, max(FAST_S, cost / 4)
+        else:
+            self.credit = min(CREDIT, self.credit + (now_s - self.credit_at_s) * per_s) - cost
+            wait_s = max(FAST_S, (cost - self.credit) / per_s)
+        self.credit_at_s, self.due_s = now_s, now_s + wait_s
+
+
+class OverviewWatch:
+    """A `FleetOverview` that is kept up to date. Threads may share it; one of them reads at a time.
+
+    Where the store has change tokens (a directory), they are compared every second, which costs no request. Elsewhere a
+    part is read 2 s after a change, then ever more rarely: on an idle fleet all parts together cost under 200 requests
+    an hour beside the first reading.
+    """
+
+    def __init__(self, fleet: Fleet, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.fleet = fleet
+        self._runtime = fleet.runtime
+        self._mutex = fleet.runtime.mutex()
+        self._views = {part: _view_of(fleet, capped=part == "queues") for part in PARTS}
+        self._states = {part: _PartState(PER_HOUR[part]) for part in PARTS}
+        self._overview = FleetOverview(fleet.url, fleet.runtime.wall(), limits)
+        self._counts: dict[str, tuple[QueueCount, QueueSummary]] = {}
+        self._turn = ""
+        self._sqs_requests = 0
+        self._scans: dict[str, tuple[FinishTimes, float]] = {}
+
+    def look(self, *, now: bool = False) -> FleetOverview:
+        """The fleet, with every part read again that is due; with `now`, with all.   Cost: see `read_overview`."""
+        with self._mutex:
+            due = [part for part in PARTS if now or self._is_due(part)]
+            for part in due:
+                self._read(part)
+            if due:
+                pushed = {name: count.pushed for name, (count, _) in self._counts.items()}
+                overview = replace(self._overview, at=self._runtime.wall(), rates=self._rates(), pushed=pushed)
+                self._overview = replace(overview, bill=self._bill(overview))
+            return self._overview
+
+    def wait_s(self) -> float:
+        """Seconds until `look` is worth calling again."""
+        now_s = self._runtime.elapsed_s()
+        parts = PARTS if has_store(self.fleet.url) else ("queues",)
+        due_s = min(self._states[part].due_s for part in parts)
+        has_tokens = any(state.token is not None for state in self._states.values())
+        wait_s = max(0.0, due_s - now_s)
+        return min(wait_s, TOKEN_S) if has_tokens else wait_s
+
+    def versions(self) -> dict[str, int]:
+        """For each part how often a change was seen: a page reads its details again when the number has risen."""
+        return {part: state.changes for part, state in self._states.items()}
+
+    def _is_due(self, part: OverviewPart) -> bool:
+        state, now_s = self._states[part], self._runtime.elapsed_s()
+        if now_s >= state.due_s:
+            return True
+        if state.token is None or now_s < state.token_at_s + TOKEN_S:
+            return False
+        state.token_at_s = now_s
+        return self._token(part) != state.token
+
+    def _read(self, part: OverviewPart) -> None:
+        state, view = self._states[part], self._views[part]
+        store = _listed(view)
+        store.begin()
+        state.token, state.token_at_s = self._token(part), self._runtime.elapsed_s()
+        before = self.fleet.meter.snapshot()
+        trouble = dict(self._overview.trouble)
+        try:
+            read: Callable[[Fleet], dict[str, Any]] = getattr(self, f"_read_{part}")
+            found = read(view)
+            trouble.pop(part, None)
+        except LimpetError as error:
+            found = {}
+            trouble[part] = f"{error} ({error.hint})" if error.hint else str(error)
+            store.note(trouble[part])
+        cost = (self.fleet.meter.snapshot() - before).total() + (self._sqs_requests if part == "queues" else 0)
+        read_at = {**self._overview.read_at, part: self._runtime.wall()}
+        self._overview = replace(self._overview, **found, trouble=trouble, read_at=read_at)
+        state.plan(self._runtime.elapsed_s(), cost, changed=store.digest != state.digest)
+        state.digest = store.digest
+        state.token = self._token(part)
+
+    def _token(self, part: OverviewPart) -> str | None:
+        """The change tokens of the folders that a part is read from; None where they cost requests."""
+        store = _listed(self._views[part])
+        folders = {
+            "queues": [QUEUES, *self._queue_folders(), *store.entries],
+            "locks": [LOCKS],
+            "indexes": [INDEXES, *self._index_folders()],
+            "catalog": ["manifests"],
+            "workers": ["workers"],
+        }[part]
+        tokens = [store.change_token(folder) for folder in folders]
+        return None if None in tokens else "\n".join(map(str, tokens))
+
+    def _queue_folders(self) -> Iterator[str]:
+        for count, _ in self._counts.values():
+            yield count.keys.root
+            yield from (f"{count.keys.root}/{folder}" for folder in FOLDERS)
+
+    def _index_folders(self) -> Iterator[str]:
+        for each in self._overview.indexes:
+            try:
+                keys = IndexKeys.of(each.name)
+            except Invalid:  # a folder that no index of Limpet's can have
+                continue
+            yield from (keys.root, keys.inbox, keys.packs, keys.shards, keys.quarantine)
+
+    # ---- the parts ----
+
+    def _read_queues(self, view: Fleet) -> dict[str, Any]:
+        if provider_of(view.url) == SQS:
+            return self._read_sqs(view)
+        counts, whole = count_first(view.store, SOME_OBJECTS, LISTS_MAX) if view.store.far else ([], False)
+        folders = None if whole else {name_of(part): f"{QUEUES}/{part}" for part in view.store.list_dirs(QUEUES)}
+        if folders is not None:
+            counts += self._next_counts(view, folders, {each.queue for each in counts})
+        now = max([self._runtime.wall(), *(each.newest for each in counts if each.newest)])
+        for each in counts:
+            storage = Storage(view.store, each.keys, self._runtime)
+            if "completed" in each.cut:
+                each.finished = self._last_finished(view, each, now)
+            self._counts[each.queue] = each, summary_of(storage, each, now)
+        keep = {each.queue for each in counts} if folders is None else {*folders}
+        self._counts = {name: self._counts[name] for name in sorted(self._counts) if name in keep}
+        limits = self._overview.limits
+        return {
+            "queues": [summary for _, summary in self._counts.values()],
+            "uncounted": [name for name in sorted(folders or ()) if name not in self._counts],
+            "alerts": [wrong for each, _ in self._counts.values() for wrong in broken_in(view, each, limits)],
+        }
+
+    def _read_sqs(self, view: Fleet) -> dict[str, Any]:
+        found = summaries(view)
+        self._sqs_requests = 1 + SQS_REQUESTS * len(found)
+        _listed(view).note(repr(found))
+        broken = [wrong for each in found for wrong in broken_on_sqs(each, self._overview.limits)]
+        return {"queues": found, "alerts": broken}
+
+    def _next_counts(self, view: Fleet, folders: Mapping[str, str], done: set[str]) -> list[QueueCount]:
+        """Count the next queues of many, given by name with their folders: those never counted first, then in turn."""
+        left = [name for name in sorted(folders) if name not in done]
+        never = [name for name in left if name not in self._counts]
+        behind = [name for name in left if name > self._turn]
+        chosen = [*dict.fromkeys([*never, *behind, *left])][:QUEUES_AT_ONCE]
+        if chosen:
+            self._turn = chosen[-1] if not never else ""
+        if not view.store.far:
+            return [_count_near(_listed(view), name, QueueKeys(folders[name])) for name in chosen]
+        found = self._runtime.fan_out(lambda name: count_below(view.store, [folders[name]], SOME_OBJECTS), chosen)
+        return [count for counts in found for count in counts]
+
+    def _last_finished(self, view: Fleet, count: QueueCount, now: datetime) -> FinishTimes:
+        """When the last tasks of a queue with many receipts ended. A near store must read the whole folder for it: not
+        with the first reading, and then for a fiftieth of the time at most."""
+        if view.store.far:
+            return last_finished(view.store, count.keys, now - HOUR, OBJECTS_MAX)
+        began_s = self._runtime.elapsed_s()
+        known, due_s = self._scans.get(count.queue, (FinishTimes(), None))
+        if due_s is None:
+            self._scans[count.queue] = known, began_s
+        elif began_s >= due_s:
+            known = last_finished(view.store, count.keys, now - HOUR, OBJECTS_MAX)
+            self._scans[count.queue] = known, began_s + 50 * (self._runtime.elapsed_s() - began_s)
+        return known
+
+    def _read_locks(self, view: Fleet) -> dict[str, Any]:
+        if not has_store(view.url):
+            return {}
+        found = lock_states(view, LOCKS_MAX)
+        # a heartbeat is no change: an idle fleet may have holders too
+        held = [(each.name, each.state, each.worker_id, each.token) for each in found.locks]
+        _listed(view).replace_digest(repr((held, found.unreadable)))
+        return {"locks": found}
+
+    def _read_indexes(self, view: Fleet) -> dict[str, Any]:
+        if not has_store(view.url):
+            return {}
+        names = view.indexes()
+        if not names:
+            return {"indexes": [], "indexes_more": 0}
+        from limpet.index.describe import IndexCount, count_index
+        from limpet.index.storage import IndexStorage
+
+        def counted(name: str) -> IndexCount:
+            try:
+                storage = IndexStorage(view.store, IndexKeys.of(name), self._runtime)
+                return count_index(storage, name, most=OBJECTS_MAX)
+            except LimpetError as error:  # one index must not hide the others
+                return IndexCount(name, trouble=str(error))
+
+        found = self._runtime.fan_out(counted, names[:INDEXES_MAX])
+        return {"indexes": found, "indexes_more": max(0, len(names) - INDEXES_MAX)}
+
+    def _read_catalog(self, view: Fleet) -> dict[str, Any]:
+        if not has_store(view.url) or find_spec("pyiceberg") is None or find_spec("pyarrow") is None:
+            return {}
+        from limpet.app.catalogs import DOMAIN
+        from limpet.catalog.state import commit_of
+
+        loaded = self.fleet.catalog().view.now()
+        if loaded is None:
+            return {"catalog": CatalogSummary()}
+        head, state = loaded.head, loaded.state
+        _listed(view).note(str(head.version))
+        commit = commit_of(head, DOMAIN)
+        rows = commit.rows if commit else ()
+        namespaces, tables, views = (sum(1 for _ in state.keys_under(kind)) for kind in ("n/", "t/", "v/"))
+        said = tuple(row.what for row in rows[:10])
+        actor = rows[0].actor if rows else ""
+        return {"catalog": CatalogSummary(head.version, head.at, namespaces, tables, views, said, actor)}
+
+    def _read_workers(self, view: Fleet) -> dict[str, Any]:
+        if not has_store(view.url) or find_spec("limpet.app.presence") is None:
+            return {}
+        found = import_module("limpet.app.presence").workers(view)
+        _listed(view).replace_digest(repr([(each.id, each.gone, each.queues) for each in found.workers]))
+        return {"workers": found}
+
+    # ---- what it costs ----
+
+    def _bill(self, overview: FleetOverview) -> FleetBill:
+        scheme = overview.url.partition("://")[0]
+        provider = PRICED.get(scheme, "s3")
+        work = self._work()
+        spent = requests_of(work)
+        own = self.fleet.meter.snapshot()
+        hour = sum(sum(last_hour(count.finished.entries, overview.at)) for count, _ in self._counts.values())
+        cut = any({"completed", "failed"} & count.cut for count, _ in self._counts.values())
+        return FleetBill(
+            work=Bill(sum(spent.values()), dollars(spent, provider)),
+            own=Bill(own.total(), own.dollars(provider)),
+            own_requests=own.requests,
+            provider=provider,
+            free=scheme not in PRICED,
+            at_least=bool(cut or overview.uncounted),
+            month_dollars=MONTH_H * dollars(requests_of(Work(ended=hour, claims=hour)), provider),
+        )
+
+    def _work(self) -> Work:
+        counts = [count for count, _ in self._counts.values()]
+        ended = sum(count.ended for count in counts)
+        return Work(
+            ended=ended,
+            claims=ended,
+            named=sum(count.named for count in counts),
+            waiting=sum(count.entries + count.scheduled for count in counts),
+        )
+
+    def _rates(self) -> dict[str, FinishRate]:
+        now = self._runtime.wall()
+        return {
+            name: FinishRate(last_hour(count.finished.tasks, now), bool(count.cut & {"completed", "failed"}))
+            for name, (count, _) in self._counts.items()
+        }
+
+
+def _view_of(fleet: Fleet, *, capped: bool) -> Fleet:
+    """The fleet, read through a `ListedStore`."""
+    view = copy(fleet)
+    view.store = ListedStore(fleet.store, fleet.runtime, capped=capped)
+    return view
+
+
+def _count_near(store: ListedStore, name: str, keys: QueueKeys) -> QueueCount:
+    """Count a queue of a near store, folder by folder.   Cost: 4 LISTs."""
+    found = QueueCount(name, keys)
+    for folder in FOLDERS:
+        for stat in store.list(f"{keys.root}/{folder}"):
+            found.add(folder, stat, SOME_OBJECTS)
+    found.control = True  # whether there is one costs as much as reading it
+    return found
+
+
+def _listed(view: Fleet) -> ListedStore:
+    assert isinstance(view.store, ListedStore)
+    return view.store

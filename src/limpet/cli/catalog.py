@@ -1,0 +1,470 @@
+"""`limpet catalog`: the table catalog, its history, what operators do to it, and the quarantine of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import limpet
+from limpet import cli
+from limpet.cli import EXIT_FAILED, clean, console, group, lines, many, print_json, say, table
+from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
+from limpet.errors import Invalid, Unsupported
+
+if TYPE_CHECKING:
+    from limpet.app import Fleet
+    from limpet.catalog.history import PastCatalog
+    from limpet.catalog.records import CommitRecord, Row
+    from limpet.events.fold import Executions
+
+URL_VARIABLES = ["LIMPET_STORAGE_URL", "LIMPET_URL"]
+KINDS = {"n": "namespace", "t": "table", "v": "view"}
+
+CatalogUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        "-u",
+        envvar=URL_VARIABLES,
+        show_default=False,
+        help="The fleet: ./dir, s3://bucket/prefix, gs://, az://. With LIMPET_TENANT_ID and LIMPET_WORKSPACE_ID, the "
+        "workspace's catalog below it.",
+    ),
+]
+
+
+app = group(
+    "catalog",
+    help="Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
+    epilog=lines(
+        "Example: the last commits; the catalog as of version 41",
+        "$ limpet catalog log -u s3://acme/prod",
+        "$ limpet catalog show --at 41 -u s3://acme/prod",
+    ),
+)
+
+
+def demand_extra() -> None:
+    """Return if the packages of the catalog are installed.   Raises: Unsupported."""
+    from importlib.util import find_spec
+
+    needed = ("prometheus_client", "pyarrow", "pyiceberg", "starlette", "uvicorn")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise Unsupported(f"the catalog needs {', '.join(missing)}", hint="pip install 'limpet[catalog]'")
+
+
+def fleet_of(url: str | None, *, read_only: bool = False) -> Fleet:
+    """The workspace's fleet. One that is not there is `Missing`, so that a typo creates nothing."""
+    demand_extra()
+    from limpet.app.catalogs import workspace_url
+    from limpet.app.fleet import url_or_default
+
+    return limpet.open(workspace_url(url_or_default(url)), read_only=read_only, create=False).check()
+
+
+def identifier(text: str, separator: str) -> tuple[list[str], str]:
+    """A table as it is typed.   Raises: Invalid."""
+    *namespace, name = text.split(separator) if separator else [text]
+    if not namespace or not name or not all(namespace):
+        raise Invalid(
+            f"{text!r} is no table: it has no namespace", hint="write namespace.name; --separator / joins with slashes"
+        )
+    return namespace, name
+
+
+@app.command(
+    epilog=lines(
+        "Example:",
+        "$ limpet catalog log -n 5 -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 no fleet there, it cannot be read, or a commit record is damaged; 2 wrong usage.",
+    )
+)
+def log(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many commits to show.")] = 20,
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the last commits, the newest first: what was done, when, by whom, and under which leader.
+
+    `who` is the name of the token that came with the request; it is empty where `limpet serve` asks for none. A commit
+    holds all changes that were granted while the one before it was published, and names that one by digest.
+    """
+    fleet = fleet_of(url, read_only=True)
+    faults: list[str] = []
+    commits = fleet.catalog().log(limit, lambda error: faults.append(str(error)))
+    if json:
+        print_json([_commit_facts(commit) for commit in commits])
+    elif commits:
+        _print_log(commits)
+    else:
+        say(f"nothing was ever published at {fleet.url}")
+    _tell_damage(faults, err=True)
+
+
+def _print_log(commits: Sequence[CommitRecord]) -> None:
+    signed = any(row.actor for commit in commits for row in commit.rows)
+    who = ["who"] if signed else []
+    listed = table("version", "published", "token", *who, "what", right=("version", "token"))
+    for commit in commits:
+        said = "\n".join(map(_said, commit.rows)) or "[dim]a new leader[/dim]"
+        actors = ["\n".join(clean(row.actor) for row in commit.rows)] if signed else []
+        listed.add_row(str(commit.version), _moment(commit.at), str(commit.token), *actors, said)
+    cli.show(listed)
+
+
+def _tell_damage(faults: Iterable[str], *, err: bool = False) -> None:
+    """Name what is damaged, and exit with code 1; return if nothing is."""
+    faults = [*faults]
+    for fault in faults:
+        cli.show(f"[red]damaged[/red]: {clean(fault)}", err=err)
+    if faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _names(row: Row) -> list[tuple[str, str]]:
+    """Kinds and dotted names of what a row changed."""
+    from limpet.catalog.state import parsed, shown
+
+    found = [(change.key[:1], parsed(change.key)) for change in row.changes if change.key[:2] in ("n/", "t/", "v/")]
+    return [(KINDS[kind], shown(*where)) for kind, where in found]
+
+
+def _said(row: Row) -> str:
+    names = [name for _, name in _names(row)]
+    return clean(f"{row.what} {' -> '.join(names) if row.what.startswith('rename') else ', '.join(names)}".strip())
+
+
+def _commit_facts(commit: CommitRecord) -> dict[str, Any]:
+    rows = [
+        {
+            "id": row.id,
+            "what": row.what,
+            "actor": row.actor,
+            "changes": [{"kind": kind, "name": name} for kind, name in _names(row)],
+        }
+        for row in commit.rows
+    ]
+    return {"version": commit.version, "commit": commit.id, "at": commit.at, "token": commit.token, "rows": rows}
+
+
+@app.command(
+    epilog=lines(
+        "Example: now; as of a version; as of a moment",
+        "$ limpet catalog show -u s3://acme/prod",
+        "$ limpet catalog show --at 41 -u s3://acme/prod",
+        "$ limpet catalog show --at 2026-11-16T12:00:00Z -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 there is no such version, or its history has been collected; 2 wrong usage.",
+    )
+)
+def show(
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="VERSION|TIME", show_default="now", help="A version, or a time with its zone."),
+    ] = None,
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the namespaces, tables and views of the catalog, now or in the past, and where their metadata lies."""
+    fleet = fleet_of(url, read_only=True)
+    past = fleet.catalog().at(_when(at))
+    if json:
+        print_json(_past_facts(past))
+        return
+    listed = table("name", "kind", "metadata")
+    rows = [(namespace, "namespace", "") for namespace in past.namespaces]
+    for kind, found in (("table", past.tables), ("view", past.views)):
+        rows += [((*namespace, name), kind, location) for (namespace, name), location in found.items()]
+    for levels, kind, location in sorted(rows):
+        listed.add_row(clean(".".join(levels)), kind, clean(location))
+    heading = f"[bold]version {past.version}[/bold], published {_moment(past.at)}"
+    cli.show(heading, listed if rows else "it is empty")
+
+
+def _when(text: str | None) -> int | datetime | None:
+    """A version or a time as it is typed.   Raises: Invalid."""
+    if text is None:
+        return None
+    number = text.removeprefix("v")
+    if number.isascii() and number.isdigit() and len(number) < 19:
+        return int(number)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is neither a version nor a time", hint="such as 41, or 2026-11-16T12:00:00Z") from None
+
+
+def _past_facts(past: PastCatalog) -> dict[str, Any]:
+    def entries(found: Any) -> list[dict[str, Any]]:
+        return [
+            {"namespace": namespace, "name": name, "metadata_location": location}
+            for (namespace, name), location in sorted(found.items())
+        ]
+
+    return {
+        "version": past.version,
+        "at": past.at,
+        "namespaces": [
+            {"namespace": levels, "properties": properties} for levels, properties in sorted(past.namespaces.items())
+        ],
+        "tables": entries(past.tables),
+        "views": entries(past.views),
+    }
+
+
+def _moment(at: str) -> str:
+    return f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M:%S} UTC"
+
+
+@app.command(
+    epilog=lines(
+        "Example:",
+        "$ limpet catalog verify -u s3://acme/prod",
+        "Exit codes: 0 everything is as it was committed; 1 something is damaged or cannot be read; 2 wrong usage.",
+    )
+)
+def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
+    """Walk the chain of commits from the newest to the oldest that is kept, and compare every digest; then read the
+    metadata file of every table and view, and compare its digest with the one that was committed.
+
+    A change of an old commit, or of a metadata file, shows here. Metadata files that version 0.1 wrote have no digest;
+    they get one with the next commit to their table.
+    """
+    fleet = fleet_of(url, read_only=True)
+    with console(stderr=True).status("walking the chain"):
+        found = fleet.catalog().verify()
+    chain = found.chain
+    if json:
+        print_json(
+            {
+                "ok": found.broken is None,
+                "commits": chain.commits,
+                "oldest": chain.oldest,
+                "broken": chain.broken,
+                "files": found.files,
+                "undigested": found.undigested,
+                "faults": found.faults,
+            }
+        )
+    elif found.broken is None:
+        span = f", back to version {chain.oldest}" if chain.commits else ""
+        unsaid = f", {found.undigested} of them without a digest" if found.undigested else ""
+        files = many(found.files, "metadata file")
+        say(f"the chain is whole: {many(chain.commits, 'commit')}{span}; {files}{unsaid}")
+    else:
+        for fault in chain.faults:
+            cli.show(f"[red]the chain is broken[/red]: {clean(fault)}")
+        _tell_damage(found.damaged)
+    if found.broken is not None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command(
+    epilog=lines(
+        "Example: where no service runs; then through the one that leads",
+        "$ limpet catalog undrop sales.orders -u s3://acme/prod",
+        "$ limpet catalog undrop sales.orders --service http://127.0.0.1:8181",
+        "Exit codes: 0 restored; 1 no such table was dropped, it was purged, the name is taken, or another process "
+        "leads; 2 wrong usage.",
+    )
+)
+def undrop(
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", show_default=False, help="The table: namespace.name, or level.level.name.")
+    ],
+    service: Annotated[
+        str | None,
+        typer.Option(
+            "--service",
+            metavar="URL",
+            show_default=False,
+            help="Ask the `limpet serve` there, with the first of LIMPET_API_TOKENS.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --service."),
+    ] = 0.0,
+    separator: Annotated[
+        str,
+        typer.Option("--separator", metavar="TEXT", help="What joins the parts of TABLE, for names with dots in them."),
+    ] = ".",
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put back the table or view of that name that was dropped last, as it was then.
+
+    A drop deletes no files. A table that was purged cannot be put back. Without --service this process leads the
+    catalog for a moment; where `limpet serve` leads it, name that one with --service.
+    """
+    namespace, name = identifier(table, separator)
+    if service is not None:
+        location = _ask(service, namespace, name)
+    else:
+        location = _lead_and_undrop(fleet_of(url), namespace, name, wait)
+    if json:
+        print_json({"namespace": namespace, "name": name, "metadata_location": location})
+    else:
+        say(f"{table!r} is back, with {location}")
+
+
+def _lead_and_undrop(fleet: Fleet, namespace: list[str], name: str, wait_s: float) -> str:
+    from limpet.catalog import NotLeader
+
+    try:
+        with fleet.lead_catalog(wait_s=wait_s) as catalog:
+            return str(catalog.undrop(namespace, name).metadata_location)
+    except NotLeader as error:
+        raise NotLeader(str(error), hint="ask it: --service http://HOST:PORT; or --wait until it is gone") from None
+
+
+def _ask(service: str, namespace: list[str], name: str) -> str:
+    """Have a running service do it.   Raises: the kind of error that it met."""
+    from limpet.service.client import API_TOKENS, post, secrets_of
+
+    tokens = secrets_of(API_TOKENS)
+    answer = post(service, "/limpet/undrop", {"namespace": namespace, "name": name}, tokens[0] if tokens else None)
+    return str(answer.get("metadata-location"))
+
+
+@app.command(
+    epilog=lines(
+        "Example: keep a week of history",
+        "$ limpet catalog gc --keep 7d -u s3://acme/prod",
+        "Exit codes: 0 done; 1 no fleet there, or something in the chain is missing; 2 wrong usage.",
+    )
+)
+def gc(
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")
+    ] = "30d",
+    keep_versions: Annotated[
+        int, typer.Option("--keep-versions", min=1, help="How many of the newest versions to keep, however old.")
+    ] = 100,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="Keep every object that is younger than this.")
+    ] = "1h",
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete old history, and objects that no retained version needs. `limpet serve` does it every hour.
+
+    Table data is never touched. A table that was dropped before the retained history can no longer be undropped.
+    """
+    from limpet.app.catalogs import storage_of
+    from limpet.catalog.gc import collect
+
+    kept, grace_s = timedelta(seconds=duration_s(keep)), duration_s(grace)
+    fleet = fleet_of(url)
+    with console(stderr=True).status("collecting"):
+        storage = storage_of(fleet.store, fleet.runtime)
+        done = collect(storage, _executions(fleet), keep=kept, keep_versions=keep_versions, grace_s=grace_s)
+    ledger = done.ledger
+    if json:
+        print_json(
+            {
+                "floor": done.floor,
+                "history": done.history,
+                "applied": ledger.applied,
+                "dead": ledger.dead,
+                "events": done.events,
+                "faults": done.faults,
+            }
+        )
+    else:
+        say(
+            f"deleted {many(done.history, 'commit record and snapshot', 'commit records and snapshots')}, "
+            f"{many(ledger.applied, 'published batch', 'published batches')}, "
+            f"{many(ledger.dead, 'batch that was never published', 'batches that were never published')}, "
+            f"{many(done.events, 'merged file of events', 'merged files of events')}"
+        )
+        _tell_damage(done.faults)
+    if done.faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+quarantine = group(
+    "quarantine",
+    help="Look at events that could not be read, and have them read again.",
+    epilog=lines("Example:", "$ limpet catalog quarantine ls -u s3://acme/prod"),
+)
+
+
+@quarantine.command(
+    epilog=lines(
+        "Example:",
+        "$ limpet catalog quarantine ls -u s3://acme/prod",
+        "Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.",
+    )
+)
+def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
+    """List what lies in quarantine, and why. Changes nothing."""
+    from limpet.events.fold import quarantined
+
+    fleet = fleet_of(url, read_only=True)
+    executions = _executions(fleet)
+    found = [*quarantined(fleet.store, executions.keys)]
+    if json:
+        print_json(found)
+        return
+    if not found:
+        say("nothing lies in quarantine")
+        return
+    listed = table("id", "written", "bytes", "reason", right=["bytes"])
+    for reason in found:
+        listed.add_row(clean(reason.id), clean(reason.written_at), f"{reason.size:,}", clean(reason.reason))
+    cli.show(listed)
+
+
+@quarantine.command(
+    epilog=lines(
+        "Example: one of them; then all",
+        "$ limpet catalog quarantine retry 01m7hwq79qx90hmhn3y764bxst -u s3://acme/prod",
+        "$ limpet catalog quarantine retry --all -u s3://acme/prod",
+        "Exit codes: 0 all were read; 1 some still cannot be, and stay, or there is no such batch; 2 wrong usage.",
+    )
+)
+def retry(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", show_default=False, help="Ids, as `quarantine ls` shows them.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All batches in quarantine.")] = False,
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Read batches of events again, after an upgrade of limpet for example. Those that can be read leave quarantine."""
+    from limpet.events.fold import quarantined
+    from limpet.events.fold import retry as retry_one
+
+    if bool(ids) is every:
+        raise Invalid("name the ids, or say --all", hint="`limpet catalog quarantine ls` shows them")
+    fleet = fleet_of(url)
+    executions = _executions(fleet)
+    wanted = [reason.id for reason in quarantined(fleet.store, executions.keys)] if every else [*(ids or ())]
+    results: list[dict[str, Any]] = []
+    for id_ in wanted:
+        try:
+            new = retry_one(fleet.store, executions.keys, id_, executions.fold)
+            results.append({"id": id_, "events": new, "error": None})
+        except Invalid as error:
+            results.append({"id": id_, "events": 0, "error": str(error)})
+    if json:
+        print_json(results)
+    else:
+        for result in results:
+            said = result["error"] or f"read: {many(result['events'], 'new event')}"
+            say(f"{result['id']}  {said}")
+    if any(result["error"] for result in results):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _executions(fleet: Fleet) -> Executions:
+    from limpet.app.catalogs import executions_of
+
+    return executions_of(fleet.store, fleet.runtime)
+
+
+app.add_typer(quarantine)

@@ -1,0 +1,255 @@
+"""`limpet status`, `check`, `workers` and `upgrade`: a whole fleet, on one screen, against limits, and its formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import limpet
+from limpet.cli import EXIT_FAILED, ago, answer, clean, lines, many, print_json, say, show, table, when
+from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
+from limpet.errors import Invalid
+
+if TYPE_CHECKING:
+    from limpet.app.health import BrokenLimit
+    from limpet.lease import LockState
+    from limpet.queue.inspect import QueueSummary
+
+EPILOGS = {
+    "status": lines(
+        "Example:",
+        "$ limpet status -u s3://acme/prod",
+        "Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage. For alerts use `limpet check`.",
+    ),
+    "check": lines(
+        "Example: from cron, or as a health check",
+        "$ limpet check --max-age 1h --max-failed 10 -u s3://acme/prod",
+        "$ limpet check --max-pending 50000 -q enrich -q mail -u s3://acme/prod",
+        "Exit codes: 0 all rules hold; 1 a rule is violated or cannot be checked; 2 wrong usage.",
+    ),
+    "workers": lines(
+        "Example: who works on the fleet, and since when",
+        "$ limpet workers -u s3://acme/prod",
+        "Example: the versions that are in use",
+        "$ limpet workers --json -u s3://acme/prod | jq -r '.workers[].version' | sort | uniq -c",
+        "Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage.",
+    ),
+    "upgrade": lines(
+        "Example: every machine has the new limpet by now",
+        "$ limpet upgrade s3://acme/prod",
+        "Exit codes: 0 upgraded, or nothing to do; 1 no fleet there, or refused; 2 wrong usage.",
+    ),
+}
+
+LOCKS_MAX = 1000
+COUNTS = ("pending", "in_flight", "resting", "scheduled", "completed", "failed")
+APPROXIMATE = (
+    "Numbers of SQS: approximate, and late by up to a minute. In flight counts what rests before its next attempt too; "
+    "SQS reports neither ages nor what was completed."
+)
+AT_LEAST = (
+    "+ at least: counting stopped at 10,000 objects of a kind. `limpet status --full`, or `limpet queue stats QUEUE`, "
+    "counts them all."
+)
+
+
+def status(
+    url: UrlOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Count every object; otherwise counting stops at 10,000 of a kind.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show the queues of a fleet and the locks that are held. Changes nothing.
+
+    in flight: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt. Both are part
+    of pending. oldest: the time since the push of the oldest task that has not ended. failed: tasks that failed or were
+    cancelled, and were not retried.
+    """
+    from limpet.app.fleet import has_store
+    from limpet.app.health import FleetLocks, lock_states, summaries
+    from limpet.queue.inspect import ALL, SOME
+
+    fleet = limpet.open(url, read_only=True).check()
+    queues = summaries(fleet, limits=ALL if full else SOME)
+    locks = lock_states(fleet, LOCKS_MAX) if has_store(fleet.url) else FleetLocks([], {}, more=False)
+    held = [lock for lock in locks.locks if lock.state != "free"]
+    spent = fleet.meter.snapshot()
+    if json:
+        shown = ("name", "state", "holder", "token", "age_s", "ttl_s")
+        facts = {
+            "url": fleet.url,
+            "queues": [each.facts() for each in queues],
+            "locks_held": [{name: getattr(lock, name) for name in shown} for lock in held],
+            "requests": spent.requests,
+        }
+        bad = [{"key": key, "state": "unreadable", "error": error} for key, error in locks.unreadable.items()]
+        print_json({**facts, "locks_unreadable": bad} if bad else facts)
+        return
+    print_queues(fleet.url, queues)
+    if not has_store(fleet.url):
+        return
+    say("")
+    _print_locks(held, more=locks.more)
+    for key, error in locks.unreadable.items():
+        show(f"[red]unreadable[/red]: {clean(key)}: {clean(error)}")
+    by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in sorted(spent.requests.items()))
+    show(f"\n[dim]This took {many(spent.total(), 'request')} ({by_verb}): ${spent.dollars('s3'):.6f} on S3.[/dim]")
+
+
+def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
+    """The queues as a table. A number with a plus is a lower bound."""
+    if not queues:
+        say(f"no queue was ever used at {url}")
+        return
+    titles = [name.replace("_", " ") for name in COUNTS]
+    listed = table("queue", *titles, "oldest", "", right=(*titles, "oldest"))
+    for each in queues:
+        counts = [_count(each, name) for name in COUNTS]
+        counts[-1] = f"[red]{counts[-1]}[/red]" if each.failed else counts[-1]
+        plus = "+" if "oldest_s" in each.at_least else ""
+        oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
+        remark = "[yellow]paused[/yellow]" if each.paused else ""
+        listed.add_row(
+            clean(each.queue), *counts, oldest, f"[red]{clean(each.trouble)}[/red]" if each.trouble else remark
+        )
+    show(listed)
+    if any(each.approximate for each in queues):
+        show(f"\n[dim]{APPROXIMATE}[/dim]")
+    if any(each.at_least for each in queues):
+        show(f"\n[dim]{AT_LEAST}[/dim]")
+
+
+def _count(summary: QueueSummary, name: str) -> str:
+    value = getattr(summary, name)
+    return "-" if value is None else f"{value:,}{'+' if name in summary.at_least else ''}"
+
+
+def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
+    if not held:
+        say("no lock is held" + (f" among the first {LOCKS_MAX:,}" if more else ""))
+        return
+    listed = table("lock held", "by", "token", "last heartbeat", "ttl", "", right=("token", "last heartbeat", "ttl"))
+    for lock in held:
+        overdue = "[red]overdue[/red]" if lock.state == "overdue" else ""
+        figures = (str(lock.token), f"{ago(lock.age_s)} ago", f"{lock.ttl_s:g} s")
+        listed.add_row(clean(lock.name), clean(lock.holder), *figures, overdue)
+    show(listed)
+    if more:
+        show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were looked at.[/dim]")
+
+
+def check(
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            "--max-age",
+            metavar="TIME",
+            parser=duration_s,
+            help=f"How old the oldest task that has not ended may be, {DELAY_HELP}.",
+        ),
+    ] = None,
+    max_failed: Annotated[
+        int | None, typer.Option("--max-failed", metavar="N", min=0, help="How many tasks may have failed.")
+    ] = None,
+    max_pending: Annotated[
+        int | None, typer.Option("--max-pending", metavar="N", min=0, help="How many tasks may wait.")
+    ] = None,
+    queue: QueuesOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check rules on every queue: one line for each that is violated, and exit code 1. Changes nothing.
+
+    Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time. A rule
+    that cannot be checked counts as violated: SQS reports no ages, so --max-age always fails there.
+    """
+    from limpet.app.health import Limits, broken_limits
+
+    limits = Limits(max_age, max_failed, max_pending)
+    if limits == Limits():
+        raise Invalid("no rule was given", hint="say --max-age, --max-failed or --max-pending")
+    found, broken = broken_limits(limpet.open(url, read_only=True).check(), limits, queue)
+    if json:
+        facts = ("queue", "rule", "limit", "value")
+        wrong = [{**{name: getattr(each, name) for name in facts}, "message": _message(each)} for each in broken]
+        print_json({"ok": not wrong, "queues": found, "violations": wrong})
+    elif broken:
+        for each in broken:
+            say(_message(each))
+    else:
+        say(f"ok: {many(len(found), 'queue')} within limits")
+    if broken:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _message(broken: BrokenLimit) -> str:
+    if broken.value is None:
+        return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report how old a task is"
+    if broken.rule == "max-age":
+        said = f"the oldest task was pushed {ago(broken.value)} ago"
+        return f"{broken.queue}: {said}, and --max-age is {ago(broken.limit)}"
+    bound = "" if broken.bound == "exact" else f"{broken.bound} "
+    count = f"{bound}{many(int(broken.value), 'task')} {broken.rule.removeprefix('max-')}"
+    return f"{broken.queue}: {count}, and --{broken.rule} is {int(broken.limit):,}"
+
+
+def workers(url: UrlOption = None, json: JsonOption = False) -> None:
+    """Show the worker processes of a fleet: where they run, their version and queues, and since when. Changes nothing.
+
+    A process of `limpet work` shows itself after a second, renews that every two minutes, and removes it when it ends.
+    One that has not renewed for five minutes is shown as gone: it was most likely killed. LIMPET_PRESENCE=0, in the
+    environment of a worker, hides it.
+    """
+    from dataclasses import asdict
+
+    from limpet.app.presence import workers as find_workers
+
+    found = find_workers(limpet.open(url, read_only=True).check())
+    if json:
+        rows = [{**asdict(each), "state": "gone" if each.gone else "alive"} for each in found.workers]
+        bad = [{"key": key, "error": error} for key, error in found.unreadable.items()]
+        print_json({"workers": rows, "more": found.more, **({"unreadable": bad} if bad else {})})
+        return
+    if not found.workers:
+        say("no worker shows itself; `limpet work` does so a second after it started")
+    else:
+        listed = table("worker", "state", "since", "renewed", "threads", "version", "queues", right=("threads",))
+        for each in found.workers:
+            state = "[red]gone[/red]" if each.gone else "[green]alive[/green]"
+            queues = ", ".join(map(clean, each.queues))
+            figures = (str(each.threads), clean(each.version), queues)
+            listed.add_row(clean(each.label), state, when(each.since), f"{ago(each.renewed_s)} ago", *figures)
+        show(listed, f"[dim]{len(found.alive):,} alive, {len(found.workers) - len(found.alive):,} gone[/dim]")
+    if found.more:
+        show(f"[dim]There are more; the first {len(found.workers):,} are shown.[/dim]")
+    for key, error in found.unreadable.items():
+        show(f"[red]unreadable[/red]: {clean(key)}: {clean(error)}")
+
+
+def upgrade(
+    where: Annotated[str | None, typer.Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Raise a fleet's recorded formats to those of this limpet.
+
+    Do it once every machine runs the new version: older ones refuse the fleet from then on. Until then a new limpet
+    keeps writing the old formats, so that mixed fleets work.
+    """
+    fleet = limpet.open(where or url, create=False).check()
+    before = fleet.record
+    changed = fleet.upgrade()
+    after = fleet.record
+    formats = sorted(after.format.items())
+    said = ", ".join(f"{room} {number}" for room, number in formats)
+    old = {room: before.format.get(room, "none") for room in after.format}
+    steps = [f"{room} {old[room]} -> {number}" for room, number in formats if old[room] != number]
+    if before.min_writer != after.min_writer:
+        steps.append(f"writers of level {before.min_writer} -> {after.min_writer}")
+    done = f"upgraded {fleet.url}: {', '.join(steps)}"
+    nothing = f"nothing to do: {fleet.url} has the formats of this limpet ({said})"
+    facts = {"url": fleet.url, "changed": changed, "before": before.format, "after": after.format}
+    answer(facts, done if changed else nothing, json=json)

@@ -1,0 +1,189 @@
+"""`limpet doctor` and `limpet iam`: whether a store keeps the promises that Limpet needs, and policies for a bucket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from limpet.cli import EXIT_FAILED, clean, lines, many, print_json, progress_bar, say, show, table
+from limpet.cli.options import ENV_URL, JsonOption, UrlOption
+from limpet.errors import Invalid
+
+if TYPE_CHECKING:
+    from limpet.store import MeteredStore
+    from limpet.store.doctor import Check, Report
+
+EPILOGS = {
+    "doctor": lines(
+        "Example: a folder, and a bucket of a self-hosted S3 server",
+        "$ limpet doctor ./fleet",
+        "$ limpet doctor 's3://bucket/prefix?endpoint=http://127.0.0.1:8333'",
+        "Exit codes: 0 fit for Limpet; 1 not, or it could not be examined; 2 wrong usage.",
+    ),
+    "iam": lines(
+        "Example: least-privilege credentials for workers",
+        "$ limpet iam --provider aws --role worker -u s3://acme/prod > worker.json",
+        "$ aws iam put-role-policy --role-name pi --policy-name limpet --policy-document file://worker.json",
+        "Example: a key that can only push to one queue, and read its results",
+        "$ limpet iam --provider aws --role pusher --queue emails -u s3://acme/prod",
+        "Example: the compactor of one workspace",
+        "$ limpet iam --provider aws --role compactor --tenant acme --workspace prod -u s3://acme-data",
+        "Exit codes: 0 printed; 2 wrong usage.",
+    ),
+}
+
+
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", envvar=ENV_URL, help="./dir, s3://bucket/prefix, gs://, az://.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
+    json: JsonOption = False,
+) -> None:
+    """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
+
+    It races creates and swaps against each other, checks listings, ranges, names and the clock, and measures. A store
+    that ignores conditional writes looks healthy until two processes meet: here it fails.
+
+    There need not be a fleet yet. It takes one or two thousand requests (half a cent on S3), and deletes all that it
+    writes.
+    """
+    from limpet.app.fleet import check_has_store, store_for, url_or_default
+    from limpet.records import builtins
+    from limpet.runtime import system
+    from limpet.store import MeteredStore
+    from limpet.store.doctor import CHECKS, examine, store_to_examine
+
+    where = url_or_default(url)
+    check_has_store(where, "there is no store to examine")
+    with (
+        store_to_examine(store_for(where, system()), system()) as store,
+        progress_bar("conditional writes", total=len(CHECKS) + 1) as update,
+    ):
+        meter = MeteredStore(store, runtime=system())
+        report = examine(
+            meter,
+            rounds=rounds,
+            progress=lambda check: update(advance=1, description=f"{check.name}: {'ok' if check.ok else 'FAIL'}"),
+        )
+    if json:
+        print_json({"url": where, **builtins(report), "requests": meter.snapshot().requests})
+    else:
+        _print(where, report, meter)
+    if not report.ok:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print(url: str, report: Report, meter: MeteredStore) -> None:
+    checks = table("check", "", "what was seen")
+    hints = {""}
+    for check in report.checks:
+        once = f"\n[dim]{clean(check.hint)}[/dim]" if check.hint not in hints else ""
+        hints.add(check.hint)
+        checks.add_row(check.name, _mark(check), clean(check.detail) + once)
+    show(checks)
+    if report.latency:
+        speed = table("1 KiB, one by one", "calls", "p50", "p95", right=("calls", "p50", "p95"))
+        for each in report.latency:
+            speed.add_row(each.verb, str(each.calls), _ms(each.p50_ms), _ms(each.p95_ms))
+        say("")
+        show(speed)
+    spent = meter.snapshot()
+    show(
+        f"\n[dim]{many(spent.total(), 'request')}; on S3 they would cost ${spent.dollars('s3'):.4f}[/dim]",
+        _verdict(clean(url), report),
+    )
+
+
+def _ms(value: float) -> str:
+    """Milliseconds, with the digits that say something."""
+    return f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"
+
+
+def _mark(check: Check) -> str:
+    if check.ok:
+        return "[green]ok[/green]"
+    return "[bold red]FAIL[/bold red]" if check.required else "[yellow]note[/yellow]"
+
+
+def _verdict(url: str, report: Report) -> str:
+    failed = [check.name for check in report.checks if check.required and not check.ok]
+    notes = [check.name for check in report.checks if not check.required and not check.ok]
+    if failed:
+        return f"[bold red]FAIL[/bold red]  {url} is not fit for Limpet: {', '.join(failed)}"
+    but = f" (see the note on {', '.join(notes)})" if notes else ""
+    return f"[bold green]ok[/bold green]  {url} is fit for Limpet{but}"
+
+
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant", metavar="NAME", envvar="LIMPET_TENANT_ID", help="Only what lies below this tenant and --workspace."
+    ),
+]
+WorkspaceOption = Annotated[
+    str | None, typer.Option("--workspace", metavar="NAME", envvar="LIMPET_WORKSPACE_ID", help="See --tenant.")
+]
+RoleOption = Annotated[
+    str,
+    typer.Option(
+        "--role", metavar="ROLE", help="One of api, compactor, compiler, pusher, reader, supervisor, tables, worker."
+    ),
+]
+
+
+def iam(
+    provider: Annotated[str, typer.Option("--provider", metavar="aws|gcp", help="The cloud.")],
+    role: RoleOption,
+    bucket: Annotated[str | None, typer.Option("--bucket", metavar="NAME", help="The bucket, without a URL.")] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")
+    ] = "",
+    queue: Annotated[
+        list[str] | None, typer.Option("--queue", metavar="NAME", help="Only this queue (worker, pusher); repeatable.")
+    ] = None,
+    conditions: Annotated[
+        bool | None,
+        typer.Option(
+            "--conditions/--no-conditions",
+            help="AWS: demand If-Match or If-None-Match for locks and heads. Left out where another endpoint is named.",
+        ),
+    ] = None,
+    tenant: TenantOption = None,
+    workspace: WorkspaceOption = None,
+    project: Annotated[
+        str, typer.Option("--project", metavar="ID", help="Google Cloud: the project of the custom roles.")
+    ] = "PROJECT",
+    member: Annotated[
+        str, typer.Option("--member", metavar="WHO", help="Google Cloud: such as serviceAccount:NAME@....")
+    ] = "MEMBER",
+    url: UrlOption = None,
+) -> None:
+    """Print a policy that grants what a role needs in a bucket, as JSON. Nothing is sent to the cloud.
+
+    Where the cloud's policy language cannot express a role exactly, what the policy grants beyond it is listed on
+    stderr.
+    """
+    from limpet.store.policies import PROVIDERS, Scope, aws_policy, gcp_policy, is_amazon, notes, root_of, scope_of
+    from limpet.store.roles import check_queues, check_role
+
+    known = check_role(role)
+    roots = check_queues(known, queue or ())
+    cloud = next((each for each in PROVIDERS if each == provider), None)
+    if cloud is None:
+        raise Invalid(f"there is no provider {provider!r}", hint=f"use one of {', '.join(PROVIDERS)}")
+    if bucket is not None:
+        fleet = Scope(bucket, prefix.strip("/"))
+    elif url is not None and not prefix:
+        fleet = scope_of(url, cloud)
+    else:
+        raise Invalid("no bucket was given", hint="say --url s3://bucket/prefix, or --bucket and --prefix")
+    scope = fleet.at(root_of(tenant, workspace))
+    if cloud == "aws":
+        amazon = is_amazon(None if bucket is not None else url)
+        print_json(aws_policy(known, scope, roots, conditional=amazon if conditions is None else conditions))
+    else:
+        print_json(gcp_policy(known, scope, roots, project=project, member=member))
+    for note in notes(cloud, known, roots):
+        say(f"note: {note}", err=True)

@@ -1,0 +1,252 @@
+"""The dashboard in a real browser: what it shows, how it follows the fleet, and that nothing stored acts in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.conftest import Dashboard
+from limpet.testing import drain
+from support.dashboard import HOSTILE
+from support.servers.catalog import start_server
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+PLACES = (
+    "",
+    "queues",
+    "queue/enrich",
+    "indexes",
+    "index/companies",
+    "catalog",
+    "catalog/sales/orders",
+    "locks",
+    "store",
+)
+
+
+def tile(page: Any, label: str) -> Any:
+    """The figure of a tile."""
+    return page.locator(".tile", has=page.get_by_text(label, exact=True)).locator(".value")
+
+
+def test_overview_loads(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    row = page.locator("tr", has=page.get_by_role("link", name="enrich", exact=True))
+    expect(row).to_contain_text("14")
+    expect(page.locator(".alerts")).to_contain_text("failed; the limit is 0")
+    expect(page.get_by_role("link", name="companies").first).to_be_visible()
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+
+
+def test_last_hour_is_drawn_and_its_source_named(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    expect(page.locator(".source")).to_contain_text("depth by what this page's server has seen since")
+    expect(page.locator("svg.spark[aria-label*='had not ended']").first).to_be_attached()
+    page.goto(dashboard.at("queue/enrich"))
+    expect(page.get_by_text("Depth, last hour")).to_be_visible()
+
+
+def test_undrop_while_a_service_leads_is_explained(page: Any, dashboard: Dashboard) -> None:
+    with dashboard.fleet.lead_catalog():
+        page.goto(dashboard.at("catalog"))
+        page.get_by_role("button", name="Undrop").first.click()
+        page.get_by_role("dialog").get_by_role("button", name="Undrop").click()
+        expect(page.get_by_role("dialog")).to_contain_text("limpet catalog undrop sales.refunds --service URL")
+
+
+def test_live_update_while_tasks_run(page: Any, dashboard: Dashboard) -> None:
+    fleet = dashboard.fleet
+
+    @fleet.task("live")
+    def live(n: int) -> int:
+        return n
+
+    page.goto(dashboard.at())
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    for n in range(7):
+        live.push(n)
+    row = page.locator("tr", has=page.get_by_role("link", name="live", exact=True))
+    expect(row.locator("td").nth(1)).to_have_text("7")
+    page.evaluate("window.here = 1")
+    drain(fleet)
+    expect(row.locator("td").nth(1)).to_have_text("0")
+    assert page.evaluate("window.here") == 1  # without a reload
+
+
+def test_queue_page_shows_who_works_on_what(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("queue/enrich"))
+    work = page.locator(".panel", has=page.get_by_role("heading", name="At work"))
+    expect(work).to_contain_text("59 of 100")
+    expect(work).to_contain_text(dashboard.fleet.runtime.label)
+    expect(page.locator(".panel", has=page.get_by_role("heading", name="Scheduled"))).to_contain_text("in ")
+    failures = page.locator(".panel", has=page.get_by_role("heading", name="Failures"))
+    failures.get_by_text("TimeoutError: no answer from slow#.example after # s").click()
+    failures.locator("details[open] button.open").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("attempt 2")
+    expect(dialog).to_contain_text("Traceback (most recent call last)")
+    expect(dialog).to_contain_text("slow")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+
+
+def test_retry_a_failed_group(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("queue/enrich"))
+    group = page.locator("details.group", has_text="RuntimeError: # Too Many Requests")
+    group.get_by_role("button", name="Retry").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Too Many Requests")
+    expect(dialog).to_contain_text("(4)")
+    dialog.get_by_role("button", name="Retry the group").click()
+    expect(page.locator(".toast")).to_contain_text("4 tasks of enrich wait again")
+    expect(group).to_have_count(0)
+
+
+def test_pause_resume_and_push(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("queue/thumbnails"))
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(page.locator("main .badge", has_text="paused")).to_be_visible()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+    page.get_by_role("button", name="Push a task").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Payload, as JSON").fill("{")
+    dialog.get_by_role("button", name="Push").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("not JSON")
+    dialog.get_by_label("Payload, as JSON").fill('{"image": "dog.png"}')
+    dialog.get_by_label("Id").fill("dog.png")
+    dialog.get_by_role("button", name="Push").click()
+    expect(page.get_by_role("button", name="dog.png")).to_be_visible()
+    page.get_by_role("button", name="dog.png").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the task").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel the task").click()
+    expect(page.get_by_role("button", name="dog.png")).to_have_count(0)
+
+
+def test_find_a_record_and_run_sql(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("index/companies"))
+    expect(page.locator("svg.map rect")).to_have_count(256)
+    page.get_by_label("The domain of a record").fill("company7.example")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_contain_text("Tyrell 7")
+    page.get_by_label("SQL").fill("select country, count(*) as n from companies group by country order by country")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("main")).to_contain_text("4 rows")
+    page.get_by_label("SQL").fill("select * from read_csv('/etc/passwd')")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.locator("main")).not_to_contain_text("root:")
+
+
+def test_browse_a_table_compare_versions_and_undrop(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("catalog"))
+    page.get_by_role("link", name="orders").click()
+    expect(page.locator("main")).to_contain_text("The number on the invoice")
+    expect(page.locator("main")).to_contain_text("current")
+    page.get_by_label("Older version").select_option("4")
+    page.get_by_role("button", name="Compare").click()
+    difference = page.locator(".panel", has=page.get_by_role("heading", name="From version 4 to 10"))
+    expect(difference).to_contain_text("web.visits")
+    page.get_by_role("button", name="Undrop").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("sales.refunds")
+    dialog.get_by_role("button", name="Undrop").click()
+    expect(page.get_by_role("link", name="refunds")).to_be_visible()
+    expect(page.get_by_role("button", name="Undrop")).to_have_count(0)
+
+
+def test_locks_and_store(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("locks"))
+    expect(page.locator("tr", has_text="deploy")).to_contain_text("held")
+    expect(page.locator("tr", has_text="nightly-report")).to_contain_text("free")
+    page.goto(dashboard.at("store"))
+    expect(tile(page, "A GET takes")).to_contain_text("ms")
+
+
+def test_dark_mode(browser: Any, page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    assert page.evaluate(background) != light
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    context = browser.new_context(color_scheme="dark")
+    by_system = context.new_page()
+    by_system.goto(dashboard.at())
+    assert by_system.evaluate("document.documentElement.dataset.theme") == "dark"
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_every_page_fits_its_width(page: Any, dashboard: Dashboard, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    for place in PLACES:
+        page.goto(dashboard.at(place))
+        expect(page.locator("main h1").first).to_be_visible()
+        expect(page.locator("main")).not_to_contain_text("Reading")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
+def test_keyboard_reaches_everything(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.locator("#skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    reached: set[str] = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.dataset.key ?? document.activeElement.id"))
+    assert {"#/queues", "#/store", "theme", "refresh", "skip", "#/queue/enrich"} <= reached
+
+
+def test_hostile_names_and_payloads_are_text(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    expect(page.get_by_role("link", name=HOSTILE).first).to_be_visible()
+    page.get_by_role("link", name=HOSTILE).last.click()
+    expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+    page.get_by_role("button", name=HOSTILE).click()
+    expect(page.get_by_role("dialog").locator("pre")).to_contain_text("onerror")
+    page.goto(dashboard.at("queue/enrich"))
+    expect(page.locator("details.group", has_text="not a domain")).to_contain_text("<script>")
+    assert "hacked" not in page.title()
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_wrong_token_is_refused(page: Any, tmp_path: Path, dashboard: Dashboard) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("the-token-of-this-test\n")
+    secret.chmod(0o600)
+    server = start_server(dashboard.fleet.url, "--token-file", str(secret), verb="ui")
+    try:
+        page.goto(f"{server.url}/ui")
+        field = page.get_by_label("Token")
+        field.fill("not-the-token-of-this-test")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("This token is not accepted.")
+        expect(page.locator("main")).not_to_contain_text("enrich")
+        page.get_by_label("Token").fill("the-token-of-this-test")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        expect(page.get_by_role("link", name="enrich", exact=True).last).to_be_visible()
+    finally:
+        server.kill()
+
+
+def test_read_only_page_has_no_buttons(page: Any, dashboard: Dashboard) -> None:
+    server = start_server(dashboard.fleet.url, "--read-only", verb="ui")
+    try:
+        page.goto(f"{server.url}/ui#/queue/enrich")
+        expect(page.locator("main .badge", has_text="read-only")).to_be_visible()
+        expect(page.get_by_role("button", name="Push a task")).to_have_count(0)
+        expect(page.get_by_role("button", name="Retry")).to_have_count(0)
+    finally:
+        server.kill()
