@@ -9,10 +9,10 @@ BIN := .venv/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help demo test test-full check bench mutants soak clean have-python
+.PHONY: help demo test test-full check bench docs mutants screenshots soak clean have-python
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: have-python ## see a fleet of workers survive kill -9, on a local directory (installs the core and SQL)
 	@$(PYTHON) tools/install.py demo
@@ -34,9 +34,17 @@ bench: have-python ## our store against bare calls; our queue, index and catalog
 	@$(BIN)/python bench/index.py
 	@$(BIN)/python bench/catalog.py
 
+docs: have-python ## the documentation as a static site in build/site, every link checked
+	@$(PYTHON) tools/install.py docs
+	@$(BIN)/python tools/make_site.py
+
 mutants: have-python ## change the decision modules in 1,000 ways, and see whether the tests notice
 	@$(PYTHON) tools/install.py test
 	@$(BIN)/python tools/mutate.py --all
+
+screenshots: have-python ## take the pictures of the dashboard in docs/img again
+	@$(PYTHON) tools/install.py screenshots
+	@$(BIN)/python tools/screenshots.py
 
 soak: have-python ## simulate new seeds for SECONDS=600, then damage stored objects for a quarter of that
 	@$(PYTHON) tools/install.py dev

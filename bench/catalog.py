@@ -49,12 +49,12 @@ class Scale:
     large: int
     """How many tables a large catalog has; 0: there is none."""
     grown: tuple[int, ...]
-    commits: int
-    """How many creates, and appends, of each size are counted: whole rounds from one checkpoint to the next."""
+    rounds: int
+    """For how many rounds, from one checkpoint to the next, creates and appends of each size are counted."""
 
 
-FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000, 100_000), 200)
-QUICK = Scale(1.0, (1, 64), 0, (10, 100), 200)
+FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000, 100_000), 3)
+QUICK = Scale(1.0, (1, 64), 0, (10, 100), 1)
 
 Run = tuple[System, PlaceKind, int, int]
 
@@ -120,7 +120,7 @@ def _measured(places: Places, run: Run, scale: Scale) -> Measured:
 
 def _grown(tables: int, scale: Scale) -> dict[str, Any]:
     """What a commit costs with so many tables, counted in a process of its own."""
-    command = [sys.executable, "-m", "bench.catalogs.grow", str(tables), str(scale.commits)]
+    command = [sys.executable, "-m", "bench.catalogs.grow", str(tables), str(scale.rounds)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found: dict[str, Any] = json.loads(said)
     return found

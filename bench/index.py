@@ -3,6 +3,7 @@
 `python bench/index.py` measures, prints a line for each system, and writes bench/results/index.md, index.json and
 index.svg. `--quick` measures little and writes nothing; `--only TEXT` measures the systems whose name holds TEXT (and
 the growth, if it is part of `growth`), and writes nothing either. `--soak` lets ours grow to 50 million records too.
+`--upserts` only loads and upserts; `--far` measures only ours, on a store that is 30 ms away. Neither writes anything.
 It takes about fifteen minutes.
 """
 
@@ -24,6 +25,7 @@ sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.indexes.api import NotHere
+from bench.indexes.far import measure_far
 from bench.indexes.records import Months, Upsert, tallied
 from bench.indexes.rows import FULL, QUICK, Row, Scale, measure
 from bench.indexes.runs import Failed, Lab
@@ -42,6 +44,8 @@ PEERS = ("duckdb", "deltalake", "lancedb", "pyiceberg", "slatedb", "polars", "py
 def main() -> int:
     """Measure, print, write the results; 1 if a measurement failed."""
     arguments = _arguments()
+    if arguments.far:
+        return _far()
     scale = QUICK if arguments.quick else FULL
     if arguments.soak:
         scale = dataclasses.replace(scale, grown=(*scale.grown, SOAKED))
@@ -51,9 +55,9 @@ def main() -> int:
     rows, grown, failed = [], [], False
     answer = tallied(scale.wave) if chosen else {}
     for system in chosen:
-        rows.append(_measured(system, scale, answer))
+        rows.append(_measured(system, scale, answer, upserts_only=arguments.upserts))
         print(line(rows[-1]), flush=True)
-    for records in scale.grown if only in "growth" else ():
+    for records in scale.grown if only in "growth" and not arguments.upserts else ():
         try:
             grown.append(_grown(records, scale))
             print(grown_line(grown[-1]), flush=True)
@@ -65,7 +69,7 @@ def main() -> int:
     print("", *summary(rows, grown), sep="\n")
     if arguments.quick:
         print("\nThese are small numbers: the aims are for large ones.")
-    if not arguments.quick and not only:
+    if not arguments.quick and not only and not arguments.upserts:
         save(ROOT / "bench" / "results", facts, rows, grown, scale)
     return 1 if failed or any(row.failed for row in rows) else 0
 
@@ -74,16 +78,29 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small numbers, nothing written")
     parser.add_argument("--only", default="", help="only the systems whose name holds this text; nothing written")
+    parser.add_argument("--upserts", action="store_true", help="only load and upsert; nothing written")
+    parser.add_argument("--far", action="store_true", help="ours on a store that is 30 ms away; nothing written")
     parser.add_argument("--soak", action="store_true", help=f"let ours grow to {SOAKED:,} records too")
     return parser.parse_args()
 
 
-def _measured(system: System, scale: Scale, answer: Months) -> Row:
+def _far() -> int:
+    """Measure ours on a far store; 1 if an aim is missed."""
+    with _folder() as folder:
+        figures = []
+        for figure in measure_far(Path(folder)):
+            figures.append(figure)
+            print(figure, flush=True)
+    print(f"load {os.getloadavg()[0]:.1f}")
+    return 1 if any(figure.aim_ms is not None and figure.ms > figure.aim_ms for figure in figures) else 0
+
+
+def _measured(system: System, scale: Scale, answer: Months, *, upserts_only: bool) -> Row:
     """The system's row; without figures if something that it needs is not here."""
     row = Row(system)
     with _folder() as folder:
         try:
-            measure(row, Lab(system, Path(folder), scale.wave), scale, answer)
+            measure(row, Lab(system, Path(folder), scale.wave), scale, answer, upserts_only=upserts_only)
         except NotHere as error:
             row.skipped = f"skipped: needs {error}"
     return row

@@ -1,6 +1,6 @@
 """Set up `.venv` and the Debian packages that a make target needs. Standard library only: it runs before the install.
 
-    python3 tools/install.py core | demo | dev | test | test-full | bench
+    python3 tools/install.py core | demo | docs | dev | test | test-full | bench | screenshots
 
 A second run costs nothing: a stamp in `.venv` holds the digest of what was installed from.
 """
@@ -25,10 +25,12 @@ INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
 EXTRAS = {
     "core": "",
     "demo": "[sql]",
+    "docs": "[docs]",
     "dev": "[dev]",
     "test": "[dev]",
     "test-full": "[dev,spark]",
     "bench": "[dev,bench]",
+    "screenshots": "[dev]",
 }
 ALONE = {
     EXTRAS["bench"]: ("boringcatalog==0.4.0",),
@@ -48,18 +50,27 @@ class Package:
 
 
 PACKAGES: dict[str, tuple[Package, ...]] = {
-    "test": (Package("procps", "pgrep", "the README's quickstart"),),
+    "test": (
+        Package("procps", "pgrep", "the README's quickstart"),
+        Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
+        Package("chromium", "chromium", "the dashboard in a browser (tests/browser)"),
+        Package("tmux", "tmux", "limpet top, in a terminal"),
+    ),
     "test-full": (
+        Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
+        Package("chromium", "chromium", "the dashboard in a browser (tests/browser)"),
         Package("radosgw", "radosgw", "conformance on Ceph RGW"),
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
         Package("default-jre-headless", "java", "the catalog's clients: Spark"),
+        Package("prometheus", "promtool", "alert rules and metrics, checked by promtool"),
     ),
     "bench": (
         Package("redis-server", "redis-server", "Dramatiq in bench/queue.py"),
         Package("postgresql", "initdb", "Postgres in bench/queue.py"),
         Package("strace", "strace", "files opened, in bench/index.py"),
     ),
+    "screenshots": (Package("chromium", "chromium", "the screenshots"),),
 }
 
 
@@ -67,7 +78,7 @@ def install_venv(extras: str) -> None:
     """Make `.venv` hold limpet, editable, with `extras`, at the versions of constraints.txt."""
     stamp = VENV / f".installed-{extras.strip('[]') or 'core'}"
     wanted = _digest()
-    part_of_dev = extras in (EXTRAS["core"], EXTRAS["demo"])
+    part_of_dev = extras in (EXTRAS["core"], EXTRAS["demo"], EXTRAS["docs"])
     stamps = [stamp, VENV / ".installed-dev"] if part_of_dev else [stamp]
     if any(_read(path) == wanted for path in stamps) and _works(PYTHON):
         return
@@ -75,10 +86,12 @@ def install_venv(extras: str) -> None:
         print(f"creating .venv with Python {sys.version.split()[0]}", flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     print(f"installing limpet{extras} into .venv", flush=True)
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    _run([*pip, "install", "-qq", "--no-compile", "-c", "constraints.txt", "-e", f".{extras}"])
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq", "--no-compile"]
+    # The pip that comes with Python 3.11 takes three times as long to choose versions.
+    _run([*pip, "-c", "constraints.txt", "--upgrade", "pip"])
+    _run([*pip, "-c", "constraints.txt", "-e", f".{extras}"])
     if extras in ALONE:
-        _run([*pip, "install", "-qq", "--no-compile", "--no-deps", *ALONE[extras]])
+        _run([*pip, "--no-deps", *ALONE[extras]])
     stamp.write_text(wanted)
 
 

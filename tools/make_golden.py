@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from limpet import keys
-from limpet.app.formats import FleetRecord, fresh
+from limpet.app.fleet import FleetRecord, fresh
 from limpet.cell import PLAIN, Cell, struct_codec
 from limpet.index import Index
 from limpet.index.codec.types import typed
@@ -137,17 +137,11 @@ class _FixedRuntime(SystemRuntime):
     def __init__(self) -> None:
         self._acts = self._ids = 0
         super().__init__()
+        self.owner, self.label, self.rng = ulid(0, 1), "golden:1", Random(1)
 
     def act(self) -> None:
         self._acts, self._ids = self._acts + 1, 0
-
-    @property
-    def owner(self) -> str:
-        return ulid(0, 1)
-
-    @property
-    def label(self) -> str:
-        return "golden:1"
+        self.rng = Random(1)
 
     def wall(self) -> datetime:
         return START + timedelta(seconds=self._acts)
@@ -158,10 +152,6 @@ class _FixedRuntime(SystemRuntime):
     def new_id(self) -> str:
         self._ids += 1
         return ulid(int(self.wall().timestamp()) * 1000, self._acts * 32 + self._ids)
-
-    @property
-    def rng(self) -> Random:
-        return Random(1)
 
     def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         return _NoThread()

@@ -7,23 +7,43 @@ frames and colours change with the library that draws them.
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import re
 import tomllib
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from pathlib import Path
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from limpet.cli.commands import build
-from limpet.store import roles
+from limpet.app.catalogs import open_catalog, storage_of
+from limpet.cli import build
+from limpet.runtime import system
+from limpet.service.http import Route, Tokens
+from limpet.service.rest import Rest
+from limpet.service.rpc import compactor_routes
+from limpet.service.serve import health_routes
+from limpet.store import MemoryStore, roles
 
-__all__ = ["FOLDER", "PAGES", "Command", "cli_page", "commands", "house_page", "main", "roles_page"]
+__all__ = [
+    "FOLDER",
+    "PAGES",
+    "Command",
+    "bucket_page",
+    "cli_page",
+    "commands",
+    "house_page",
+    "http_page",
+    "main",
+    "python_page",
+    "roles_page",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -226,7 +246,179 @@ def _summary(name: str) -> str:
     return text.split("\n\n")[0].replace("\n", " ")
 
 
-PAGES = {"cli.md": cli_page, "house.md": house_page, "roles.md": roles_page}
+# ---- the Python interface ----
+
+PUBLIC = ("limpet", "limpet.testing", "limpet.index", "limpet.catalog", "limpet.store", "limpet.queue", "limpet.app")
+"""The packages whose exports are on the page; what several of them export is under the first."""
+
+
+def python_page() -> str:
+    """Every exported class and function, with its docstring."""
+    parts = ["# The Python interface", MADE, PYTHON_ABOUT]
+    seen: set[int] = set()
+    for package in PUBLIC:
+        module = importlib.import_module(package)
+        names = [name for name in _exports(module) if id(getattr(module, name)) not in seen]
+        things = [(name, getattr(module, name)) for name in names]
+        seen |= {id(thing) for _, thing in things}
+        things = [(name, thing) for name, thing in things if inspect.isclass(thing) or inspect.isroutine(thing)]
+        parts += [f"## {package}", _docs(module)]
+        for name, thing in sorted(things, key=lambda each: (inspect.isclass(each[1]), each[0].lower())):
+            parts += _described(f"{package}.{name}", thing)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+PYTHON_ABOUT = (
+    "Everything that a public function takes or returns is here. *Cost* is in requests to the store, *Crash* what a "
+    "process leaves behind that dies in the middle, *Raises* names the errors. An error is a subclass of "
+    "`limpet.LimpetError` and has a `hint`."
+)
+
+
+def _exports(module: ModuleType) -> list[str]:
+    """What a package exports; of a module without `__all__`, what it defines itself."""
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if not name.startswith("_")]
+    own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
+    return [name for name in own if not name.startswith("_")]
+
+
+def _described(path: str, thing: Any) -> list[str]:
+    """A class with its public methods and properties, or a function."""
+    if not inspect.isclass(thing):
+        return [f"### {path}", f"```text\n{path.rpartition('.')[2]}{_signature(thing)}\n```", _docs(thing)]
+    bases = [base.__name__ for base in thing.__bases__ if base.__module__.startswith("limpet")]
+    shown = _signature(thing).partition(" -> ")[0] if is_dataclass(thing) else f"({', '.join(bases)})" if bases else ""
+    parts = [f"### {path}", f"```text\nclass {thing.__name__}{shown}\n```", _docs(thing)]
+    for name, each in vars(thing).items():
+        inner = each.__func__ if isinstance(each, classmethod | staticmethod) else each
+        if name.startswith("_") or not (inspect.isfunction(inner) or isinstance(inner, property)):
+            continue
+        shown = f"{name}{_signature(inner)}" if inspect.isfunction(inner) else name
+        doc = _docs(getattr(thing, name) if inspect.isfunction(inner) else inner)
+        parts.append(f"**`{shown}`**" + (f"\n\n{doc}" if doc else ""))
+    return parts
+
+
+def _docs(thing: Any) -> str:
+    """The docstring; examples in it, which are indented or begin with `from` or `def`, as a block."""
+    text = inspect.getdoc(thing) or ""
+    if inspect.isclass(thing) and (thing.__doc__ is None or text.startswith(f"{thing.__name__}(")):
+        return ""  # that of a base class, or made by a dataclass
+    parts = []
+    for part in re.sub(r"\n(?=(Raises|Cost|Crash):)", "\n\n", text).split("\n\n"):
+        is_code = part.startswith(("from ", "def ", "import ", "    ", "with "))
+        is_drawn = any(line.startswith("  ") for line in part.splitlines()) and not part.startswith("- ")
+        parts.append(f"```text\n{part}\n```" if is_code or is_drawn else part)
+    return "\n\n".join(parts)
+
+
+def _signature(call: Any) -> str:
+    """The parameters and what is returned, as they are written."""
+    signature = inspect.signature(call)
+    shown, kinds = [], [each.kind for each in signature.parameters.values()]
+    for number, each in enumerate(signature.parameters.values()):
+        if (
+            each.kind is each.KEYWORD_ONLY
+            and each.VAR_POSITIONAL not in kinds
+            and each.KEYWORD_ONLY not in kinds[:number]
+        ):
+            shown.append("*")
+        if each.name in ("self", "cls"):
+            continue
+        star = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
+        text = star + each.name + (f": {_annotation(each.annotation)}" if each.annotation is not each.empty else "")
+        if each.default is not each.empty:
+            value = "..." if " at 0x" in repr(each.default) else repr(each.default)
+            text += f" = {value}" if each.annotation is not each.empty else f"={value}"
+        shown.append(text)
+    returned = signature.return_annotation
+    end = f" -> {_annotation(returned)}" if returned is not signature.empty else ""
+    return f"({', '.join(shown)}){end}"
+
+
+def _annotation(kind: Any) -> str:
+    return kind if isinstance(kind, str) else inspect.formatannotation(kind)
+
+
+# ---- the HTTP interface ----
+
+HTTP_ABOUT = """`limpet serve` answers the first two groups and is its own compactor; `limpet serve api` answers the
+same, and `limpet serve compactor` the last two. Iceberg's routes are those of its REST catalog specification, with the
+same bodies and errors.
+
+- A caller sends `Authorization: Bearer TOKEN`. Tokens, rights and namespaces: [the service](../how-to/serve.md).
+- A write may carry an `Idempotency-Key`: the same request again gets the recorded answer.
+- A process that does not lead answers writes with 503 and `Retry-After`. 500, 502 and 504 mean that the outcome is
+  unknown; 503 that nothing was attempted.
+- Errors are `{"error": {"message", "type", "code"}}`."""
+
+
+def http_page() -> str:
+    """The routes, as the service has them."""
+    tokens = Tokens()
+    catalog = open_catalog(storage_of(MemoryStore(), system()), "memory://reference")
+    handlers = Rest(catalog, tokens, {})
+    health = health_routes(dict, lambda: False, system())
+    metrics = Route("GET", "/metrics", _metrics, tokens, right="metrics")
+    parts = [
+        ("Iceberg", handlers.routes()),
+        ("Health and metrics", [*health, metrics]),
+        ("Between API and compactor", compactor_routes({}, tokens)),
+    ]
+    sections = [
+        f"## {title}\n\n" + _rows(("route", "right", "what it does"), map(_route, routes)) for title, routes in parts
+    ]
+    return "\n\n".join(["# The HTTP interface", MADE, HTTP_ABOUT, *sections]) + "\n"
+
+
+def _metrics(_: Any) -> Any:
+    """The metrics of the process, for Prometheus."""
+
+
+def _route(route: Route) -> tuple[str, str, str]:
+    handler = route.handler
+    known = {
+        "healthz": "The process answers.",
+        "readyz": "It reaches its store; who leads.",
+        "check": "The secret is known.",
+    }
+    known |= {
+        "<lambda>": "What a client must know: defaults and the list of endpoints.",
+        "_no_oauth": "Refused: tokens are given out by hand.",
+    }
+    text = " ".join((inspect.getdoc(handler) or known[handler.__name__]).split("\n\n")[0].split())
+    right = "none" if route.tokens is None else route.right
+    return f"`{route.method} {route.path}`", right, _cell(text)
+
+
+def _rows(head: tuple[str, ...], rows: typing.Iterable[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *rows])
+
+
+# ---- the bucket ----
+
+
+def bucket_page() -> str:
+    """What lies in a bucket: the section of ARCHITECTURE.md, beside the roles that may write it."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    section = text.partition("## What is in the bucket\n")[2].partition("\n## ")[0].strip()
+    about = (
+        "Everything that Limpet keeps, below the URL of a fleet. The layout is format 1 of each part; `limpet.json` "
+        "records it, and it changes only by [`limpet upgrade`](../how-to/upgrade.md). Who may write what: "
+        "[roles](roles.md). Words: [glossary](../glossary.md)."
+    )
+    return "\n\n".join(["# What is in the bucket", MADE, about, section]) + "\n"
+
+
+PAGES = {
+    "bucket.md": bucket_page,
+    "cli.md": cli_page,
+    "house.md": house_page,
+    "http.md": http_page,
+    "python.md": python_page,
+    "roles.md": roles_page,
+}
 """What makes each page."""
 
 

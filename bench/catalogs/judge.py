@@ -19,6 +19,8 @@ WRITES_MAX = 0.2
 WRITES_CLIENTS = 64
 FLAT = 1.5
 """Requests, and bytes, of a commit with the most tables / with the fewest, at most."""
+CPU_FLAT, CPU_FROM = 1.3, 100
+"""CPU of a commit with more tables / with so many, at most, with its share of checkpoints."""
 
 
 def besides(figures: Figures) -> float:
@@ -48,6 +50,7 @@ def aims(rows: Sequence[Measured], grown: Sequence[Mapping[str, Any]]) -> Iterat
         yield _ahead(rows, place)
     if len(grown) > 1:
         yield from _flat(grown[0], grown[-1])
+        yield from _cpu_flat([each for each in grown if each["tables"] >= CPU_FROM])
     yield _nothing_lost(rows)
 
 
@@ -83,6 +86,17 @@ def _flat(few: Mapping[str, Any], many: Mapping[str, Any]) -> Iterator[Aim]:
         again["bytes"] == 0 and after["requests"] == 1,
         f"again: {again['requests']} request, {again['bytes']:,} B; after a commit: {after['requests']} request",
     )
+
+
+def _cpu_flat(grown: Sequence[Mapping[str, Any]]) -> Iterator[Aim]:
+    for verb in VERBS:
+        cpu_ms = {each["tables"]: each[verb]["cpu_ms"] + each[verb]["checkpoint_cpu_ms"] for each in grown}
+        few, most = min(cpu_ms), max(cpu_ms)
+        yield Aim(
+            f"{verb}: CPU of a commit flat from {few:,} to {most:,} tables with checkpoints (at most {CPU_FLAT:g}x)",
+            max(cpu_ms.values()) <= CPU_FLAT * cpu_ms[few] if few < most else None,
+            ", ".join(f"{tables:,} tables {ms:.2f} ms ({ms / cpu_ms[few]:.2f}x)" for tables, ms in cpu_ms.items()),
+        )
 
 
 def _nothing_lost(rows: Sequence[Measured]) -> Aim:

@@ -8,15 +8,14 @@ from typing import Any
 
 import msgspec
 from bench.catalogs.api import Client, Driven, Place, Threaded
-from bench.catalogs.slow import SlowStore
 from bench.catalogs.work import NAMESPACE, Share, append_body, create_body, table
+from bench.slow import SlowStore
 
 import limpet
 from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
 from limpet.runtime import system
-from limpet.service.auth import Tokens
-from limpet.service.log import ServiceLog
+from limpet.service.http import ServiceLog, Tokens
 from limpet.service.serve import ApiPart, CompactorPart, ServiceContext
 from limpet.store import MeteredStore
 

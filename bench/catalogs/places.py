@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Self
 
 from bench.catalogs.api import NotHere, Place
-from bench.catalogs.slow import DELAY_S
 from bench.catalogs.systems import PlaceKind
+from bench.slow import DELAY_S
 
 from support.servers.process import Bucket, NotInstalled
 from support.servers.seaweedfs import SeaweedFS

@@ -22,7 +22,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an index lives: a folder of its own on tmpfs. `fresh`: make it anew, empty."""
+    """Where an index lives: a separate folder on tmpfs. `fresh`: make it again, empty."""
 
     folder: Path
     fresh: bool

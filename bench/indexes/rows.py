@@ -1,4 +1,4 @@
-"""What is measured of each system, at which sizes, and what became of it."""
+"""The measurements of each system, the sizes at which they are made, and the results."""
 
 from __future__ import annotations
 
@@ -98,16 +98,17 @@ class Row:
         return float(self.scans[way]["s"]) if way in self.scans else None
 
 
-def measure(row: Row, lab: Lab, scale: Scale, answer: Months) -> None:
-    """Everything there is to know of one system, put into its row. What fails is told in its notes.
+def measure(row: Row, lab: Lab, scale: Scale, answer: Months, *, upserts_only: bool = False) -> None:
+    """Measure one system and fill its row. A measurement that fails is described in the notes of the row.
 
-    `answer` is what each scan must find. Raises: NotHere.
+    `answer` is what each scan must find. `upserts_only`: no lookups and no scans. Raises: NotHere.
     """
     begun_s = time.monotonic()
     if _part(row, "load", lambda: _load(row, lab)) and _part(row, "upsert", lambda: _upsert(row, lab, scale)):
         row.size_bytes = lab.size_bytes()
-        _part(row, "lookups", lambda: _look(row, lab, scale))
-        _part(row, "scan", lambda: _scan(row, lab, answer))
+        if not upserts_only:
+            _part(row, "lookups", lambda: _look(row, lab, scale))
+            _part(row, "scan", lambda: _scan(row, lab, answer))
     row.took_s = time.monotonic() - begun_s
 
 

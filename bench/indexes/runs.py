@@ -1,4 +1,4 @@
-"""Run one system: load it, upsert into copies of what was loaded, read, each in a process of its own."""
+"""Run one system: load it, upsert into copies of what was loaded, read, each in a separate process."""
 
 from __future__ import annotations
 

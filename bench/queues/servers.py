@@ -1,4 +1,4 @@
-"""The servers that peers need: each in a folder of its own, reached by a Unix socket, and surely stopped."""
+"""The servers that peers need: each in its own folder, and surely stopped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from bench.queues.api import NotHere
 
-__all__ = ["SERVERS", "postgres", "redis", "server_versions", "tied"]
+__all__ = ["SERVERS", "moto_port", "postgres", "redis", "redis_port", "server_versions", "tied"]
 
 START_S = 30.0
 POSTGRES_PLACES = "/usr/lib/postgresql"
@@ -31,6 +32,24 @@ def redis(folder: Path) -> Iterator[str]:
     settings = ["--port", "0", "--unixsocket", str(path), "--dir", str(folder), "--save", "", "--appendonly", "yes"]
     with _running([*tied("KILL"), command, *settings], folder, lambda: _listens(path), signal.SIGTERM):
         yield str(path)
+
+
+@contextmanager
+def redis_port(folder: Path) -> Iterator[int]:
+    """The same server on a TCP port of 127.0.0.1, which it yields."""
+    port = _free_port()
+    settings = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"]
+    with _running([*tied("KILL"), _redis_command(), *settings], folder, lambda: _answers(port), signal.SIGTERM):
+        yield port
+
+
+@contextmanager
+def moto_port(folder: Path) -> Iterator[int]:
+    """moto's SQS; yields its port."""
+    port = _free_port()
+    command = [*tied("KILL"), sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _running(command, folder, lambda: _answers(port), signal.SIGTERM):
+        yield port
 
 
 @contextmanager
@@ -112,6 +131,17 @@ def _log(folder: Path) -> Path:
 def _listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def tied(sign: str, *more: str) -> list[str]:

@@ -18,6 +18,8 @@ DELAY_S = 0.03
 class SlowStore(Store):
     """`store`, with `delay_s` before each request. Its batch verbs run as many at once as a bucket's do."""
 
+    far = True
+
     def __init__(self, store: Store, delay_s: float = DELAY_S, *, runtime: Runtime | None = None) -> None:
         super().__init__(runtime or system())
         self.inner = store
@@ -69,8 +71,8 @@ class SlowStore(Store):
         return self.inner.list_dirs(prefix)
 
     def change_token(self, prefix: str) -> str | None:
-        """See `Store.change_token`."""
-        return self.inner.change_token(prefix)
+        """None: a bucket has no change token."""
+        return None
 
     def _seen(self, stat: Stat) -> Stat:
         self._clock.observe(stat.modified)
