@@ -91,10 +91,10 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         "limpet.index.index",
         "limpet.index.compiler",
         "limpet.index.files",
-        "limpet.cli.index.engine",
+        "limpet.cli.index.options",
     ):
         allowed = {"concurrent.futures"}
-    if source.module == "limpet.cli.index.engine":
+    if source.module == "limpet.cli.index.options":
         allowed |= {"multiprocessing"}
     if source.module == "limpet.service.http":
         allowed = {"asyncio"}

@@ -14,14 +14,7 @@ from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missi
 from limpet.events import EventSink
 from limpet.index.codec.lines import Fields, Schema, Typed
 from limpet.index.codec.types import extended, nullable, with_own
-from limpet.index.compiler import (
-    Compiler,
-    CompileReport,
-    Outcomes,
-    ShardJob,
-    compile_there,
-    emit_run,
-)
+from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, compile_there, emit_run
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
 from limpet.index.maintain.import_existing import AdoptReport, import_existing, import_in_place
