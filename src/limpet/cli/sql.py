@@ -137,7 +137,7 @@ def _json_ready(value: Any) -> Any:
 
 def _csv(rows: Rows) -> Iterator[str]:
     """A header, then the rows; null is an empty cell, an empty string is in quotes. No cell is a formula (F34)."""
-    from limpet.index.formats.csv import guarded, joined
+    from limpet.index.formats.text import guarded, joined
 
     yield joined([guarded(name) for name in rows.columns]) + "\n"
     for row in rows:
@@ -148,7 +148,7 @@ def _cell(value: Any) -> str:
     from decimal import Decimal
 
     from limpet import records
-    from limpet.index.formats.csv import guarded
+    from limpet.index.formats.text import guarded
 
     match value:
         case bool():

@@ -281,7 +281,7 @@ def put(
     Exit codes: 0 written; 1 there is no such index, or the store refused; 2 wrong usage, or a bad record.
     """
     from limpet.app.indexes import demand_index
-    from limpet.index.formats.jsonl import json_decoder, parsed
+    from limpet.index.formats.text import json_decoder, parsed
 
     text: str | bytes = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1) if record == STDIN else record
     try:
