@@ -12,7 +12,7 @@ from typing import Any
 from limpet.index import Index
 from limpet.index.codec.types import typed
 from limpet.index.decide import digest, newest, packed, shard_of
-from limpet.index.maintain.whole import WholeIndex
+from limpet.index.maintain import WholeIndex
 from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch

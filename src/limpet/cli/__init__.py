@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from keyword import iskeyword
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from limpet import __version__
@@ -39,7 +37,7 @@ COMMANDS = {
     "queue": "limpet.cli.queue:app",
     "index": "limpet.cli.index:app",
     "catalog": "limpet.cli.catalog:app",
-    "tables": "limpet.cli.tables:app",
+    "tables": "limpet.cli.catalog:tables",
     "serve": "limpet.cli.serve:app",
     "ui": "limpet.cli.ui:ui",
     "status": "limpet.cli.fleet:status",
@@ -48,17 +46,16 @@ COMMANDS = {
     "workers": "limpet.cli.fleet:workers",
     "lock": "limpet.cli.lock:app",
     "sql": "limpet.cli.sql:sql",
-    "metrics": "limpet.cli.metrics:metrics",
+    "metrics": "limpet.cli.fleet:metrics",
     "events": "limpet.cli.events:app",
     "doctor": "limpet.cli.store:doctor",
     "iam": "limpet.cli.store:iam",
     "upgrade": "limpet.cli.fleet:upgrade",
-    "backup": "limpet.cli.backup:backup",
-    "restore": "limpet.cli.backup:restore",
-    "completion": "limpet.cli.completion:completion",
+    "backup": "limpet.cli.store:backup",
+    "restore": "limpet.cli.store:restore",
+    "completion": "limpet.cli.options:completion",
 }
-"""Each command with its module and its name there: a function, or `app` for a group of commands.
-The examples of a function are in its module's EPILOG, or under its name in EPILOGS."""
+"""Each command with its module and its name there: a function, or a group of commands."""
 
 EXAMPLES = (
     "Example: see it work, on a temporary folder, in half a minute",
@@ -178,17 +175,27 @@ def build(only: str | None = None) -> typer.Typer:
     app.callback()(options)
     for name, place in COMMANDS.items():
         if only in (None, name):
-            _add(app, *place.split(":"))
+            module, _, attribute = place.partition(":")
+            found = import_module(module)
+            _add(app, getattr(found, attribute), getattr(found, "EPILOG", None))
     return app
 
 
-def _add(app: typer.Typer, module_name: str, name: str) -> None:
-    module = import_module(module_name)
-    found: Any = getattr(module, name)
-    if name == "app":
+def _add(app: typer.Typer, found: Any, epilog: str | None = None) -> None:
+    """Add a group, or a function: it has the command's name, with a `_` behind a keyword of Python.
+
+    Its docstring is the help; from the first `Example` on, it is the epilog: an indented line continues the one above.
+    """
+    from inspect import cleandoc
+
+    import typer
+
+    if isinstance(found, typer.Typer):
         app.add_typer(found)
-    else:
-        app.command(epilog=module.EPILOGS[name] if hasattr(module, "EPILOGS") else module.EPILOG)(found)
+        return
+    said, _, more = cleandoc(found.__doc__).partition("\n\nExample")
+    examples = lines(*f"Example{more}".replace("\n  ", " ").split("\n"))
+    app.command(found.__name__.rstrip("_"), help=said, epilog=epilog or examples)(found)
 
 
 def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
@@ -214,18 +221,13 @@ def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
 # ---- what commands share ----
 
 
-def group(name: str, *modules: ModuleType, help: str, epilog: str) -> typer.Typer:
-    """A group of commands, with those that the EPILOGS of the modules name, in that order.
-
-    Each of these is a function of the same name, with a `_` behind a keyword of Python.
-    """
+def group(name: str, *commands: Any, help: str, epilog: str) -> typer.Typer:
+    """A group of commands, in that order: functions, and groups."""
     import typer
 
     app = typer.Typer(name=name, no_args_is_help=True, rich_markup_mode="markdown", help=help, epilog=epilog)
-    for module in modules:
-        for command, examples in module.EPILOGS.items():
-            word = f"{command}_" if iskeyword(command) else command
-            app.command(command, epilog=examples)(getattr(module, word))
+    for command in commands:
+        _add(app, command)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Options and arguments that commands share."""
+"""Options and arguments that commands share, and `limpet completion`, which completes them in a shell."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from enum import StrEnum
 from typing import IO, Annotated
 
 import typer
 
-from limpet.cli import EXIT_FAILED
+from limpet.cli import COMPLETE, EXIT_FAILED
 from limpet.errors import Invalid, Missing
 
 STDIN = "-"
@@ -94,3 +95,26 @@ def until_reader_leaves() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILED) from None
+
+
+class Shell(StrEnum):
+    """A shell that can be told how to complete."""
+
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")]) -> None:
+    """Print a script that completes limpet's commands and options in your shell. Changes nothing.
+
+    Example: for this session, and for every one
+    $ eval "$(limpet completion bash)"
+    $ limpet completion bash >> ~/.bashrc
+    $ limpet completion zsh > ~/.zfunc/_limpet
+    $ limpet completion fish > ~/.config/fish/completions/limpet.fish
+    Exit codes: 0 printed; 2 wrong usage.
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    typer.echo(get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value))

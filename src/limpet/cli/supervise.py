@@ -10,24 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from limpet.cli import ago, lines, many
+from limpet.cli import ago, many
 from limpet.cli.options import JsonOption
 from limpet.records import printable
 
 if TYPE_CHECKING:
     from limpet.queue.sync import Collision, Cycle, Supervisor, SyncEvent
     from limpet.worker.signals import SignalPipe
-
-EPILOG = lines(
-    "Example: a Raspberry Pi that works with or without a network",
-    "$ limpet supervise --local ~/fleet --remote s3://acme/prod",
-    "$ limpet work app:fleet --url ~/fleet",
-    "Example: bring everything up to date once, in a cron job, or before the machine is switched off",
-    "$ limpet supervise --local ~/fleet --remote s3://acme/prod --once",
-    "Signals: on SIGTERM, SIGINT and SIGHUP it finishes the cycle and exits; on SIGUSR1 it syncs at once.",
-    "Exit codes: 0 stopped by a signal, or (--once) in sync; 1 refused, or (--once) the bucket cannot be reached; 2 "
-    "wrong usage; 70 the machine slept and another supervisor took over; 75 another supervisor works on the directory.",
-)
 
 
 LocalOption = Annotated[
@@ -72,6 +61,15 @@ def supervise(
 
     The first start marks both places as supervised. Processes that opened one of them before that must be restarted:
     they do not journal what they do.
+
+    Example: a Raspberry Pi that works with or without a network
+    $ limpet supervise --local ~/fleet --remote s3://acme/prod
+    $ limpet work app:fleet --url ~/fleet
+    Example: bring everything up to date once, in a cron job, or before the machine is switched off
+    $ limpet supervise --local ~/fleet --remote s3://acme/prod --once
+    Signals: on SIGTERM, SIGINT and SIGHUP it finishes the cycle and exits; on SIGUSR1 it syncs at once.
+    Exit codes: 0 stopped by a signal, or (--once) in sync; 1 refused, or (--once) the bucket cannot be reached; 2
+      wrong usage; 70 the machine slept and another supervisor took over; 75 another supervisor works on the directory.
     """
     from limpet.app.fleet import open_node, open_shared
     from limpet.queue.sync import Cycle, Supervisor

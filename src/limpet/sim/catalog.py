@@ -59,9 +59,8 @@ from limpet.lease import Lock, VersionWatch
 from limpet.lease.decide import LeaseRecord
 from limpet.lease.decide import State as LeaseState
 from limpet.ledger import Publication
-from limpet.sim.actors import Actor, Actors, Settings, Turns
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, pick_fault, steps
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.nemesis import Nemesis, RunPlan, pick_fault, steps
 from limpet.sim.world import EPOCH, PendingRequest, SimProcess, SimRuntime, Violation, World
 from limpet.store.api import Absent, Put, Version, When
 

@@ -11,11 +11,9 @@ from typing import TypeVar
 from limpet.cell import PLAIN, Cell
 from limpet.errors import Conflict, LimpetError, Missing
 from limpet.keys import Key, cell_key
-from limpet.sim.actors import Actors, Turns
+from limpet.sim.actors import Actors, RunPlan, Turns
 from limpet.sim.disk import Disk, SimFiles
-from limpet.sim.kernel import CellActor, cell_model
-from limpet.sim.linear import History, Operation, explained, linearizable
-from limpet.sim.nemesis import RunPlan
+from limpet.sim.kernel import CellActor, History, Operation, cell_model, explained, linearizable
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 from limpet.store import Absent, Blob, DirectoryStore, Match, Store, When
 

@@ -32,11 +32,10 @@ from limpet.index.maintain import verify
 from limpet.index.storage import Count, Manifest, fresh, sum_of, with_counts
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
-from limpet.sim.actors import Actor, Actors, Settings, Turns
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
 from limpet.sim.bucket import Bucket, BucketChange, SimStore
 from limpet.sim.directory import ROOT, MachineActors, StillFiles
 from limpet.sim.disk import SimFiles
-from limpet.sim.nemesis import Nemesis, RunPlan, steps
 from limpet.sim.world import EPOCH, SimProcess, SimRuntime, Violation, World
 from limpet.store import DirectoryStore
 from limpet.store.api import Always, Store, Version, When

@@ -19,7 +19,7 @@ from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.index.codec.lines import UPDATED_AT, Field, Schema
 from limpet.index.formats.api import from_text
-from limpet.index.maintain.whole import WholeIndex, batches, load, put_packs
+from limpet.index.maintain import WholeIndex, batches, load, put_packs
 from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, IndexStorage, Manifest
 from limpet.index.writer import Stamps, stamp_in
 from limpet.keys import Key, encoded
