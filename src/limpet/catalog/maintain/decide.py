@@ -127,19 +127,17 @@ def policy_of(
     properties: Mapping[str, str], *, max_age_ms: int | None = None, min_snapshots: int | None = None
 ) -> RetentionPolicy:
     """The policy that a caller names; the rest as the properties of the table say, by Iceberg's names and defaults."""
-    age = max_age_ms if max_age_ms is not None else _number(properties, MAX_AGE_PROPERTY, 0)
-    count = min_snapshots if min_snapshots is not None else _number(properties, MIN_SNAPSHOTS_PROPERTY, 1)
+    age = max_age_ms if max_age_ms is not None else _number(properties, MAX_AGE_PROPERTY)
+    count = min_snapshots if min_snapshots is not None else _number(properties, MIN_SNAPSHOTS_PROPERTY)
     return RetentionPolicy(
-        MAX_AGE_MS if age is None else age,
-        MIN_SNAPSHOTS if count is None else count,
-        _number(properties, MAX_REF_AGE_PROPERTY, 0),
+        MAX_AGE_MS if age is None else age, count or MIN_SNAPSHOTS, _number(properties, MAX_REF_AGE_PROPERTY)
     )
 
 
-def _number(properties: Mapping[str, str], name: str, least: int) -> int | None:
+def _number(properties: Mapping[str, str], name: str) -> int | None:
     """A property as a number; None if it is not set, or is none: then nothing expires earlier than by default."""
     text = properties.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= least else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def expired(table: TableHistory, policy: RetentionPolicy, now_ms: int) -> ExpiryPlan:
