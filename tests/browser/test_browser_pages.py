@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_browse_a_table_compare_versions_and_undrop(page: Any, dashboard: Dashbo
     expect(page.locator("main")).to_contain_text("current")
     page.get_by_label("Older version").select_option("4")
     page.get_by_role("button", name="Compare").click()
-    difference = page.locator(".panel", has=page.get_by_role("heading", name="From version 4 to 10"))
+    difference = page.locator(".panel", has=page.get_by_role("heading", name="From version 4 to"))
     expect(difference).to_contain_text("web.visits")
     page.get_by_role("button", name="Undrop").click()
     dialog = page.get_by_role("dialog")
@@ -193,6 +194,56 @@ def test_every_page_fits_its_width(page: Any, dashboard: Dashboard, width: int) 
         expect(page.locator("main h1").first).to_be_visible()
         expect(page.locator("main")).not_to_contain_text("Reading")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
+def shown_task(page: Any) -> None:
+    page.locator("details.group summary").first.click()
+    page.locator("details[open] button.open").first.click()
+    expect(page.get_by_role("dialog")).to_contain_text("Payload")
+
+
+def found_record(page: Any) -> None:
+    page.get_by_label("The domain of a record").fill("company7.example")
+    page.get_by_role("button", name="Find").click()
+    expect(page.locator(".answer")).to_contain_text("employees")
+
+
+def run_sql(page: Any) -> None:
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("main")).to_contain_text("20 rows")
+
+
+def compared(page: Any) -> None:
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("main")).to_contain_text("From version")
+
+
+def test_open_pages_ask_nothing_while_the_fleet_is_idle(page: Any, dashboard: Dashboard) -> None:
+    """The feed alone reads the fleet, at most 200 requests an hour (`tests/app/test_overview.py`)."""
+    acts: list[tuple[str, Callable[[Any], None]]] = [
+        *((place, lambda _: None) for place in PLACES),
+        ("queue/enrich", shown_task),
+        ("index/companies", found_record),
+        ("index/companies", run_sql),
+        ("catalog", compared),
+    ]
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for place, act in acts:
+        page.goto(dashboard.at(place))
+        page.reload()
+        expect(page.locator("main h1").first).to_be_visible()
+        expect(page.locator("main")).not_to_contain_text("Reading")
+        act(page)
+        live = page.locator("#live")
+        expect(live).to_have_attribute("data-state", "live")
+        page.wait_for_timeout(1050)  # the server reads everything at most once a second
+        asked.clear()
+        before = live.get_attribute("title")
+        assert dashboard.server.ask("POST", "/ui/api/refresh", {}, {"x-limpet-ui": "1"}).status == 200
+        expect(live).not_to_have_attribute("title", before)  # a new overview came, in which nothing has changed
+        page.wait_for_timeout(100)
+        assert asked == [], place
 
 
 def test_keyboard_reaches_everything(page: Any, dashboard: Dashboard) -> None:

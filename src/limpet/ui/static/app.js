@@ -83,6 +83,7 @@ function say(kind, text, more = "") {
 function told(overview) {
   state.overview = overview;
   lookedAt = Date.now();
+  $("live").title = `As of ${overview.at}`;
   page?.update?.(overview);
   navigate();
   tell();
