@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from playwright.sync_api import sync_playwright  # noqa: E402
 
 from browser.conftest import FLAGS, Dashboard, dashboard_of  # noqa: E402
+from support.dashboard import GONE  # noqa: E402
 
 __all__ = ["main"]
 
@@ -48,11 +49,13 @@ SHOTS = (
 
 
 def _with_a_past(folder: Path) -> None:
-    """Spread the ends of tasks over the last hour, as if workers had been busy."""
+    """Spread the ends of tasks over the last hour, as if workers had been busy; and let one worker be gone."""
     chance = random.Random(7)
     for receipt in sorted(folder.glob("queues/enrich/completed/*")):
         wave = abs(math.sin(chance.random() * math.pi)) * 3500
         os.utime(receipt, (time.time() - wave, time.time() - wave))
+    for gone in folder.glob(f"workers/{GONE}*"):
+        os.utime(gone, (time.time() - 900, time.time() - 900))
 
 
 def _take(browser: Any, dashboard: Dashboard, name: str, size: str, scheme: str) -> None:

@@ -23,6 +23,7 @@ from limpet.app import Fleet
 from limpet.app.metrics import FleetMetrics, ScrapePlace, WorkerMetrics, provider_priced, serving
 from limpet.errors import Invalid, Unavailable
 from limpet.keys import Key
+from limpet.runtime import ulid
 from limpet.worker.protocol import StoreRequests, TaskCounts, WorkerEvent
 from support.clock import EPOCH, QueueRuntime, Time
 from support.docs import ROOT
@@ -110,6 +111,37 @@ def test_an_idle_fleet_costs_under_260_requests_an_hour() -> None:
         last = samples(registry)["limpet_queue_oldest_seconds", "q"]
     assert (fleet.meter.snapshot() - before).total() < 260
     assert last - first == pytest.approx(3600, abs=1), "the age rises with every scrape, whether it was read or not"
+
+
+def test_deep_queues_are_counted_as_far_as_was_asked_for() -> None:
+    runtime = QueueRuntime(Time(), "p1")
+    fleet = fleet_on(BucketLikeStore(runtime), runtime)
+    for n in range(2500):
+        fleet.store.put(Key(f"queues/q/pending/{ulid(1, n)}/task.json"), b"{}")
+    before = fleet.meter.snapshot()
+    found = samples(FleetMetrics(fleet).registry())
+    assert (found["limpet_queue_pending", "q"], found["limpet_queue_sampled", "q"]) == (2500, 0)
+    assert (fleet.meter.snapshot() - before).requests["list"] <= 3 + 5  # 1 LIST per 1,000 objects, and the other parts
+    found = samples(FleetMetrics(fleet, objects=1000).registry())
+    assert (found["limpet_queue_pending", "q"], found["limpet_queue_sampled", "q"]) == (1000, 1)
+
+
+@pytest.mark.parametrize(("idle_requests", "at_most_s"), [(260, 60), (2600, 15)])
+def test_first_push_after_an_idle_hour_is_noticed(idle_requests: int, at_most_s: int) -> None:
+    runtime = QueueRuntime(Time(), "p1")
+    fleet = fleet_on(BucketLikeStore(runtime), runtime)
+    fleet.queue("q").push({"n": 1})
+    registry = FleetMetrics(fleet, idle_requests=idle_requests).registry()
+    for _ in range(3600 // 5):
+        runtime.sleep(5)
+        samples(registry)
+    fleet.queue("q").push({"n": 2})
+    waited_s = 0
+    while (found := samples(registry))["limpet_queue_pending", "q"] == 1:
+        assert found["limpet_read_age_seconds", "queues"] <= at_most_s
+        runtime.sleep(5)
+        waited_s += 5
+    assert waited_s <= at_most_s
 
 
 def test_hostile_names_are_labels(tmp_path: Path) -> None:

@@ -37,9 +37,10 @@ class HugeStore(BucketLikeStore):
     """A bucket with a million pending tasks in one queue, and some in 999 others. Objects exist only while listed."""
 
     listed = 0
+    queues = 1000
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        names = [f"q{n:03}" for n in range(1000)]
+        names = [f"q{n:03}" for n in range(self.queues)]
         if prefix and not "queues/".startswith(f"{prefix}/"):
             names = [name for name in names if prefix.startswith(f"queues/{name}")]
         for name in names:
@@ -55,7 +56,7 @@ class HugeStore(BucketLikeStore):
                 yield Stat(Key(key), 100, Version("1"), EPOCH)
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        return [f"q{n:03}" for n in range(1000)] if prefix == "queues" else []
+        return [f"q{n:03}" for n in range(self.queues)] if prefix == "queues" else []
 
 
 def fleet_on(store: MemoryStore, runtime: ManualRuntime) -> Fleet:
@@ -226,6 +227,56 @@ def test_a_million_pending_tasks_are_not_listed(runtime: QueueRuntime) -> None:
     for _ in range(40):
         found = watch.look(now=True)
     assert not found.uncounted
+
+
+def test_many_queues_cost_under_200_requests_an_hour(runtime: QueueRuntime) -> None:
+    """Each reading counts other queues in turn: that is no change."""
+    store = HugeStore(runtime)
+    store.queues = 60
+    watch = OverviewWatch(fleet_on(store, runtime))
+    while watch.look(now=True).uncounted:
+        continue
+    assert watched(watch, HOUR_S) <= 200
+    before = watch.versions()["queues"]
+    assert watched(watch, HOUR_S) <= 200
+    assert watch.versions()["queues"] == before
+
+
+def crowded(fleet: Fleet, count: int) -> None:
+    """Queues of which a reading counts only some."""
+    for n in range(count):
+        for folder, objects in (("completed", 1200), ("pending", 1)):
+            for k in range(objects):
+                end = ".json" if folder == "completed" else "/task.json"
+                fleet.store.put(Key(f"queues/q{n:02}/{folder}/{ulid(1, k)}{end}"), b"{}")
+
+
+def test_queue_that_a_page_shows_is_counted_with_every_reading(fleet: Fleet) -> None:
+    crowded(fleet, 20)
+    watch = OverviewWatch(fleet)
+    watch.prefer("q17")
+    watch.look()
+    for n in range(1, 4):
+        fleet.queue("q17").push({})
+        found = watch.look(now=True)
+        assert {each.queue: each.pending for each in found.queues}["q17"] == 1 + n
+
+
+def test_changed_queue_of_a_large_directory_is_noticed(runtime: QueueRuntime) -> None:
+    fleet = fleet_on(MemoryStore(runtime), runtime)
+    for n in range(50):
+        fleet.queue(f"q{n:02}").push({})
+    watch = OverviewWatch(fleet)
+    while watch.look(now=True).uncounted:
+        continue
+    assert watched(watch, HOUR_S) <= 200
+    for name in ("q49", "q01", "q33"):
+        before = watch.versions()["queues"]
+        fleet.queue(name).push({})
+        runtime.sleep(1.0)
+        found = watch.look()
+        assert {each.queue: each.pending for each in found.queues}[name] == 2
+        assert watch.versions()["queues"] == before + 1
 
 
 class HugeNearStore(MemoryStore):

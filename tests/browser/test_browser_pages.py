@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from browser.conftest import Dashboard
 from limpet.testing import drain
-from support.dashboard import HOSTILE
+from support.dashboard import HOLDER, HOSTILE
 from support.servers.catalog import start_server
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -82,7 +83,7 @@ def test_queue_page_shows_who_works_on_what(page: Any, dashboard: Dashboard) -> 
     page.goto(dashboard.at("queue/enrich"))
     work = page.locator(".panel", has=page.get_by_role("heading", name="At work"))
     expect(work).to_contain_text("59 of 100")
-    expect(work).to_contain_text(dashboard.fleet.runtime.label)
+    expect(work).to_contain_text(HOLDER)
     expect(page.locator(".panel", has=page.get_by_role("heading", name="Scheduled"))).to_contain_text("in ")
     failures = page.locator(".panel", has=page.get_by_role("heading", name="Failures"))
     failures.get_by_text("TimeoutError: no answer from slow#.example after # s").click()
@@ -91,8 +92,19 @@ def test_queue_page_shows_who_works_on_what(page: Any, dashboard: Dashboard) -> 
     expect(dialog).to_contain_text("attempt 2")
     expect(dialog).to_contain_text("Traceback (most recent call last)")
     expect(dialog).to_contain_text("slow")
+    link = page.url
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
+    assert page.url == dashboard.at("queue/enrich")
+    page.goto(link)  # to the task
+    expect(page.get_by_role("dialog")).to_contain_text("Traceback (most recent call last)")
+
+
+def test_workers_are_shown(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    workers = page.locator(".panel", has=page.get_by_role("heading", name="Workers"))
+    expect(workers.locator("tr", has_text="fargate-7c2f")).to_contain_text("alive")
+    expect(tile(page, "Workers alive")).to_have_text("4")
 
 
 def test_retry_a_failed_group(page: Any, dashboard: Dashboard) -> None:
@@ -165,7 +177,8 @@ def test_browse_a_table_compare_versions_and_undrop(page: Any, dashboard: Dashbo
 def test_locks_and_store(page: Any, dashboard: Dashboard) -> None:
     page.goto(dashboard.at("locks"))
     expect(page.locator("tr", has_text="deploy")).to_contain_text("held")
-    expect(page.locator("tr", has_text="nightly-report")).to_contain_text("free")
+    free = page.locator(".panel", has=page.get_by_role("heading", name="Free"))
+    expect(free.locator("tr", has_text="nightly-report")).to_contain_text("ago")
     page.goto(dashboard.at("store"))
     expect(tile(page, "A GET takes")).to_contain_text("ms")
 
@@ -193,6 +206,58 @@ def test_every_page_fits_its_width(page: Any, dashboard: Dashboard, width: int) 
         expect(page.locator("main h1").first).to_be_visible()
         expect(page.locator("main")).not_to_contain_text("Reading")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
+def shown_task(page: Any) -> None:
+    page.locator("details.group summary").first.click()
+    page.locator("details[open] button.open").first.click()
+    expect(page.get_by_role("dialog")).to_contain_text("Payload")
+
+
+def found_record(page: Any) -> None:
+    page.get_by_label("The domain of a record").fill("company7.example")
+    page.get_by_role("button", name="Find").click()
+    expect(page.locator(".answer")).to_contain_text("employees")
+
+
+def run_sql(page: Any) -> None:
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("main")).to_contain_text("20 rows")
+
+
+def compared(page: Any) -> None:
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("main")).to_contain_text("From version")
+
+
+def test_open_pages_ask_nothing_while_the_fleet_is_idle(page: Any, dashboard: Dashboard) -> None:
+    """The feed alone reads the fleet, at most 200 requests an hour (`tests/app/test_overview.py`)."""
+    acts: list[tuple[str, Sequence[Callable[[Any], None]]]] = [
+        ("", ()),
+        ("queue/enrich", (shown_task,)),
+        ("index/companies", (found_record, run_sql)),
+        ("catalog/sales/orders", (compared,)),
+        ("locks", ()),
+        ("store", ()),
+    ]
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for place, act_by_act in acts:
+        page.goto(dashboard.at(place))
+        page.reload()
+        expect(page.locator("main h1").first).to_be_visible()
+        expect(page.locator("main")).not_to_contain_text("Reading")
+        for act in act_by_act:
+            act(page)
+        live = page.locator("#live")
+        expect(live).to_have_attribute("data-state", "live")
+        page.wait_for_timeout(1050)  # the server reads everything at most once a second
+        asked.clear()
+        before = live.get_attribute("title")
+        assert dashboard.server.ask("POST", "/ui/api/refresh", {}, {"x-limpet-ui": "1"}).status == 200
+        expect(live).not_to_have_attribute("title", before)  # a new overview came, in which nothing has changed
+        page.wait_for_timeout(100)
+        assert asked == [], place
 
 
 def test_keyboard_reaches_everything(page: Any, dashboard: Dashboard) -> None:

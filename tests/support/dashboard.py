@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
 import limpet
+from limpet import records
+from limpet.app.presence import WorkerPresence
+from limpet.keys import worker_key
 from limpet.lease import Lease
 from limpet.queue.claim import EntryClaim
+from limpet.runtime import SystemRuntime
 from limpet.testing import drain
 from support.catalog import append
 
-__all__ = ["COLUMNS", "HOSTILE", "SCHEMA", "sample_fleet"]
+__all__ = ["COLUMNS", "GONE", "HOLDER", "HOSTILE", "SCHEMA", "sample_fleet"]
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 """A name and payload that would act, if a page took it for HTML."""
@@ -39,6 +44,11 @@ SCHEMA = {
         },
     ],
 }
+HOLDER = "pi-4:2113"
+"""The worker that holds a batch of which 59 tasks are done."""
+GONE = "spot-0b71"
+"""The host of a worker that was killed: the screenshots make its presence old."""
+WORKERS = (("pi-3", 1877, 4), ("pi-4", 2113, 4), ("fargate-7c2f", 1, 16), (GONE, 1, 16))
 COMPANIES = ("Acme", "Globex", "Initech", "Umbrella", "Hooli", "Stark", "Wayne", "Tyrell")
 
 
@@ -48,7 +58,8 @@ def sample_fleet(url: str, *, records: int = 400, hostile: bool = True) -> tuple
     `hostile`: with names and payloads that look like HTML.
     """
     fleet = limpet.open(url, durability="os")
-    held = [*_queues(fleet, hostile), _locks(fleet)]
+    held = [*_queues(fleet, hostile), _locks(_on(fleet, "ci-runner:88"))]
+    _workers(fleet)
     companies = fleet.index("companies", COLUMNS, key="domain")
     companies.put_many(_company(n) for n in range(records))
     companies.compile()
@@ -92,7 +103,10 @@ def _queues(fleet: limpet.Fleet, hostile: bool) -> list[object]:
     queue = fleet.queue("enrich", ttl_s=600)
     queue.push_many({"domain": f"new{n}.example"} for n in range(300))
     queue.push({"domain": "later.example"}, delay_s=5400)
-    held: list[object] = [_half_done(queue, 59), _half_done(queue, 12)]
+    held: list[object] = [
+        _half_done(_on(fleet, worker).queue("enrich", ttl_s=600), done)
+        for worker, done in ((HOLDER, 59), ("fargate-7c2f:1", 12))
+    ]
     mail = fleet.queue("mail")
     mail.push_many({"to": f"user{n}@example.org"} for n in range(40))
     mail.pause()
@@ -104,6 +118,28 @@ def _queues(fleet: limpet.Fleet, hostile: bool) -> list[object]:
     if hostile:
         fleet.queue(HOSTILE).push({"text": HOSTILE}, id=HOSTILE)
     return held
+
+
+def _on(fleet: limpet.Fleet, label: str) -> limpet.Fleet:
+    """The same fleet, used by another process."""
+    runtime = SystemRuntime()
+    runtime.label = label
+    return limpet.open(fleet.url, runtime=runtime, durability="os")
+
+
+def _workers(fleet: limpet.Fleet) -> None:
+    now = fleet.runtime.wall()
+    for n, (host, pid, threads) in enumerate(WORKERS):
+        record = WorkerPresence(
+            host=host,
+            pid=pid,
+            version=limpet.__version__,
+            queues=["enrich", "mail", "thumbnails"],
+            threads=threads,
+            since=now - timedelta(hours=3 + 11 * n),
+            renewed_at=now,
+        )
+        fleet.store.put(worker_key(f"{host}-{pid}"), records.encode(record))
 
 
 def _half_done(queue: limpet.Queue, done: int) -> object:

@@ -3,7 +3,8 @@
 `FleetMetrics` reads the fleet when Prometheus asks, through an `OverviewWatch`: a part that has not changed is read
 ever more rarely, so that scraping every 15 s costs an idle fleet under 260 requests an hour. `WorkerMetrics` counts
 what the worker processes report, and asks the store nothing. A queue whose figures are lower bounds has
-`limpet_queue_sampled` 1. docs/how-to/metrics.md lists the names.
+`limpet_queue_sampled` 1, and `limpet_read_age_seconds` says how old the figures of a part are.
+docs/how-to/metrics.md lists the names.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ except ImportError:
 
 BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 LEAD_EVERY_S = 60.0
+OBJECTS_MAX = 10_000
+"""How many objects of a queue's folder are counted by default: alert rules and autoscaling need more than a page."""
+IDLE_REQUESTS = 260
+"""Requests an hour that scraping an idle fleet costs at most, by default."""
 OUTCOMES = {"done": "done", "failed": "failed", "retry": "retried", "lost": "lost", "handed_back": "handed_back"}
 _ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
 LOCAL = "127.0.0.1"
@@ -127,9 +132,10 @@ class FleetMetrics(Collector):
     Cost of a scrape: that of `OverviewWatch.look`, and 1 GET a minute for the leader where there is a catalog.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, objects: int = OBJECTS_MAX, idle_requests: int = IDLE_REQUESTS) -> None:
+        """`objects`: how many of a queue's folder are counted. `idle_requests`: an hour, on an idle fleet, at most."""
         self._fleet = fleet
-        self._watch = OverviewWatch(fleet)
+        self._watch = OverviewWatch(fleet, objects=objects, budget=idle_requests / IDLE_REQUESTS)
         self._led: bool | None = None
         self._led_at_s = float("-inf")
 
@@ -233,9 +239,10 @@ def _add_rest(found: _MetricTable, overview: FleetOverview, now: datetime) -> No
         found.add("work_requests", help_, bill.work.requests)
         found.add("work_dollars", "Their list price; on a directory what a bucket would cost.", bill.work.dollars)
         found.add("month_dollars", "The price of a month in which each hour is as the last one.", bill.month_dollars)
-    for part in overview.read_at:
+    for part, at in overview.read_at.items():
         failed = part in overview.trouble
         found.add("read_error", "1 if that part of the fleet could not be read.", failed, part=part)
+        found.add("read_age_seconds", "Time since that part of the fleet was read.", _age(at, now), part=part)
 
 
 def _age(at: datetime | None, now: datetime) -> float:

@@ -10,6 +10,7 @@ Listings are capped. A figure whose name is in `at_least` is a lower bound; a qu
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,9 @@ OBJECTS_MAX = 999
 """How many objects of a folder are counted: one page of a listing."""
 LISTS_MAX = 8
 QUEUES_AT_ONCE = 32
+QUEUES_IN_TURN = 8
+"""How many of many queues are counted again with a reading, once all were counted and unless something changed."""
+SHOWN_MAX = 4
 INDEXES_MAX = 50
 LOCKS_MAX = 200
 SQS_REQUESTS = 3
@@ -70,6 +74,8 @@ DEFAULT_LIMITS = Limits(age_s=3600.0, failed=0)
 """The default limits of the dashboard's warnings: a task older than an hour, and any failed task."""
 
 SOME_OBJECTS: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
+COUNTED: tuple[Folder, ...] = ("failed", "pending", "scheduled")
+"""The folders that a watch may count further: receipts of completed tasks are kept for weeks, and only add up."""
 PRICED = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
@@ -157,6 +163,11 @@ class CappedStore(WrappedStore):
     bucket lists in order by itself, so there nothing is different. Read-only.
     """
 
+    def __init__(self, inner: Store, runtime: Runtime, most: int | None = None) -> None:
+        """`most` objects of a folder, 999 by default; 0: all."""
+        super().__init__(inner, runtime)
+        self.most = OBJECTS_MAX if most is None else most
+
     def get(
         self,
         key: Key,
@@ -177,13 +188,10 @@ class CappedStore(WrappedStore):
     def delete(self, key: Key) -> None:
         self.inner.delete(key)
 
-    capped = True
-    """Whether it does so."""
-
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        if self.far or after is not None or not self.capped:
+        if self.far or after is not None or not self.most:
             return self.inner.list(prefix, after=after)
-        return iter(sorted(self.inner.sample(prefix, OBJECTS_MAX + 1), key=lambda stat: stat.key.encode()))
+        return iter(sorted(self.inner.sample(prefix, self.most + 1), key=lambda stat: stat.key.encode()))
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         return self.inner.sample(prefix, n)
@@ -198,58 +206,52 @@ class CappedStore(WrappedStore):
 class ListedStore(CappedStore):
     """A read of an object whose last listed version is the one in memory costs no request. Read-only.
 
-    `digest` stands for everything that was listed since `begin`: names and versions.
+    `digests` stand for everything that was listed since `begin`, names and versions: one for each queue, index and so
+    on, by its folder, and one without a name for the rest.
     """
 
-    def __init__(self, inner: Store, runtime: Runtime, *, capped: bool) -> None:
-        super().__init__(inner, runtime)
-        self.capped = capped
+    def __init__(self, inner: Store, runtime: Runtime, most: int) -> None:
+        super().__init__(inner, runtime, most)
         self._mutex = runtime.mutex()
         self._listed: dict[str, Version] = {}
         self._blobs: dict[str, Blob] = {}
-        self._digest = 0
+        self.digests: dict[str, int] = {}
         self.entries: list[str] = []
         """Folders of the first pending entries: their change tokens tell whether one is claimed."""
 
     def begin(self) -> None:
-        """Forget the digest, and what was listed; keep what was read."""
+        """Forget the digests, and what was listed; keep what was read."""
         with self._mutex:
             if len(self._blobs) > CACHED_MAX:
                 self._blobs.clear()
             self._listed.clear()
-            self._digest = 0
+            self.digests = {}
             self.entries = []
-
-    @property
-    def digest(self) -> str:
-        """Changes when what was listed has changed."""
-        return f"{self._digest:016x}"
 
     def replace_digest(self, text: str) -> None:
         """Let this stand for what was listed, where versions change although nothing does that matters."""
         with self._mutex:
-            self._digest = 0
+            self.digests = {}
         self.note(text)
 
-    def note(self, text: str) -> None:
-        """Take something else into the digest. The order does not matter: folders are listed side by side."""
+    def note(self, text: str, folder: str = "") -> None:
+        """Take something into the digest of a folder. The order does not matter: folders are listed side by side."""
+        digest = int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "big")
         with self._mutex:
-            self._digest ^= int.from_bytes(
-                hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "big"
-            )
+            self.digests[folder] = self.digests.get(folder, 0) ^ digest
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         found: Iterable[Stat] = super().list(prefix, after=after)
-        if self.capped and not self.far and after is None:
+        if self.most and not self.far and after is None:
             found = [*found]
-            sampled = len(found) > OBJECTS_MAX
+            sampled = len(found) > self.most
             if sampled:  # another sample next time is no change
-                self.note(f"{prefix}\n{self.change_token(prefix)}")
+                self.note(f"{prefix}\n{self.change_token(prefix)}", _owner(prefix))
         else:
             sampled = False
         for stat in found:
             if not sampled:
-                self.note(f"{stat.key}\n{stat.version}")
+                self.note(f"{stat.key}\n{stat.version}", _owner(stat.key))
             if stat.key.endswith((".json", ".lock")):
                 self._listed[stat.key] = stat.version
             if len(self.entries) < ENTRIES_WATCHED and stat.key.endswith((f"/{TASK}", f"/{BATCH}")):
@@ -289,7 +291,7 @@ class _PartState:
     due_s: float = 0.0
     credit: float = CREDIT
     credit_at_s: float = 0.0
-    digest: str | None = None
+    digests: Mapping[str, int] | None = None
     token: str | None = None
     token_at_s: float = 0.0
     changes: int = 0
@@ -317,15 +319,27 @@ class OverviewWatch:
     an hour beside the first reading.
     """
 
-    def __init__(self, fleet: Fleet, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, fleet: Fleet, limits: Limits = DEFAULT_LIMITS, *, objects: int | None = None, budget: float = 1.0
+    ) -> None:
+        """`objects`: how many of a queue's folder are counted, 999 by default; receipts of completed tasks never more.
+
+        `budget`: how many times as many requests may be spent on an idle fleet.
+        """
         self.fleet = fleet
         self._runtime = fleet.runtime
         self._mutex = fleet.runtime.mutex()
-        self._views = {part: _view_of(fleet, capped=part == "queues") for part in PARTS}
-        self._states = {part: _PartState(PER_HOUR[part]) for part in PARTS}
+        self._objects = OBJECTS_MAX if objects is None else objects
+        self._limits = {**SOME_OBJECTS, **dict.fromkeys(COUNTED, float(self._objects))}
+        self._views = {part: _view_of(fleet, self._objects if part == "queues" else 0) for part in PARTS}
+        self._states = {part: _PartState(PER_HOUR[part] * budget) for part in PARTS}
         self._overview = FleetOverview(fleet.url, fleet.runtime.wall(), limits)
         self._counts: dict[str, tuple[QueueCount, QueueSummary]] = {}
+        self._counted: list[str] = []
+        self._tokens: dict[str, str] = {}
+        self._shown: deque[str] = deque(maxlen=SHOWN_MAX)
         self._turn = ""
+        self._many = True
         self._sqs_requests = 0
         self._scans: dict[str, tuple[FinishTimes, float]] = {}
 
@@ -334,12 +348,19 @@ class OverviewWatch:
         with self._mutex:
             due = [part for part in PARTS if now or self._is_due(part)]
             for part in due:
-                self._read(part)
+                self._read(part, asked=now)
             if due:
                 pushed = {name: count.pushed for name, (count, _) in self._counts.items()}
                 overview = replace(self._overview, at=self._runtime.wall(), rates=self._rates(), pushed=pushed)
                 self._overview = replace(overview, bill=self._bill(overview))
             return self._overview
+
+    def prefer(self, queue: str) -> None:
+        """Count this queue with every reading from now on: a page shows it. Only the last four have that."""
+        with self._mutex:
+            if queue in self._shown:
+                self._shown.remove(queue)
+            self._shown.append(queue)
 
     def wait_s(self) -> float:
         """Seconds until `look` is worth calling again."""
@@ -363,11 +384,13 @@ class OverviewWatch:
         state.token_at_s = now_s
         return self._token(part) != state.token
 
-    def _read(self, part: OverviewPart) -> None:
+    def _read(self, part: OverviewPart, *, asked: bool) -> None:
         state, view = self._states[part], self._views[part]
         store = _listed(view)
+        token = self._token(part)
+        self._many = asked or token != state.token
         store.begin()
-        state.token, state.token_at_s = self._token(part), self._runtime.elapsed_s()
+        state.token, state.token_at_s = token, self._runtime.elapsed_s()
         before = self.fleet.meter.snapshot()
         trouble = dict(self._overview.trouble)
         try:
@@ -381,9 +404,16 @@ class OverviewWatch:
         cost = (self.fleet.meter.snapshot() - before).total() + (self._sqs_requests if part == "queues" else 0)
         read_at = {**self._overview.read_at, part: self._runtime.wall()}
         self._overview = replace(self._overview, **found, trouble=trouble, read_at=read_at)
-        state.plan(self._runtime.elapsed_s(), cost, changed=store.digest != state.digest)
-        state.digest = store.digest
+        digests = self._with_others(store.digests) if part == "queues" else store.digests
+        state.plan(self._runtime.elapsed_s(), cost, changed=digests != state.digests)
+        state.digests = digests
         state.token = self._token(part)
+
+    def _with_others(self, listed: Mapping[str, int]) -> dict[str, int]:
+        """The digests of all queues, where only some were counted this time: the others have not changed, for now."""
+        roots = {count.keys.root for count, _ in self._counts.values()}
+        known = {**(self._states["queues"].digests or {}), **dict.fromkeys(self._counted, 0), **listed}
+        return {folder: digest for folder, digest in known.items() if folder in roots or folder in listed}
 
     def _token(self, part: OverviewPart) -> str | None:
         """The change tokens of the folders that a part is read from; None where they cost requests."""
@@ -400,8 +430,7 @@ class OverviewWatch:
 
     def _queue_folders(self) -> Iterator[str]:
         for count, _ in self._counts.values():
-            yield count.keys.root
-            yield from (f"{count.keys.root}/{folder}" for folder in FOLDERS)
+            yield from _folders_of(count.keys)
 
     def _index_folders(self) -> Iterator[str]:
         for each in self._overview.indexes:
@@ -416,7 +445,8 @@ class OverviewWatch:
     def _read_queues(self, view: Fleet) -> dict[str, Any]:
         if provider_of(view.url) == SQS:
             return self._read_sqs(view)
-        counts, whole = count_first(view.store, SOME_OBJECTS, LISTS_MAX) if view.store.far else ([], False)
+        lists = LISTS_MAX + self._objects // 1000
+        counts, whole = count_first(view.store, self._limits, lists) if view.store.far else ([], False)
         folders = None if whole else {name_of(part): f"{QUEUES}/{part}" for part in view.store.list_dirs(QUEUES)}
         if folders is not None:
             counts += self._next_counts(view, folders, {each.queue for each in counts})
@@ -426,6 +456,7 @@ class OverviewWatch:
             if "completed" in each.cut:
                 each.finished = self._last_finished(view, each, now)
             self._counts[each.queue] = each, summary_of(storage, each, now)
+        self._counted = [each.keys.root for each in counts]
         keep = {each.queue for each in counts} if folders is None else {*folders}
         self._counts = {name: self._counts[name] for name in sorted(self._counts) if name in keep}
         limits = self._overview.limits
@@ -443,16 +474,31 @@ class OverviewWatch:
         return {"queues": found, "alerts": broken}
 
     def _next_counts(self, view: Fleet, folders: Mapping[str, str], done: set[str]) -> list[QueueCount]:
-        """Count the next queues of many, given by name with their folders: those never counted first, then in turn."""
+        """Count the next queues of many, given by name with their folders.
+
+        First come those that a page shows or that have changed, where that can be known without a request; then those
+        never counted; then the others in turn.
+        """
         left = [name for name in sorted(folders) if name not in done]
-        never = [name for name in left if name not in self._counts]
+        store = _listed(view)
+        tokens = {} if view.store.far else {name: _token_of(store, folders[name]) for name in left}
+        changed = [name for name in left if name in self._tokens and tokens.get(name) != self._tokens[name]]
+        first = [*dict.fromkeys([*(name for name in self._shown if name in left), *changed])][:QUEUES_AT_ONCE]
+        never = [name for name in left if name not in self._counts and name not in first]
         behind = [name for name in left if name > self._turn]
-        chosen = [*dict.fromkeys([*never, *behind, *left])][:QUEUES_AT_ONCE]
-        if chosen:
-            self._turn = chosen[-1] if not never else ""
+        others = [name for name in dict.fromkeys([*never, *behind, *left]) if name not in first]
+        others = others[: QUEUES_AT_ONCE if never or self._many else QUEUES_IN_TURN]
+        if others:
+            self._turn = others[-1] if not never else ""
+        chosen = [*first, *others]
         if not view.store.far:
-            return [_count_near(_listed(view), name, QueueKeys(folders[name])) for name in chosen]
-        found = self._runtime.fan_out(lambda name: count_below(view.store, [folders[name]], SOME_OBJECTS), chosen)
+            self._tokens = {
+                name: tokens[name] if name in chosen else self._tokens[name]
+                for name in left
+                if name in chosen or name in self._tokens
+            }
+            return [_count_near(store, name, QueueKeys(folders[name]), self._limits) for name in chosen]
+        found = self._runtime.fan_out(lambda name: count_below(view.store, [folders[name]], self._limits), chosen)
         return [count for counts in found for count in counts]
 
     def _last_finished(self, view: Fleet, count: QueueCount, now: datetime) -> FinishTimes:
@@ -560,21 +606,34 @@ class OverviewWatch:
         }
 
 
-def _view_of(fleet: Fleet, *, capped: bool) -> Fleet:
+def _view_of(fleet: Fleet, most: int) -> Fleet:
     """The fleet, read through a `ListedStore`."""
     view = copy(fleet)
-    view.store = ListedStore(fleet.store, fleet.runtime, capped=capped)
+    view.store = ListedStore(fleet.store, fleet.runtime, most)
     return view
 
 
-def _count_near(store: ListedStore, name: str, keys: QueueKeys) -> QueueCount:
+def _count_near(store: ListedStore, name: str, keys: QueueKeys, limits: Mapping[Folder, float]) -> QueueCount:
     """Count a queue of a near store, folder by folder.   Cost: 4 LISTs."""
     found = QueueCount(name, keys)
     for folder in FOLDERS:
         for stat in store.list(f"{keys.root}/{folder}"):
-            found.add(folder, stat, SOME_OBJECTS)
+            found.add(folder, stat, limits)
     found.control = True  # whether there is one costs as much as reading it
     return found
+
+
+def _folders_of(keys: QueueKeys) -> list[str]:
+    return [keys.root, *(f"{keys.root}/{folder}" for folder in FOLDERS)]
+
+
+def _token_of(store: Store, root: str) -> str:
+    return "\n".join(str(store.change_token(folder)) for folder in _folders_of(QueueKeys(root)))
+
+
+def _owner(key: str) -> str:
+    """The folder of the queue, index or so on that an object belongs to."""
+    return "/".join(key.split("/", 2)[:2])
 
 
 def _listed(view: Fleet) -> ListedStore:

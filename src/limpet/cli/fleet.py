@@ -261,6 +261,21 @@ def metrics(
     textfile: Annotated[
         str | None, typer.Option("--textfile", metavar="FILE", help="Write one reading to a file, and exit.")
     ] = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--count", metavar="N", min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000."
+        ),
+    ] = 10_000,
+    idle_requests: Annotated[
+        int,
+        typer.Option(
+            "--idle-requests",
+            metavar="N",
+            min=60,
+            help="Requests an hour on an idle fleet, at most. With more, a change is noticed sooner.",
+        ),
+    ] = 260,
     url: UrlOption = None,
 ) -> None:
     """Show a fleet to Prometheus: depth, age and rate of queues, workers, locks, indexes, the catalog, cost.
@@ -281,7 +296,7 @@ def metrics(
     if (serve is None) is (textfile is None):
         raise Invalid("say --serve PORT or --textfile FILE", hint="one of the two")
     address = None if serve is None else ScrapePlace.of(serve)
-    found = FleetMetrics(limpet.open(url, read_only=True).check())
+    found = FleetMetrics(limpet.open(url, read_only=True).check(), objects=count, idle_requests=idle_requests)
     if textfile is not None:
         write_textfile(found.registry(), textfile)
         say(f"wrote {textfile}", err=True)

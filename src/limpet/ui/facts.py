@@ -296,12 +296,13 @@ def sql_facts(fleet: Fleet, query: str) -> dict[str, Any]:
     without the extra `sql`.   Cost: as `limpet.app.query.fleet_sql`, of what the query names.
     """
     from limpet.app.query import fleet_sql
-    from limpet.index.sql import TIMEOUT_S
+    from limpet.index.sql import TIMEOUT_S, is_number
 
     notes: list[str] = []
     rows = fleet_sql(fleet, query, memory="1GB", timeout_s=TIMEOUT_S, on_note=lambda note: notes.append(cut(note)))
     return {
         "columns": [*rows.columns],
+        "numbers": [is_number(kind) for kind in rows.types],
         "rows": [[_cell(value) for value in row] for row in islice(rows, ROWS_SHOWN)],
         "count": len(rows),
         "notes": notes[:NOTES_SHOWN],

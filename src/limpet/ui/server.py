@@ -127,6 +127,10 @@ class OverviewFeed:
             self._refreshed_s, self._all_at_once = now_s, True
         self._wake.set()
 
+    def prefer(self, queue: str) -> None:
+        """Keep this queue up to date first: a page shows it."""
+        self._watch.prefer(queue)
+
     def now(self) -> bytes:
         """The overview as JSON.   Cost: that of what is due, and of `FleetHistory.look`."""
         return records.encode(self._facts(self._watch.look()))
@@ -316,7 +320,7 @@ class UiPart(ServicePart):
             "config": self._config,
             "overview": lambda _: Response(200, self.feed.now(), (JSON_TYPE,)),
             "events": self._events,
-            "queue/{queue}": lambda request: _json(facts.queue_facts(fleet, request.names[0])),
+            "queue/{queue}": self._queue,
             "queue/{queue}/task/{id}": lambda request: _json(facts.task_facts(fleet, *request.names)),
             "index/{index}": lambda request: _json(facts.index_facts(fleet, request.names[0])),
             "index/{index}/record/{key}": lambda request: _json(facts.record_facts(fleet, *request.names)),
@@ -375,6 +379,11 @@ class UiPart(ServicePart):
                 "store": has_store(self._fleet.url),
             }
         )
+
+    def _queue(self, request: Request) -> Response:
+        found = facts.queue_facts(self._fleet, request.names[0])
+        self.feed.prefer(request.names[0])
+        return _json(found)
 
     def _events(self, request: Request) -> Response:
         stream = None if request.method == "HEAD" else self.feed.listen()

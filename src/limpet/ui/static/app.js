@@ -46,7 +46,7 @@ function decode(part) {
 
 function open() {
   const [name, ...names] = route();
-  page?.close?.();
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.remove();
   page = ROUTES[name][0](state, ...names);
   document.title = [names[0], ROUTES[name][1], "Limpet"].filter(Boolean).join(" · ");
   $("main").replaceChildren(page.element);
@@ -83,6 +83,7 @@ function say(kind, text, more = "") {
 function told(overview) {
   state.overview = overview;
   lookedAt = Date.now();
+  $("live").title = `As of ${overview.at}`;
   page?.update?.(overview);
   navigate();
   tell();

@@ -94,7 +94,7 @@ export function figure(value, { least = false, bad = false, text = count } = {})
   return h("span", { class: kind, title }, text(value) + (least ? "+" : ""));
 }
 
-/** A line over 60 minutes, the oldest on the left; it begins where a value is known. */
+/** A line over 60 minutes, the oldest on the left; it is dotted where no value is known. */
 export function sparkline(values, label) {
   if (!values?.length) return h("span", { class: "faint" }, "–");
   const first = values.findIndex((value) => value !== null);
@@ -102,9 +102,10 @@ export function sparkline(values, label) {
   const top = Math.max(1, ...values);
   const points = values.map((value, at) => `${((at / (values.length - 1)) * 100).toFixed(2)},${(22 - ((value ?? 0) / top) * 20).toFixed(2)}`).slice(first);
   if (points.length === 1) points.unshift(points[0].replace(/^[^,]+/, "97"));
+  const unknown = first > 0 ? svg("path", { class: "unknown", d: `M0,22L${points[0].split(",")[0]},22` }) : null;
   const line = `M${points.join("L")}`;
   const attributes = { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label };
-  return svg("svg", attributes, svg("title", {}, label), svg("path", { class: "area", d: `${line}L100,23L${points[0].split(",")[0]},23Z` }), svg("path", { d: line }));
+  return svg("svg", attributes, svg("title", {}, label), unknown, svg("path", { class: "area", d: `${line}L100,23L${points[0].split(",")[0]},23Z` }), svg("path", { d: line }));
 }
 
 // ---- parts of a page ----

@@ -60,7 +60,7 @@ function sqlBox(state, index) {
     try {
       const found = await post(["sql"], { sql: query.value });
       answer.replaceChildren(
-        found.rows.length ? table("sql", found.columns.map((name) => [name, "mono nowrap"]), found.rows.map((row) => row.map((cell) => (cell === null ? h("span", { class: "faint" }, "null") : cell)))) : empty("No row."),
+        found.rows.length ? table("sql", found.columns.map((name, at) => [name, found.numbers[at] ? "mono num" : "mono nowrap"]), found.rows.map((row) => row.map((cell) => (cell === null ? h("span", { class: "faint" }, "null") : cell)))) : empty("No row."),
         h("p", { class: "pad muted" }, `${count(found.count)} ${found.count === 1 ? "row" : "rows"}${found.rows.length < found.count ? `, the first ${count(found.rows.length)} are shown` : ""}`),
         ...found.notes.map((note) => h("p", { class: "pad muted" }, note)));
     } catch (error) {

@@ -25,7 +25,7 @@ const clock = (at) => `${new Date(at).toISOString().slice(11, 16)} UTC`;
 
 /** Where the depth of the last hour comes from, in words. */
 export function depthSource(queue) {
-  const seen = `as this page's server has seen it since ${clock(queue.depth_since)}`;
+  const seen = `seen since ${clock(queue.depth_since)}`;
   return queue.depth_source === "events" ? `by events; ${seen}` : seen;
 }
 
@@ -99,7 +99,7 @@ function alerts(found) {
 
 function tiles(found) {
   const queues = found.queues;
-  const summed = (name) => queues.filter((each) => each[name]?.length).reduce((all, each) => each[name].map((value, at) => (value ?? 0) + (all[at] ?? 0)), []);
+  const summed = (name) => queues.filter((each) => each[name]?.length).reduce((all, each) => each[name].map((value, at) => (value === null ? (all[at] ?? null) : value + (all[at] ?? 0))), []);
   const [hour, depths] = [summed("minutes"), summed("depth")];
   const done = hour.reduce((all, each) => all + each, 0);
   const alive = found.workers?.workers.filter((each) => !each.gone);
@@ -121,12 +121,13 @@ function catalogPanel(found) {
   const catalog = found.catalog;
   if (found.trouble.catalog) return panel("Catalog", "", h("div", { class: "pad" }, problem(found.trouble.catalog)));
   if (!catalog?.version) return panel("Catalog", "", empty("No table was ever published here. ", h("code", {}, "limpet serve"), " serves a catalog."));
-  return panel("Catalog", [`version ${count(catalog.version)}`], table("catalog", [["Tables", "num"], ["Views", "num"], ["Namespaces", "num"], ["Last commit", ""], ["What", "wide"]],
+  return panel("Catalog", [`version ${count(catalog.version)}`], table("catalog", [["Tables", "num"], ["Views", "num phone-off"], ["Namespaces", "num phone-off"], ["Last commit", "nowrap"], ["What", "wide"]],
     [[link("#/catalog", count(catalog.tables)), figure(catalog.views), figure(catalog.namespaces), ago(catalog.at), [catalog.last.join(", ") || "a new leader", catalog.actor ? h("span", { class: "faint" }, ` by ${catalog.actor}`) : null]]]));
 }
 
+/** Locks that are held; ages are as of the reading, since a holder goes on renewing. */
 export function locksTable(locks) {
-  return table("locks", [["Lock", "name"], ["State", ""], ["Holder", "wide"], ["Token", "num"], ["Heartbeat", "num nowrap"], ["TTL", "num phone-off"]],
+  return table("locks", [["Lock", "name"], ["State", ""], ["Holder", "wide"], ["Token", "num phone-off"], ["Heartbeat", "num nowrap"], ["TTL", "num phone-off"]],
     locks.map((each) => [each.name, badge(each.state, { held: "good", overdue: "bad" }[each.state]), each.holder || h("span", { class: "zero" }, "–"), count(each.token), h("span", { title: each.heartbeat_at }, `${span(each.age_s)} old`), `${each.ttl_s} s`]));
 }
 
@@ -138,7 +139,7 @@ function locksPanel(found) {
 function workersPanel(found) {
   const workers = found.workers?.workers;
   if (!workers?.length) return null;
-  return panel("Workers", `${count(workers.filter((each) => !each.gone).length)} alive`, table("workers", [["Host", "name"], ["Process", "num"], ["Queues", "wide"], ["Threads", "num"], ["Version", "phone-off"], ["Since", "num nowrap"], ["State", ""]],
+  return panel("Workers", `${count(workers.filter((each) => !each.gone).length)} alive`, table("workers", [["Host", "name"], ["Process", "num phone-off"], ["Queues", "wide"], ["Threads", "num phone-off"], ["Version", "phone-off"], ["Since", "num nowrap"], ["State", ""]],
     workers.map((each) => [each.host, each.pid, each.queues.join(", "), figure(each.threads), each.version, ago(each.since), each.gone ? badge("gone", "bad") : badge("alive", "good")])));
 }
 

@@ -1,7 +1,7 @@
 // A queue: who works on what, what rests, what comes later, what failed and why; and what can be done about it.
 
 import { get, post } from "./api.js";
-import { ago, badge, confirm, count, empty, facts, figure, h, link, moment, panel, problem, rate, reader, refill, short, span, table, tile, toast } from "./dom.js";
+import { ago, badge, confirm, count, empty, facts, figure, h, link, moment, panel, path, problem, rate, reader, refill, short, span, table, tile, toast } from "./dom.js";
 import { depth, depthSource, finished, oldest, queuesPanel } from "./overview.js";
 
 export function queuesPage() {
@@ -14,7 +14,7 @@ const STATES = { held: "good", overdue: "bad", rests: "warn", completed: "good",
 
 function progress(entry) {
   if (entry.tasks < 2) return h("span", { class: "zero" }, "–");
-  return [h("span", { class: "bar" }, h("i", { "width%": (entry.done / entry.tasks) * 100 })), `${count(entry.done)} of ${count(entry.tasks)}`];
+  return [h("span", { class: "bar" }, h("i", { "width%": (entry.done / entry.tasks) * 100 })), h("span", { class: "nowrap" }, `${count(entry.done)} of ${count(entry.tasks)}`)];
 }
 
 // ---- one task ----
@@ -22,6 +22,8 @@ function progress(entry) {
 async function showTask(queue, id, writes, changed) {
   const body = h("div", { class: "content" }, empty("Reading the task…"));
   const dialog = reader(id, body);
+  history.replaceState(null, "", path("queue", queue, id)); // a link to this task
+  dialog.addEventListener("close", () => history.replaceState(null, "", path("queue", queue)));
   let found;
   try {
     found = await get("queue", queue, "task", id);
@@ -34,7 +36,7 @@ async function showTask(queue, id, writes, changed) {
   const buttons = [];
   if (writes && found.state === "failed") buttons.push(act("Retry this task?", `${found.id} is pushed to ${queue} again, with fresh attempts and a new id.`, "Retry", "retry", false));
   if (writes && !ended && !found.batch) buttons.push(act("Cancel it?", `${found.id} is taken out of ${queue}. A handler that runs already is not stopped; if it succeeds, that counts.`, "Cancel the task", "cancel", true));
-  const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, `${moment(each.at)}, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
+  const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap phone-off" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, `${moment(each.at)}, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
   if (attempts.length) attempts.at(-1).open = true;
   refill(body,
     facts(["State", badge(found.state, STATES[found.state])], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], ["Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
@@ -47,7 +49,7 @@ async function showTask(queue, id, writes, changed) {
 
 // ---- the page ----
 
-export function queuePage(state, queue) {
+export function queuePage(state, queue, task) {
   const element = h("div", {}, empty("Reading the queue…"));
   const writes = Boolean(state.config?.writes);
   let details = null;
@@ -114,8 +116,8 @@ export function queuePage(state, queue) {
     const waits = rows.filter((each) => !work.includes(each) && !rests.includes(each));
     const more = details.pending_more ? "of the first 100 entries" : "";
     return [
-      panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", "nowrap"], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", ""]], work.map((each) => [opens(each.id), each.worker ?? "–", progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", badge(each.state, STATES[each.state])])) : empty("No worker holds a task.")),
-      rests.length ? panel("Resting before the next attempt", more, table("rests", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num"], ["Progress", "nowrap"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
+      panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", ""], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", "phone-off"]], work.map((each) => [opens(each.id), [each.worker ?? "–", each.state === "held" ? null : h("span", { class: "phone-only" }, " ", badge(each.state, STATES[each.state]))], progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", badge(each.state, STATES[each.state])])) : empty("No worker holds a task.")),
+      rests.length ? panel("Resting before the next attempt", more, table("rests", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num phone-off"], ["Progress", "phone-off"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
       panel("Waiting", more, waits.length ? table("waits", [["Task", "id"], ["Pushed", "num nowrap"], ["Tasks", "num"], ["Attempt", "num phone-off"], ["State", ""]], waits.slice(0, 25).map((each) => [opens(each.id), `${span(each.age_s)} ago`, count(each.tasks), figure(each.attempt), badge(each.state, STATES[each.state])])) : empty("Nothing waits."), waits.length > 25 ? h("p", { class: "empty" }, `and ${count(waits.length - 25)} more${details.pending_more ? ", at least" : ""}`) : null),
       details.scheduled.length ? panel("Scheduled", details.scheduled_more ? "the first 100" : "", table("scheduled", [["Task", "id"], ["Due", "num nowrap"], ["At", "nowrap phone-off"]], details.scheduled.slice(0, 25).map((each) => [opens(each.id), each.due_in_s > 0 ? `in ${span(each.due_in_s)}` : "now", moment(each.due_at)]))) : null,
     ];
@@ -145,6 +147,7 @@ export function queuePage(state, queue) {
   }
 
   reload();
+  if (task) queueMicrotask(() => showTask(queue, task, writes, reload));
   return {
     element,
     reload,

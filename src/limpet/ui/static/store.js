@@ -1,7 +1,7 @@
 // The store: how fast it answers, and what was asked of it.
 
 import { get } from "./api.js";
-import { bytes, count, dollars, empty, facts, h, panel, problem, refill, tile } from "./dom.js";
+import { bytes, count, dollars, empty, facts, h, moment, panel, problem, refill, tile } from "./dom.js";
 
 function verbs(requests, title) {
   const rows = Object.entries(requests).sort(([, a], [, b]) => b - a);
@@ -24,11 +24,11 @@ export function storePage(state) {
       found ? h("div", { class: "tiles" },
         tile("A GET takes", `${found.get_ms[1]} ms`, { sub: `${found.get_ms[0]} to ${found.get_ms[2]} ms, of 3` }),
         tile("Asked by this dashboard", count(bill?.own.requests), { sub: `${dollars(bill?.own.dollars)}, ${price}` }),
-        tile("Requests of the work so far", `${count(bill?.work.requests)}${bill?.at_least ? "+" : ""}`, { sub: `${dollars(bill?.work.dollars)}, ${price}` }),
+        tile("Asked by the work so far", `${count(bill?.work.requests)}${bill?.at_least ? "+" : ""}`, { sub: `${dollars(bill?.work.dollars)}, ${price}` }),
         tile("A month at this rate", dollars(bill?.month_dollars), { sub: "if every hour is as the last one" })) : null,
       h("div", { class: "grid" },
         panel("Requests of this dashboard, by verb", "since it was started", verbs(bill?.own_requests ?? {}, "")),
-        found ? panel("What is recorded", "limpet.json", h("div", { class: "pad" }, facts(["URL", h("span", { class: "mono" }, found.url)], ["Formats", Object.entries(found.formats).map(([room, n]) => `${room} ${n}`).join(", ")], ["Features", found.features.join(", ") || "none"], ["Conditional writes", found.conditional ? "yes, as probed" : "no"], ["Probed", found.probed_at], ["Bytes read", bytes(found.read_bytes)], ["Bytes written", bytes(found.written_bytes)]))) : null),
+        found ? panel("What is recorded", "limpet.json", h("div", { class: "pad" }, facts(["URL", h("span", { class: "mono" }, found.url)], ["Formats", Object.entries(found.formats).map(([room, n]) => `${room} ${n}`).join(", ")], ["Features", found.features.join(", ") || "none"], ["Conditional writes", found.conditional ? "yes, as probed" : "no"], ["Probed", moment(found.probed_at)], ["Bytes read", bytes(found.read_bytes)], ["Bytes written", bytes(found.written_bytes)]))) : null),
       h("p", { class: "muted" }, "The work so far is the least that the receipts in the store stand for: heartbeats, lost claims and idle workers are not in it. ", h("code", {}, "limpet queue cost"), " says more."));
   }
   async function reload() {
