@@ -11,7 +11,7 @@ import typer
 
 import limpet
 from limpet import cli
-from limpet.cli import EXIT_FAILED, clean, console, group, lines, many, print_json, say, size_text, table
+from limpet.cli import EXIT_FAILED, answer, clean, console, group, lines, many, print_json, say, size_text, table
 from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
 from limpet.errors import Invalid, Unsupported
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from limpet.catalog.history import PastCatalog
     from limpet.catalog.records import CommitRecord, Row
     from limpet.events.fold import Executions
+    from limpet.service.client import ServiceWriter
 
 URL_VARIABLES = ["LIMPET_STORAGE_URL", "LIMPET_URL"]
 KINDS = {"n": "namespace", "t": "table", "v": "view"}
@@ -86,6 +87,13 @@ def identifier(text: str, separator: str) -> tuple[list[str], str]:
             f"{text!r} is no table: it has no namespace", hint="write namespace.name; --separator / joins with slashes"
         )
     return namespace, name
+
+
+def writer_of(service: str | None) -> ServiceWriter | None:
+    """What commits through the `limpet serve` at a URL; None without one."""
+    from limpet.service.client import ServiceWriter
+
+    return None if service is None else ServiceWriter(service)
 
 
 def log(
@@ -290,10 +298,8 @@ def undrop(
         location = _ask(service, namespace, name)
     else:
         location = _lead_and_undrop(fleet_of(url), namespace, name, wait)
-    if json:
-        print_json({"namespace": namespace, "name": name, "metadata_location": location})
-    else:
-        say(f"{table!r} is back, with {location}")
+    facts = {"namespace": namespace, "name": name, "metadata_location": location}
+    answer(facts, f"{table!r} is back, with {location}", json=json)
 
 
 def _lead_and_undrop(fleet: Fleet, namespace: list[str], name: str, wait_s: float) -> str:
@@ -445,12 +451,7 @@ SHOWN_MAX = 20
 
 def _maintenance(table: str, separator: str, url: str | None, service: str | None, wait_s: float) -> TableMaintenance:
     namespace, name = identifier(table, separator)
-    through = None
-    if service is not None:
-        from limpet.service.client import ServiceWriter
-
-        through = ServiceWriter(service)
-    return fleet_of(url).maintain(namespace, name, through=through, wait_s=wait_s)
+    return fleet_of(url).maintain(namespace, name, through=writer_of(service), wait_s=wait_s)
 
 
 def expire(

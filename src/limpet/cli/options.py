@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from limpet.cli import COMPLETE, EXIT_FAILED
 from limpet.errors import Invalid, Missing
+
+if TYPE_CHECKING:
+    from limpet.worker.signals import SignalPipe
 
 STDIN = "-"
 ENV_URL = "LIMPET_URL"
@@ -85,6 +90,35 @@ def refuse_path(name: str, kind: str, find: Callable[[], object]) -> None:
             f"{name!r} is a path, and not a name for a new {kind}",
             hint=f"give the {kind} a name of letters and digits; --url says where the fleet is",
         ) from None
+
+
+class SignalFlag:
+    """A flag that a signal raises, or `set`. SIGUSR1 calls `on_usr1` instead."""
+
+    def __init__(self, signals: SignalPipe) -> None:
+        self.on_usr1: Callable[[], object] = lambda: None
+        self._signals = signals
+        self._up = False
+
+    def set(self) -> None:
+        """Raise the flag, and wake the thread that waits for it."""
+        self._up = True
+        self._signals.wake()
+
+    def is_set(self) -> bool:
+        """Whether it is raised: it stays so."""
+        for number in self._signals.read():
+            if number == signal.SIGUSR1:
+                self.on_usr1()
+            else:
+                self._up = True
+        return self._up
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a signal comes, for so many seconds at most; whether the flag is raised."""
+        if not self.is_set():
+            select.select([self._signals.fd], [], [], timeout)
+        return self.is_set()
 
 
 @contextmanager

@@ -11,9 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import limpet
-from limpet.cli import EXIT_FAILED, ago, clean, console, many, print_json, requests_text, say, show, size_text, table
-from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of
-from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s
+from limpet.cli import (
+    EXIT_FAILED,
+    ago,
+    answer,
+    clean,
+    console,
+    many,
+    print_json,
+    requests_text,
+    say,
+    show,
+    size_text,
+    table,
+)
+from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of, opened
+from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, duration_s
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import IndexKeys
 
@@ -23,7 +36,6 @@ if TYPE_CHECKING:
     from limpet.index.maintain.import_existing import AdoptReport
     from limpet.index.maintain.verify import VerifyReport
     from limpet.publish import Published
-    from limpet.worker.signals import SignalPipe
 
 
 IDLE_MAX = 8
@@ -118,26 +130,6 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
     show(requests_text(requests, " here, without those of the workers" if spread else ""))
 
 
-class _StopRequest:
-    """Whether a signal has asked to stop; once it has, it stays so."""
-
-    def __init__(self, signals: SignalPipe) -> None:
-        self._signals = signals
-        self._up = False
-
-    def __call__(self) -> bool:
-        self._up = self._up or bool(self._signals.read())
-        return self._up
-
-    def wait(self, seconds: float) -> bool:
-        """Wait so long, or until a signal comes; whether one did."""
-        import select
-
-        if not self():
-            select.select([self._signals.fd], [], [], seconds)
-        return self()
-
-
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
     """Compile until a signal comes. An unavailable store or a bad shard is reported, and tried again."""
     from limpet.runtime import system
@@ -146,14 +138,14 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
     runtime = system()
     pause_s = every_s
     with SignalPipe.catching(STOP_SIGNALS) as signals:
-        stop = _StopRequest(signals)
-        while not stop():
+        stop = SignalFlag(signals)
+        while not stop.is_set():
             busy = False
             try:
                 for name in names or fleet.indexes():
                     began_s = runtime.elapsed_s()
                     try:
-                        report = fleet.index(name).compile(place.executor, full=full, stop=stop)
+                        report = fleet.index(name).compile(place.executor, full=full, stop=stop.is_set)
                     except (Corrupt, Unavailable, OutcomeUnknown) as error:
                         _print_run({"index": name, "error": str(error), "hint": error.hint}, json=json)
                         continue
@@ -262,16 +254,12 @@ def _publish(
     wait_s: float,
 ) -> Published:
     from limpet.catalog import NotLeader
+    from limpet.cli.catalog import writer_of
 
-    through = None
-    if service is not None:
-        from limpet.service.client import ServiceWriter
-
-        through = ServiceWriter(service)
     try:
-        return fleet.publish_index(index, table, compile=compile, through=through, wait_s=wait_s)
+        return fleet.publish_index(index, table, compile=compile, through=writer_of(service), wait_s=wait_s)
     except NotLeader as error:
-        if through is not None:
+        if service is not None:
             raise
         raise NotLeader(str(error), hint="commit through it: --catalog http://HOST:PORT") from None
 
@@ -324,11 +312,9 @@ def verify(
     Exit codes: 0 nothing is wrong, or all was repaired; 1 something is wrong, or there is no such index; 2 wrong
       usage; 75 another repair, reshard or purge is running.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False, read_only=not (repair or accept_loss)).check(), name)
+    index = opened(url, name, read_only=not (repair or accept_loss))
     with console(stderr=True).status(f"reading {name!r}"):
-        report = handle.verify(repair=repair, accept_loss=accept_loss)
+        report = index.verify(repair=repair, accept_loss=accept_loss)
     if json:
         facts = ("ok", "shards", "records", "tombstones", "waiting", "read_bytes")
         print_json(
@@ -451,20 +437,16 @@ def reshard(
     Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 wrong
       usage; 75 another repair, reshard or purge is running.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False).check(), name)
+    handle = opened(url, name)
     with console(stderr=True).status(f"resharding {name!r}"):
         report = handle.reshard(depth, quiesced=quiesced)
-    if json:
-        print_json({"index": name, **asdict(report)})
-    elif report.before == depth:
-        say(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
-    else:
-        say(
+    text = f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed"
+    if report.before != depth:
+        text = (
             f"{name!r} has {many(report.shards, 'shard')} of depth {depth} now (it was {report.before}), with "
             f"{many(report.records, 'record')}, tombstones included"
         )
+    answer({"index": name, **asdict(report)}, text, json=json)
 
 
 def purge(
@@ -489,14 +471,9 @@ def purge(
     Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 wrong
       usage; 75 another repair, reshard or purge is running.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False).check(), name)
+    handle = opened(url, name)
     with console(stderr=True).status(f"purging {name!r}"):
         report = handle.purge(quiesced=quiesced, older_than_s=older_than)
-    if json:
-        print_json({"index": name, **asdict(report)})
-    else:
-        kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
-        shards = many(report.shards, "shard")
-        say(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")
+    kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
+    text = f"{many(report.dropped, 'tombstone')} dropped from {many(report.shards, 'shard')} of {name!r}{kept}"
+    answer({"index": name, **asdict(report)}, text, json=json)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import limpet
 from limpet.cli import EXIT_FAILED, say
 from limpet.errors import Invalid, Unavailable, Unsupported
 
 if TYPE_CHECKING:
+    from limpet.index import Index
     from limpet.index.codec.lines import Field, Schema
     from limpet.index.reader import DamagedShard, OnDamage
 
@@ -58,6 +60,13 @@ def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
         say(f"limpet: {shards} left out: the output is incomplete", err=True)
         say("hint: restore them from a backup, or `limpet index verify --accept-loss`", err=True)
         raise typer.Exit(EXIT_FAILED)
+
+
+def opened(url: str | None, name: str, *, read_only: bool = False) -> Index[dict[str, Any]]:
+    """An index that exists.   Raises: Missing."""
+    from limpet.app.indexes import demand_index
+
+    return demand_index(limpet.open(url, create=False, read_only=read_only).check(), name)
 
 
 def key_of(schema: Schema, text: str) -> str | int:
