@@ -124,7 +124,7 @@ INDEX_BUGS = [
         ),
     ),
     _bug(
-        "a compiler deletes whatever is below the prefix",
+        "a compiler deletes everything below the prefix",
         "F18",
         0,
         (

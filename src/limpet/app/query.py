@@ -123,8 +123,8 @@ def fleet_sql(
 ) -> Rows:
     """Answer one SELECT over the whole fleet (see the module for the tables).
 
-    Each table is as of some moment after the query began. `on_note` is told what was left out: of a queue at most
-    20,000 objects of a folder are read unless `full` is given, and objects that cannot be read are left out.
+    Each table is as of some moment after the query began. `on_note` is called with what was left out: of a queue at
+    most 20,000 objects of a folder are read unless `full` is given, and objects that cannot be read are left out.
     `timeout_s`: how long DuckDB may compute; reading from the store does not count.
     Raises: Invalid for a query that is wrong, or is no SELECT, or names what is not there; Unavailable after
     `timeout_s`; Corrupt; Unsupported without the extra `sql`, for tables without `catalog`, and on SQS.

@@ -432,7 +432,7 @@ def progress_bar(description: str, *, total: int | None, quiet: bool = False) ->
 
 
 def size_text(size: float) -> str:
-    """A number of bytes, as people say it."""
+    """A number of bytes, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -447,7 +447,7 @@ def requests_text(requests: dict[str, int], where: str = "") -> str:
 
 
 def ago(seconds: float) -> str:
-    """A span of time, as people say it."""
+    """A span of time, for people."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 7200:

@@ -84,7 +84,8 @@ def identifier(text: str, separator: str) -> tuple[list[str], str]:
     *namespace, name = text.split(separator) if separator else [text]
     if not namespace or not name or not all(namespace):
         raise Invalid(
-            f"{text!r} is no table: it has no namespace", hint="write namespace.name; --separator / joins with slashes"
+            f"{text!r} is not a table: it has no namespace",
+            hint="write namespace.name; --separator / joins with slashes",
         )
     return namespace, name
 
@@ -375,7 +376,7 @@ def gc(
 
 
 def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
-    """List what lies in quarantine, and why. Changes nothing.
+    """List the batches of events in quarantine, and why they are there. Changes nothing.
 
     Example:
     $ limpet catalog quarantine ls -u s3://acme/prod
@@ -390,7 +391,7 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
         print_json(found)
         return
     if not found:
-        say("nothing lies in quarantine")
+        say("the quarantine is empty")
         return
     listed = table("id", "written", "bytes", "reason", right=["bytes"])
     for reason in found:

@@ -156,13 +156,13 @@ def _demand_known(path: str, where: str, given: Mapping[str, Any], known: Collec
 
 def _table(path: str, where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise Invalid(f"{path}: {where} is no table", hint=f"write [{where}], and name = value below it")
+        raise Invalid(f"{path}: {where} is not a table", hint=f"write [{where}], and name = value below it")
     return value
 
 
 def _text(path: str, where: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise Invalid(f"{path}: {where} is no text", hint='write it in quotes: "..."')
+        raise Invalid(f"{path}: {where} is not a text", hint='write it in quotes: "..."')
     return value
 
 

@@ -43,7 +43,7 @@ def duration_s(text: str) -> float:
     """`90s`, `15m`, `1h` or `2d` in seconds. Nothing else is a duration: a bare number could be anything."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration; write a whole number and a unit, {DELAY_HELP}")
+        raise typer.BadParameter(f"{text!r} is not a duration; write a whole number and a unit, {DELAY_HELP}")
     return int(found[1]) * _SECONDS[found[2]]
 
 
@@ -132,7 +132,7 @@ def until_reader_leaves() -> Iterator[None]:
 
 
 class Shell(StrEnum):
-    """A shell that can be told how to complete."""
+    """A shell with completion."""
 
     bash = "bash"
     zsh = "zsh"

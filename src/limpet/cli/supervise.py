@@ -126,7 +126,7 @@ def _shown(event: SyncEvent) -> tuple[dict[str, Any], list[str]]:
             fields = asdict(cycle)
             lines = [f"{cycle.direction:<5} {_counts(cycle)}", *map(_collision, cycle.collisions)]
             # Names may come from another program: `printable` keeps control characters from the terminal.
-            lines += [f"bad   {printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]
+            lines += [f"bad   {printable(name)} cannot be read; the rest is synced" for name in cycle.unreadable]
             return {"event": fields.pop("direction"), **fields}, lines
 
 

@@ -253,7 +253,7 @@ def _run(
 
 @contextmanager
 def _watching(wanted: bool) -> Iterator[int | None]:
-    """The pipe that tells when a source file below the current directory has changed; None if that is not wanted."""
+    """The pipe that gets a byte when a source file below the current directory changes; None if that is not wanted."""
     if not wanted:
         yield None
         return

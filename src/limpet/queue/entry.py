@@ -480,10 +480,10 @@ class Storage:
         return {part[1] for stat in names if (part := batch_of(name_of_receipt(stat.key)))}
 
     def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
-        """Put a receipt there unless one stands there already; the one that stands.
+        """Put the receipt unless there is one already. Returns the one that is stored.
 
-        One that stands there and cannot be read ends the name all the same: then ours is the answer.
-        Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if one stands there.
+        An existing one that cannot be read ends the name all the same: then ours is returned.
+        Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if there is one.
         """
         self.journal.ended(entry, batch, key, receipt)
         try:

@@ -384,7 +384,7 @@ class IndexUser(Actor):
         """Some records, and one that never was."""
         names = sorted({self.name() for _ in range(1 + int(self.chance() * 5))})
         floors = self.model.begins(names)
-        found: dict[Any, Any] = self.index.get_many([*names, "nobody"])
+        found: dict[Any, Any] = self.index.get_many([*names, "never written"])
         if not found.keys() <= {*names}:
             raise Violation(f"get_many of {names} found {found}")
         self.model.ends(self.process.name, floors, found)

@@ -271,7 +271,7 @@ def _range_read(context: DoctorContext) -> str:
     for start, stop in ((0, 1), (10, 300), (1000, 5000)):
         blob = context.store.get(key, range=(start, stop), if_match=version)
         _expect(blob.data == body[start:stop], f"the range {start}..{stop} gives other bytes")
-        _expect((blob.size, blob.version) == (len(body), version), "a range read tells a wrong size or version")
+        _expect((blob.size, blob.version) == (len(body), version), "a range read has a wrong size or version")
     return "right bytes, size and version"
 
 
@@ -305,7 +305,7 @@ def _put_all(context: DoctorContext, bodies: dict[Key, bytes]) -> None:
 def _large_object(context: DoctorContext) -> str:
     key, body = context.key("large", "one"), context.runtime.rng.randbytes(LARGE_BYTES)
     context.store.put(key, body)
-    _expect(context.store.head(key).size == len(body), "a HEAD tells a wrong size")
+    _expect(context.store.head(key).size == len(body), "a HEAD has a wrong size")
     _expect(context.store.get(key, size_max=LARGE_BYTES).data == body, "other bytes came back")
     return f"{LARGE_BYTES >> 20} MiB written and read back"
 

@@ -43,7 +43,7 @@ _NAMED_BY_USERS = ("indexes/*/inbox/", "queues/*/parts/", "queues/*/pending/")  
 _GCP_ROLES: dict[str, Json] = {
     "limpetRead": {
         "title": "Limpet: read",
-        "description": "Get objects, list them, and be told that one is missing.",
+        "description": "Get objects, list them, and learn that one is missing.",
         "stage": "GA",
         "includedPermissions": ["storage.objects.get", "storage.objects.list"],
     },

@@ -126,7 +126,7 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
     for name, report in reports.items():
         if report.strays:
             said = f"{name}: {many(report.strays, 'folder')} of another depth"
-            show(f"[yellow]{clean(said)}[/yellow]; `limpet index verify` tells more")
+            show(f"[yellow]{clean(said)}[/yellow]; see `limpet index verify`")
     show(requests_text(requests, " here, without those of the workers" if spread else ""))
 
 

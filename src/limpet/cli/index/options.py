@@ -46,7 +46,7 @@ EngineOption = Annotated[
 
 @contextmanager
 def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
-    """What to hand to a reader. If shards were left out, the command ends with exit code 1 when all else is done."""
+    """The callback for a reader. If shards were left out, the command ends with exit code 1 when all else is done."""
     count = 0
 
     def report(left_out: DamagedShard) -> None:
@@ -94,7 +94,7 @@ def field_of(text: str, *, always_optional: bool = False) -> Field:
             return Field(name, known, required=not always_optional and not typed.endswith("?"))
     why = f"there is no type {kind!r}" if name and colon else "it has no type"
     raise Invalid(
-        f"{text!r} is no column: {why}",
+        f"{text!r} is not a column: {why}",
         hint=f"write name:type, or name:type? if it may be null; the types are {', '.join(KINDS)}",
     )
 
