@@ -34,8 +34,7 @@ from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
 from limpet.sim.bucket import Bucket, BucketChange, SimStore
-from limpet.sim.directory import ROOT, MachineActors, StillFiles
-from limpet.sim.disk import SimFiles
+from limpet.sim.directory import ROOT, MachineActors, SimFiles, StillFiles
 from limpet.sim.world import EPOCH, SimProcess, SimRuntime, Violation, World
 from limpet.store import DirectoryStore
 from limpet.store.api import Always, Store, Version, When
