@@ -20,7 +20,7 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Versioned, Won, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.errors import Corrupt, Invalid, LimpetError, Unsupported
 from limpet.keys import Key, QueueKeys, batch_of, count_of, is_minted, name_of_receipt
 from limpet.lease import LeaseRecord
 from limpet.queue.api import Notice
@@ -546,11 +546,7 @@ class Storage:
 
     def exists(self, key: Key) -> bool:
         """Whether there is such an object.   Cost: 1 HEAD."""
-        try:
-            self.store.head(key)
-        except Missing:
-            return False
-        return True
+        return self.store.exists(key)
 
 
 def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:

@@ -636,7 +636,7 @@ class DirectoryActor(CellActor):
         except Missing:
             self.store.delete(lease)
             return
-        if (token > 1 and self.exists(receipt)) or self.world.now_s - sent_s > entries.ttl_s:
+        if (token > 1 and self.store.exists(receipt)) or self.world.now_s - sent_s > entries.ttl_s:
             return
         entries.start(name, token)
         try:
@@ -662,11 +662,3 @@ class DirectoryActor(CellActor):
         except Conflict:
             return None
         return token, sent_s
-
-    def exists(self, key: Key) -> bool:
-        """Whether there is such an object."""
-        try:
-            self.store.head(key)
-        except Missing:
-            return False
-        return True
