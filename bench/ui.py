@@ -124,12 +124,15 @@ def _visible_s(url: str) -> float | None:
 def _measure(name: str, fleet_of: Any) -> None:
     """Serve the fleet afresh for each run: the server has read nothing before."""
     opened = []
+    cpu_s = 0.0
     spent: dict[str, int] = {}
     for run in range(RUNS):
         fleet: Fleet = fleet_of()
         before = fleet.meter.snapshot()
         server = DashboardServer(fleet)
+        began_s = time.process_time()
         opened.append(_opened_s(server.url))
+        cpu_s = time.process_time() - began_s
         spent = dict((fleet.meter.snapshot() - before).requests)
         seen_s = None
         if run == RUNS - 1:
@@ -138,9 +141,8 @@ def _measure(name: str, fleet_of: Any) -> None:
             seen_s = _visible_s(server.url)
         server.close()
     opened.sort()
-    print(
-        f"{name}: {opened[len(opened) // 2]:.2f} s (of {RUNS}: {opened[0]:.2f} to {opened[-1]:.2f}), requests {spent}"
-    )
+    middle_s = opened[len(opened) // 2]
+    print(f"{name}: {middle_s:.2f} s (of {RUNS}: {opened[0]:.2f} to {opened[-1]:.2f}), CPU {cpu_s:.2f} s, {spent}")
     if seen_s is not None:
         print(f"{name}: visible in Chromium after {seen_s:.2f} s")
 
