@@ -131,6 +131,16 @@ def until_reader_leaves() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
+ZSH_REGISTERS = "compdef _limpet_completion limpet"
+ZSH_COMPLETES = f"""\
+if [[ $funcstack[1] == _limpet ]]; then
+  _limpet_completion "$@"
+else
+  {ZSH_REGISTERS}
+fi"""
+"""zsh runs a file of fpath for the first completion: it must complete, and not only say how."""
+
+
 class Shell(StrEnum):
     """A shell with completion."""
 
@@ -151,4 +161,5 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", h
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-    typer.echo(get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value))
+    script = get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value)
+    typer.echo(script.replace(ZSH_REGISTERS, ZSH_COMPLETES) if shell is Shell.zsh else script)
