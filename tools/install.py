@@ -55,6 +55,8 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
         Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
         Package("chromium", "chromium", "the dashboard in a browser (tests/browser)"),
         Package("tmux", "tmux", "limpet top, in a terminal"),
+        Package("zsh", "zsh", "completion in zsh"),
+        Package("fish", "fish", "completion in fish"),
     ),
     "test-full": (
         Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
