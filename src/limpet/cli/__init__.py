@@ -176,12 +176,11 @@ def build(only: str | None = None) -> typer.Typer:
     for name, place in COMMANDS.items():
         if only in (None, name):
             module, _, attribute = place.partition(":")
-            found = import_module(module)
-            _add(app, getattr(found, attribute), getattr(found, "EPILOG", None))
+            _add(app, getattr(import_module(module), attribute))
     return app
 
 
-def _add(app: typer.Typer, found: Any, epilog: str | None = None) -> None:
+def _add(app: typer.Typer, found: Any) -> None:
     """Add a group, or a function: it has the command's name, with a `_` behind a keyword of Python.
 
     Its docstring is the help; from the first `Example` on, it is the epilog: an indented line continues the one above.
@@ -195,7 +194,7 @@ def _add(app: typer.Typer, found: Any, epilog: str | None = None) -> None:
         return
     said, _, more = cleandoc(found.__doc__).partition("\n\nExample")
     examples = lines(*f"Example{more}".replace("\n  ", " ").split("\n"))
-    app.command(found.__name__.rstrip("_"), help=said, epilog=epilog or examples)(found)
+    app.command(found.__name__.rstrip("_"), help=said, epilog=examples)(found)
 
 
 def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
