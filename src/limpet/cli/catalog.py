@@ -91,7 +91,7 @@ def identifier(text: str, separator: str) -> tuple[list[str], str]:
 
 
 def writer_of(service: str | None) -> ServiceWriter | None:
-    """What commits through the `limpet serve` at a URL; None without one."""
+    """A writer that commits through the `limpet serve` at a URL; None without one."""
     from limpet.service.client import ServiceWriter
 
     return None if service is None else ServiceWriter(service)

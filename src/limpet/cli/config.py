@@ -35,7 +35,7 @@ BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredCommand:
-    """What a limpet.toml says about one command line: its words, and the defaults of options by command."""
+    """A command line after limpet.toml was applied: its words, and the defaults of options by command."""
 
     words: Sequence[str]
     defaults: Mapping[str, Any] = field(default_factory=dict)

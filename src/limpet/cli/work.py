@@ -270,7 +270,7 @@ def _watching(wanted: bool) -> Iterator[int | None]:
 
 @contextmanager
 def _measuring(port: str | None, url: str | None) -> Iterator[Callable[[Message, TaskCounts], None]]:
-    """What takes the messages of the worker processes, and shows them to Prometheus while the block lasts."""
+    """A function that takes the messages of worker processes; they are served to Prometheus while the block lasts."""
     if port is None:
         yield lambda message, counts: None
         return
@@ -372,7 +372,7 @@ class _RunCounts:
 
 
 class ProgressTable:
-    """What each queue and each worker process has done, from the events of tasks."""
+    """Counts by queue and by worker process, from the events of tasks."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -158,7 +158,7 @@ class QueryTimeLimit:
 
     @contextmanager
     def computing(self, session: Any) -> Iterator[None]:
-        """What is done in this context counts."""
+        """Count the time of this block."""
         if self._timeout_s is None:
             yield
             return

@@ -108,7 +108,7 @@ _HINT = "write processes=4, threads=4, or dask=tcp://HOST:PORT"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where work is done: by an executor, or without one in this process; `workers` is how many jobs run at once."""
+    """An executor, or None for this process; `workers`: the number of jobs that run concurrently."""
 
     executor: Executor | None
     workers: int = 1
@@ -116,7 +116,7 @@ class Engine:
 
 @contextmanager
 def engine_of(text: str | None, url: str) -> Iterator[Engine]:
-    """What `--engine` names, for a fleet at `url`, while the block lasts.
+    """The engine that `--engine` names, for a fleet at `url`, while the block lasts.
 
     Raises: Invalid; Unsupported without the package; Unavailable for a cluster, or a worker of it, that is not there.
     """
