@@ -38,7 +38,7 @@ from limpet.catalog.maintain.decide import (
     rewrite_groups,
 )
 from limpet.catalog.state import NoSuchNamespace, NoSuchTable, check_name, check_namespace, shown
-from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
+from limpet.catalog.warehouse import WAREHOUSE, file_bytes_max
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable, Unsupported
 from limpet.keys import Key
 from limpet.store.api import Absent
@@ -49,7 +49,6 @@ BACKOFF_S = 0.1
 ID_BITS = 62
 TARGET_BYTES = 64 << 20
 TARGET_BYTES_MAX = 1 << 30
-DATA_BYTES_MAX = 1 << 30
 MIN_FILES = 5
 GROUPS_AT_ONCE = 16
 """Groups of files that one commit replaces: a large table is compacted in several commits."""
@@ -412,9 +411,7 @@ class TableMaintenance(TableChange):
     def _fetch(self, url: str) -> bytes:
         """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
         try:
-            return self._warehouse.data(
-                self._warehouse.path_of(url, "file"), size_max=max(DATA_BYTES_MAX, METADATA_BYTES_MAX)
-            )
+            return self._warehouse.data(self._warehouse.path_of(url, "file"), size_max=file_bytes_max(url))
         except Invalid as error:
             raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
 
