@@ -80,6 +80,7 @@ def tail(
 
     wanted, runtime = _filter(queue, outcome, task), system()
     seen = {event.id for event in _recent(url, TAIL_MAX, wanted).events}
+    say(f"runs from now on, looked for every {EVERY_S:.0f} s; Ctrl-C ends it", err=True)
     while True:
         runtime.sleep(EVERY_S)
         for event in reversed(_recent(url, TAIL_MAX, wanted).events):

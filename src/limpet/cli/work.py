@@ -508,4 +508,5 @@ class Log:
         if self._console.is_terminal:
             self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{text}\n")  # in one write: what handlers print must not come in between
+            sys.stderr.flush()
