@@ -490,7 +490,7 @@ STANDARD = frozenset(
     disconnected discovery disk document done draft dropped edge empty ended engine error executions exists exported
     fail failed failure fenced field file filter finding flag flaw fold folder form forward found function gathered
     gauge go grant granted group handle header held histogram history hook import index indexed inode input inspected
-    inspection internal invalid io job json jsonl killed latency layout ledger level limiter limits link list listed
+    inspection internal invalid io job json jsonl killed kind latency layout ledger level limiter limits link list listed
     load loaded log loop lost machine manifest map mark match member merged message metadata metrics missing model
     modified move mutex name namespace newer note notice operation order output parquet peeked permits pin pinned pipe
     place plan planned policy prepared process progress protocol publication publish published publisher pull purge push
