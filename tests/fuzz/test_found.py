@@ -17,6 +17,8 @@ FOUND: list[tuple[str, str, Consumer]] = [
     ("events-state", "fields='[[[[[[[[[[[['", kinds.fold_events),
     ("events-state", "at='\\x1b]0;owned\\x07'", kinds.show_events),
     ("events-state", "at=''", kinds.show_events),
+    ("batch", "#3=deep", kinds.query_queue),
+    ("receipt-batch", "$.results.0.n=digits4400", kinds.query_queue),
     ("table-manifest", HUGE, kinds.maintain_tables),
     ("table-manifest-list", HUGE, kinds.query_tables),
 ]

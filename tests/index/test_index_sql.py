@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -781,6 +782,8 @@ VALUES: Sequence[tuple[str, Any]] = [
     ("map {'a': 1::hugeint}", {"a": 1}),
     ("'null'::json", None),
     ("null", None),
+    *[(f"'{text}'::json", json.loads(text)) for text in ("[" * 65 + "]" * 65, str([[n] for n in range(99)]))],
+    *[(f"'{text}'::json", text) for text in ("[" * 66 + "]" * 66, "[" * 700 + "]" * 700, "9" * 4400)],
     ("'ab'::blob", b"ab"),
     ("[1, 2]::int[2]", [1, 2]),
     ("'x'::enum('x', 'y')", "x"),

@@ -830,10 +830,26 @@ def _naive(column: Any, kind: str) -> Any:
     return column
 
 
+def _json_value(text: str) -> Any:
+    """A JSON value. What Python may not be able to read or print stays text: numbers of thousands of digits, and more
+    levels than Limpet stores (F32)."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    may_be_deep = text.count("[") + text.count("{") > records.DEPTH_MAX
+    return text if may_be_deep and _is_deeper(value, records.DEPTH_MAX) else value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
 def _convert(kind: Any, name: str) -> Convert | None:
     """The conversion from pyarrow's value to the usual Python value; None if there is none."""
     if str(kind) == "JSON":
-        return json.loads
+        return _json_value
     if kind.id in _REFUSED:
         raise Invalid(f"column {name!r} is of type {kind}, which has no Python value", hint="cast it to varchar")
     match kind.id:
