@@ -147,11 +147,12 @@ def adopt(
     nothing.
 
     Without --from, and if the folder has no manifest, an index is made in place: the records are put, the record files
-    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed.
+    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed. The
+    place need not be a fleet before.
     """
-    from limpet.app.adopt import adopt_files
+    from limpet.app.adopt import adopt_files, has_records
 
-    fleet = limpet.open(url, create=False).check()
+    fleet = limpet.open(url, create=from_ is None and has_records(url, name)).check()
     with console(stderr=True).status(f"taking files into {name!r}"):
         report, in_place = adopt_files(fleet, name, from_, schema, key, quiesced=quiesced)
     if json:
