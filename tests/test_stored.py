@@ -19,11 +19,11 @@ from limpet.records import Count, Instant, Name, Seconds
 
 NOT_STORED = {
     "limpet.catalog.commit": "a client's commit, bounded by the service and by `check_size`",
-    "limpet.cell.cell.Lost": "an outcome in memory",
-    "limpet.cell.cell.Replaced": "an outcome in memory",
-    "limpet.cell.cell.Unclear": "an outcome in memory",
-    "limpet.cell.cell.Versioned": "a value that was read and checked",
-    "limpet.cell.cell.Won": "an outcome in memory",
+    "limpet.cell.Lost": "an outcome in memory",
+    "limpet.cell.Replaced": "an outcome in memory",
+    "limpet.cell.Unclear": "an outcome in memory",
+    "limpet.cell.Versioned": "a value that was read and checked",
+    "limpet.cell.Won": "an outcome in memory",
     "limpet.cell.decide.Write": "an attempt in memory",
     "limpet.queue.entry.Content": "tasks that were read and checked",
     "limpet.queue.queue.Candidate": "a row of a listing",
@@ -42,7 +42,7 @@ FREE = {
     "limpet.catalog.records.Change.value": "an entry of the state; `unusable` looks at it before it is published",
     "limpet.catalog.records.Row.result": "what a client was told, handed out again as it is",
     "limpet.catalog.records.RememberedAnswer.result": "what a client was told, handed out again as it is",
-    "limpet.cell.cell._PlainBody.value": "a user's own JSON value, within the bounds of a record",
+    "limpet.cell._PlainBody.value": "a user's own JSON value, within the bounds of a record",
     "limpet.events.Event.fields{}": "facts about a run, kept as JSON text and never computed with",
 }
 """Fields that hold any JSON value, and why that is safe."""

@@ -70,7 +70,8 @@ def _parse(text: str) -> ast.Module:
 def functions_are_small(source: Source) -> Iterator[Finding]:
     for node in ast.walk(source.tree):
         if isinstance(node, Function):
-            count = (node.end_lineno or node.lineno) - node.lineno + 1
+            said = ast.get_docstring(node, clean=False) or ""  # the help of a command is as long as it needs to be
+            count = (node.end_lineno or node.lineno) - node.lineno + 1 - said.count("\n")
             if count > FUNCTION_LINES_MAX:
                 yield node.lineno, f"{node.name}() has {count} lines; the limit is {FUNCTION_LINES_MAX}"
 
@@ -91,10 +92,10 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         "limpet.index.index",
         "limpet.index.compiler",
         "limpet.index.files",
-        "limpet.cli.index.engine",
+        "limpet.cli.index.options",
     ):
         allowed = {"concurrent.futures"}
-    if source.module == "limpet.cli.index.engine":
+    if source.module == "limpet.cli.index.options":
         allowed |= {"multiprocessing"}
     if source.module == "limpet.service.http":
         allowed = {"asyncio"}

@@ -164,7 +164,7 @@ def test_browse_a_table_compare_versions_and_undrop(page: Any, dashboard: Dashbo
     expect(page.locator("main")).to_contain_text("current")
     page.get_by_label("Older version").select_option("4")
     page.get_by_role("button", name="Compare").click()
-    difference = page.locator(".panel", has=page.get_by_role("heading", name="From version 4 to"))
+    difference = page.locator(".panel", has=page.get_by_role("heading", name="From version 4 to"))  # the newest
     expect(difference).to_contain_text("web.visits")
     page.get_by_role("button", name="Undrop").click()
     dialog = page.get_by_role("dialog")

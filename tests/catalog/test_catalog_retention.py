@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ NOW = 100 * DAY_MS
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def history(snapshots: dict[int, tuple[int | None, int]], refs: dict[str, Any], **fields: Any) -> TableHistory:
+def history(snapshots: dict[int, tuple[int | None, int]], refs: dict[str, Any], /, **fields: Any) -> TableHistory:
     """Snapshots by id: (parent, age in days)."""
     found = {
         "format-version": 2,
@@ -47,7 +47,7 @@ def history(snapshots: dict[int, tuple[int | None, int]], refs: dict[str, Any], 
         "refs": {name: ref if isinstance(ref, dict) else {"snapshot-id": ref} for name, ref in refs.items()},
         **fields,
     }
-    return history_of(msgspec.json.encode(found), "t")
+    return history_of(json.dumps(found).encode(), "t")
 
 
 LINE = {1: (None, 40), 2: (1, 30), 3: (2, 20), 4: (3, 10)}
@@ -75,6 +75,10 @@ TWIG = {**LINE, 5: (2, 25), 6: (5, 24)}
          {1, 2, 3}, ("v",)),
         ({**LINE, 9: (None, 1)}, {"main": 4}, RetentionPolicy(), {1, 2, 3}, ()),
         ({**LINE, 9: (None, 6)}, {"main": 4}, RetentionPolicy(), {1, 2, 3, 9}, ()),
+        ({**LINE, 9: (None, 5)}, {"main": 4}, RetentionPolicy(), {1, 2, 3}, ()),
+        (TWIG, {"main": 4, "v": {"snapshot-id": 6, "type": "tag"}}, RetentionPolicy(min_snapshots=2), {1, 2, 5}, ()),
+        (LINE, {"main": {"snapshot-id": 4, "max-snapshot-age-ms": 0}}, RetentionPolicy(max_age_ms=50 * DAY_MS),
+         {1, 2, 3}, ()),
         ({}, {}, RetentionPolicy(), set(), ()),
         (LINE, {"main": 4, "lost": 77}, RetentionPolicy(), {1, 2, 3}, ("lost",)),
     ],
@@ -85,6 +89,40 @@ def test_what_expires(snapshots: Any, refs: Any, policy: RetentionPolicy, gone: 
 
 def test_a_current_snapshot_without_a_branch_stays() -> None:
     assert expired(history(LINE, {}, **{"current-snapshot-id": 4}), RetentionPolicy(), NOW).snapshots == (1, 2, 3)
+    of_zero = history({0: (None, 40)}, {}, **{"current-snapshot-id": 0})
+    assert {name: ref.snapshot_id for name, ref in of_zero.all_refs().items()} == {"main": 0}
+    for current in (None, -1, 9):
+        assert history(LINE, {}, **{"current-snapshot-id": current}).all_refs() == {}
+    ruled = history(LINE, {"main": {"snapshot-id": 4, "min-snapshots-to-keep": 2}}, **{"current-snapshot-id": 4})
+    assert ruled.all_refs()["main"].min_snapshots_to_keep == 2
+
+
+def test_a_plan_says_whether_there_is_anything_to_do() -> None:
+    assert [bool(ExpiryPlan(*each)) for each in (((1,), ()), ((), ("a",)), ((), ()))] == [True, True, False]
+
+
+LONG = 1 << 63
+
+
+@pytest.mark.parametrize(
+    ("fields", "fine"),
+    [
+        ({"snapshots": [{"snapshot-id": LONG - 1, "timestamp-ms": -LONG}]}, True),
+        ({"snapshots": [{"snapshot-id": LONG, "timestamp-ms": 0}]}, False),
+        ({"snapshots": [{"snapshot-id": 1, "timestamp-ms": -LONG - 1}]}, False),
+        ({"location": "x" * 1048576}, True),
+        ({"location": "x" * 1048577}, False),
+        ({"statistics": [{"statistics-path": ""}] * 1048576}, True),
+        ({"statistics": [{"statistics-path": ""}] * 1048577}, False),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_metadata_has_bounds(fields: dict[str, Any], fine: bool) -> None:
+    if fine:
+        assert history({}, {}, **fields)
+    else:
+        with pytest.raises(Corrupt):
+            history({}, {}, **fields)
 
 
 def test_a_cycle_of_parents_ends() -> None:
@@ -128,7 +166,10 @@ def test_the_properties_of_the_table_count_unless_the_caller_says() -> None:
     }
     assert policy_of(properties) == RetentionPolicy(7, 3, 9)
     assert policy_of(properties, max_age_ms=0, min_snapshots=1) == RetentionPolicy(0, 1, 9)
-    assert policy_of({}) == RetentionPolicy(MAX_AGE_MS, 1, None)
+    assert policy_of({}) == RetentionPolicy(432_000_000, 1, None), "the defaults of Iceberg"
+    assert policy_of(dict.fromkeys(properties, "0")) == RetentionPolicy(0, 1, 0)
+    assert policy_of(dict.fromkeys(properties, "9" * 18)) == RetentionPolicy(*[10**18 - 1] * 3)
+    assert policy_of(dict.fromkeys(properties, "9" * 19)) == RetentionPolicy(MAX_AGE_MS, 1, None)
     wrong = {"history.expire.max-snapshot-age-ms": "-5", "history.expire.min-snapshots-to-keep": "0"}
     assert policy_of(wrong) == RetentionPolicy(MAX_AGE_MS, 1, None)
 
@@ -162,6 +203,9 @@ def sized(*sizes: int, partition: str = "", deletes: bool = False) -> list[Rewri
         (sized(10, 10, 10), [3]),
         (sized(10), []),
         (sized(75, 74, 10), [2]),
+        (sized(75, 10, 10), [2]),
+        (sized(74, 10, 10), [3]),
+        (sized(80, 10, 10), [2]),
         (sized(60, 40, 10, 10), [2, 2]),
         (sized(60, 41, 10, 10), [3]),
         (sized(10) + sized(10, partition="other"), []),

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from limpet import records
-from limpet.cell import PLAIN, Cell, Fence, Lost, Replaced, Unclear, Won, struct_codec
-from limpet.cell.cell import TRIES_MAX
+from limpet.cell import PLAIN, TRIES_MAX, Cell, Fence, Lost, Replaced, Unclear, Won, struct_codec
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LeaseLost, OutcomeUnknown, Unavailable, Unsupported
 from limpet.keys import cell_key
 from limpet.store import MemoryStore, Store

@@ -12,7 +12,7 @@ import pytest
 
 import limpet
 from limpet.app.indexes import ImportJob
-from limpet.cli.index.engine import engine
+from limpet.cli.index.options import engine_of as engine
 from limpet.errors import Invalid, Unavailable
 from limpet.index.files import Import
 from limpet.index.formats import ChunkLimits
@@ -70,7 +70,7 @@ def test_an_error_of_a_worker_is_ours(cluster: str, tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.cli.index.engine.CONNECT_S", 0.2)
+    monkeypatch.setattr("limpet.cli.index.options.CONNECT_S", 0.2)
     with (
         pytest.raises(Unavailable, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1"),
         engine("dask=tcp://127.0.0.1:1", str(tmp_path)),

@@ -21,8 +21,7 @@ from limpet.index.codec.lines import KINDS, Field, Schema
 from limpet.index.codec.types import with_own
 from limpet.index.files import Import, export, whole_file
 from limpet.index.formats import FORMATS, ChunkLimits
-from limpet.index.formats.csv import cells, guarded, joined, unguarded
-from limpet.index.formats.usv import unit, units
+from limpet.index.formats.text import cells, guarded, joined, unguarded, unit, units
 from limpet.runtime import system
 from support.clock import steady
 

@@ -310,7 +310,7 @@ def test_strict_usv_with_symbols_and_lines(index: Index[Any]) -> None:
 
 
 def test_strict_records_that_cross_blocks(index: Index[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.index.formats.usv.BLOCK", 7)
+    monkeypatch.setattr("limpet.index.formats.text.BLOCK", 7)
     text = "domain\x1ftitle\x1f\x1e\n" + "".join(f"{n}\x1f\x1b\x1e\u241b\u241e é\x1f\x1e\n" for n in range(50))
     assert _import(index, text, "strict-usv").state.records == 50
     assert set(_values(index, "title").values()) == {("\x1e\u241e é",)}
@@ -734,9 +734,9 @@ def test_chunks_are_bounded_by_bytes_too() -> None:
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "usv", "strict-usv"])
 def test_a_line_without_end_is_not_read_whole(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("api", "usv"):
+    for module in ("api", "text"):
         monkeypatch.setattr(f"limpet.index.formats.{module}.LINE_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr("limpet.index.formats.usv.BLOCK", 1 << 12)
+    monkeypatch.setattr("limpet.index.formats.text.BLOCK", 1 << 12)
     stream = io.BytesIO(b"domain\x1f\x1e\n" + b"x" * (1 << 20))
     head = FORMATS[format].head(stream)
     stream.seek(head.start.position)

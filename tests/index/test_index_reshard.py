@@ -11,9 +11,9 @@ from limpet.app import Fleet
 from limpet.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id, shard_ids
+from limpet.index.maintain import WholeIndex
 from limpet.index.maintain.offline import reshard
 from limpet.index.maintain.verify import MOVED, inspect, verify
-from limpet.index.maintain.whole import WholeIndex
 from limpet.index.storage import Manifest
 from limpet.lease import Lock
 from limpet.store import MemoryStore

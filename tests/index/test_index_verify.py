@@ -376,8 +376,8 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
         return found
 
     monkeypatch.setattr("limpet.store.api.Store.get_many", get_many)
-    monkeypatch.setattr("limpet.index.maintain.whole.BATCH_OBJECTS", 100)
-    monkeypatch.setattr("limpet.index.maintain.whole.BATCH_BYTES", 200)
+    monkeypatch.setattr("limpet.index.maintain.BATCH_OBJECTS", 100)
+    monkeypatch.setattr("limpet.index.maintain.BATCH_BYTES", 200)
     report = verify(process.whole)
     assert report.findings == []
     assert 90 < max(sizes) <= 100

@@ -63,13 +63,13 @@ CATALOG_BUGS = [
         ),
     ),
     _bug(
-        "after a refused batch nobody looks for the ids",
+        "after a refused batch no process looks for the ids",
         "catalog 6",
         2,
         ("_validate", "answered = state.answered(pending.id)", "answered = None"),
     ),
     _bug(
-        "a refusal is told before what it rests on is published",
+        "a refusal is sent before what it rests on is published",
         "catalog 7, dirty",
         0,
         (
@@ -415,7 +415,14 @@ CATALOG_BUGS = [
         "a prefix matches a sibling table",
         "F29",
         0,
-        (Change("service._is_inside", 'key.startswith(f"{folder}/")', "key.startswith(folder)"),),
+        (Change("service._is_inside", 'f"{folder}/"', "folder"),),
         "service/test_service_signing.py::test_a_sibling_whose_name_begins_alike_is_another_table",
+    ),
+    Bug(
+        "a host that names the bucket is signed for every server",
+        "F29",
+        0,
+        (Change("service._raw_key", "named = []", 'named = [f"{bucket.name}.{own_host}"]'),),
+        "service/test_service_signing.py::test_only_on_aws_may_the_host_name_the_bucket",
     ),
 ]

@@ -360,13 +360,13 @@ QUEUE_BUGS = [
     _far(
         "a lease goes together with its task",
         "H9",
-        90,
+        403,
         ("queue.Closer._delete_tasks", "self._runtime.elapsed_s() + LINGER_S", "self._runtime.elapsed_s()"),
     ),
     _far(
         "leases are deleted before their tasks, in bulk",
         "the order of an end",
-        9,
+        10,
         ("queue.Closer.add", "self._tasks[entry] = batch", "self._tasks[entry] = batch\nself._leases[entry] = 0.0"),
     ),
     _far(
@@ -414,7 +414,7 @@ QUEUE_BUGS = [
     _far(
         "a task that fails while it is handed back runs again",
         "found by the simulation of a worker",
-        139,
+        389,
         (
             "queue.EntryClaim.fail",
             "with self._writing:\n    if self._ended:\n        return\n    self._write_receipt(n, receipt)",

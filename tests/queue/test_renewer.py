@@ -8,7 +8,7 @@ import pytest
 
 from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import State
-from limpet.lease.renewer import RETRY_PART, Renewer
+from limpet.lease.lease import RETRY_PART, Renewer
 from limpet.queue import BucketQueue, Policy
 from limpet.runtime import SystemRuntime
 from limpet.store import MemoryStore

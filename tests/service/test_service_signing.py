@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from limpet.app.catalogs import lead, storage_of
 from limpet.errors import Denied, Unsupported
 from limpet.runtime import system
-from limpet.service.decide import HEADERS_MAX, S3Bucket, S3Request, SignableRequest, SigningRefusal, decide
+from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningRefusal, decide
 from limpet.service.http import Caller, Request, Tokens
 from limpet.service.rest import Rest
 from limpet.service.sign import (
@@ -45,13 +45,23 @@ Headers = dict[str, list[str]]
 
 
 def asked(
-    method: str, uri: str, headers: Headers | None = None, body: str | None = None, *, write: bool = True
+    method: str, uri: str, headers: Headers | None = None, *, write: bool = True, bucket: S3Bucket = HERE
 ) -> SignableRequest | SigningRefusal:
-    return decide(S3Request(method, uri, headers or {}, body), may_write=write, bucket=HERE, folders=[FOLDER])
+    return decide(S3Request(method, uri, headers or {}), may_write=write, bucket=bucket, folders=[FOLDER])
 
 
-def allowed(method: str, uri: str, headers: Headers | None = None, *, write: bool = True) -> bool:
-    return isinstance(asked(method, uri, headers, write=write), SignableRequest)
+def allowed(
+    method: str, uri: str, headers: Headers | None = None, *, write: bool = True, bucket: S3Bucket = HERE
+) -> bool:
+    return isinstance(asked(method, uri, headers, write=write, bucket=bucket), SignableRequest)
+
+
+def encoded(text: str, times: int) -> str:
+    """Every character of `text` as %XX, and that encoded again."""
+    text = "".join(f"%{byte:02X}" for byte in text.encode())
+    for _ in range(times - 1):
+        text = quote(text, safe="")
+    return text
 
 
 READS = [
@@ -59,7 +69,10 @@ READS = [
     ("GET", f"{BASE}/data/x.parquet?x-id=GetObject"),
     ("HEAD", f"{BASE}/metadata/00000-abc.metadata.json"),
     ("GET", f"{BASE}/data/city=a%252Fb/%C3%A6.parquet"),
-    ("GET", f"http://lake.127.0.0.1:9000/{FOLDER}/data/x.parquet"),
+    ("GET", f"{BASE}/data/{encoded('x', 4)}"),
+    ("GET", f"{BASE}/a%20b/;=&,'(~)*:@!$"),
+    ("GET", f"{BASE}/{'x' * (8192 - len(BASE) - 1)}"),
+    ("HEAD", f"http://127.0.0.1:9000/lake/{FOLDER}/..a/.b/c..x"),
     ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={quote(FOLDER, safe='')}%2Fdata%2F&delimiter=%2F"),
     ("GET", f"http://127.0.0.1:9000/lake/?list-type=2&max-keys=1&prefix={quote(FOLDER, safe='')}%2F"),
 ]
@@ -68,6 +81,9 @@ WRITES = [
     ("PUT", f"{BASE}/data/x.parquet?partNumber=1&uploadId=abc"),
     ("POST", f"{BASE}/data/x.parquet?uploads"),
     ("POST", f"{BASE}/data/x.parquet?uploads="),
+    ("PUT", f"{BASE}/data/x.parquet?partNumber=10000&uploadId=a&x-id=UploadPart"),
+    ("PUT", f"{BASE}/data/x.parquet?partNumber=99999&uploadId={'a' * 1024}"),
+    ("POST", f"{BASE}/data/x.metadata.json.parquet?uploads"),
     ("POST", f"{BASE}/data/x.parquet?uploadId=abc"),
     ("DELETE", f"{BASE}/data/x.parquet"),
     ("DELETE", f"{BASE}/data/x.parquet?uploadId=abc"),
@@ -109,15 +125,57 @@ DENIED = [
     ("GET", f"http://127.0.0.1:99999/lake/{FOLDER}/x"),
     ("GET", f"http://[::1/lake/{FOLDER}/x"),
     ("GET", ""),
-    ("GET", f"{BASE}/{'x' * 9000}"),
+    ("GET", f"{BASE}/{'x' * (8192 - len(BASE))}"),
+    ("GET", f"{BASE}/{encoded('x', 5)}"),
+    ("GET", f"{BASE}/a/.."),
+    ("GET", f"{BASE}/."),
+    ("GET", f"{BASE}/{encoded('..', 2)}/other/x"),
+    ("GET", f"{BASE}/{encoded('..', 4)}/other/x"),
+    ("GET", f"{BASE}/a{encoded('/', 2)}..%252Fx"),
+    ("GET", f"{BASE}/a{encoded(chr(10), 2)}b"),
+    ("GET", f"{BASE}/a{encoded(chr(92), 3)}b"),
+    ("GET", f"{BASE}/a%C2%85b"),
+    ("GET", f"{BASE}/a%7Fb"),
+    ("GET", f"{BASE}/a\\b"),
+    ("GET", f"{BASE}/a%2"),
+    ("GET", f"{BASE}/é"),
+    ("GET", f"{BASE}/x?"
+            "=1"),
+    ("GET", f"{BASE}/x?&"),
+    ("GET", f"{BASE}/x?x-id=1&x-id=1"),
+    ("GET", f"{BASE}/x?x-id=a+b"),
+    ("GET", f"{BASE}/x?x-id=%00"),
+    ("GET", f"{BASE}/x?x-id=%FF"),
+    ("GET", f"{BASE}/x?x%2Did=1&x-id=1"),
+    ("GET", f"http://lake.127.0.0.1:9000/{FOLDER}/data/x.parquet"),
+    ("GET", f"http://127.0.0.1:9000/{FOLDER}/x"),
+    ("GET", f"http://127.0.0.1.:9000/lake/{FOLDER}/x"),
+    ("GET", f"http://:9000/lake/{FOLDER}/x"),
+    ("GET", f"http:/lake/{FOLDER}/x"),
+    ("GET", f"/lake/{FOLDER}/x"),
     *[("GET", f"{BASE}/x?{name}") for name in ("acl", "tagging", "versionId=1", "attributes", "partNumber=1")],
     *[("GET", f"{BASE}/x?{name}") for name in ("response-content-type=a", "X-Amz-Expires=9", "uploadId=a", "ACL")],
     *[("PUT", f"{BASE}/x?{name}") for name in ("acl", "tagging", "retention", "legal-hold", "uploads", "x=1")],
     ("PUT", f"{BASE}/x?partNumber=1"),
     ("PUT", f"{BASE}/x?partNumber=-1&uploadId=a"),
+    ("PUT", f"{BASE}/x?partNumber=0&uploadId=a"),
+    ("PUT", f"{BASE}/x?partNumber=100000&uploadId=a"),
+    ("PUT", f"{BASE}/x?partNumber=1&uploadId="),
+    ("PUT", f"{BASE}/x?uploadId=a"),
+    ("POST", f"{BASE}/x?uploads=1"),
+    ("POST", f"{BASE}/x?uploads&uploadId=a"),
+    ("POST", f"{BASE}/x?partNumber=1&uploadId=a"),
+    ("DELETE", f"{BASE}/x?uploads"),
+    ("DELETE", f"{BASE}/x?acl"),
+    ("DELETE", f"{BASE}/x?partNumber=1&uploadId=a"),
+    ("HEAD", f"{BASE}/x?uploadId=a"),
     ("PUT", f"{BASE}/x?partNumber=1&uploadId=a&acl"),
     ("PUT", f"{BASE}/metadata/00001-abc.metadata.json"),
     ("DELETE", f"{BASE}/metadata/00001-abc.metadata.json"),
+    ("PUT", f"{BASE}/metadata/00001-abc{encoded('.metadata.json', 1)}"),
+    ("PUT", f"{BASE}/metadata/00001-abc{encoded('.metadata.json', 2)}"),
+    ("PUT", f"{BASE}/metadata/00001-abc.metadata.json?partNumber=1&uploadId=a"),
+    ("POST", f"{BASE}/metadata/00001-abc.metadata.json?uploads"),
     ("DELETE", f"{BASE}/x?versionId=1"),
     ("POST", f"{BASE}/x"),
     ("POST", f"{BASE}/x?select&select-type=2"),
@@ -139,6 +197,15 @@ DENIED = [
     ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/..%2F"),
     ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/&prefix="),
     ("GET", f"http://127.0.0.1:9000/lake?prefix={FOLDER}/"),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=1&prefix={FOLDER}/"),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}//"),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/.."),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/a/./"),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/%0A"),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/{encoded('..', 3)}/"),
+    ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/&acl"),
+    ("POST", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/"),
+    ("HEAD", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/"),
     ("GET", f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/&versions"),
     ("POST", "http://127.0.0.1:9000/lake?delete"),
 ]  # fmt: skip
@@ -201,18 +268,205 @@ def test_headers_that_decide_what_a_put_does_are_checked(name: str, value: str, 
     assert allowed("PUT", f"{BASE}/data/x.parquet", {name: [value]}) is fine
 
 
-def test_a_read_has_no_headers_of_writes() -> None:
-    assert not allowed("GET", f"{BASE}/x", {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]})
+def test_only_a_put_copies_and_a_read_has_no_headers_of_writes() -> None:
+    for method, uri in (("GET", f"{BASE}/x"), ("DELETE", f"{BASE}/x"), ("POST", f"{BASE}/x?uploads")):
+        assert not allowed(method, uri, {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]})
     assert not allowed("GET", f"{BASE}/x", {"x-amz-meta-a": ["b"]})
     assert not allowed("GET", f"{BASE}/x", {"x-amz-date": ["a"], "X-Amz-Date": ["b"]})
-    assert not allowed("GET", f"{BASE}/x", {f"a{n}": ["b"] for n in range(HEADERS_MAX + 1)})
+
+
+def test_headers_have_limits() -> None:
+    assert allowed("GET", f"{BASE}/x", {f"a{n}": ["b"] for n in range(64)})
+    assert not allowed("GET", f"{BASE}/x", {f"a{n}": ["b"] for n in range(65)})
+    assert allowed("PUT", f"{BASE}/x", {"x-amz-meta-a": ["b" * 4096]})
+    assert not allowed("PUT", f"{BASE}/x", {"x-amz-meta-a": ["b" * 4097]})
+    assert allowed("PUT", f"{BASE}/x", {"x-amz-meta-" + "a" * 89: ["b"]})
+    assert not allowed("PUT", f"{BASE}/x", {"x-amz-meta-" + "a" * 90: ["b"]})
+    assert allowed("GET", f"{BASE}/x", {"accept": ["a", "é" * 5000]}), "it is not signed, and the store may have it"
+    for name in ("accept", "x-amz-date"):
+        assert not allowed("GET", f"{BASE}/x", {name: []})
+    for name in ("x-amz-date", "content-type", "content-md5"):
+        assert allowed("GET", f"{BASE}/x", {name: ["a"]})
+        assert not allowed("GET", f"{BASE}/x", {name: ["a", "a"]})
+        assert not allowed("GET", f"{BASE}/x", {name: ["é"]})
+        assert not allowed("GET", f"{BASE}/x", {name: ["a\nb"]})
+    assert not allowed("GET", f"{BASE}/x", {"content-type": ["a"], "Content-Type": ["a"]})
+    for name in ("", "a b", "a:b", "é", "a_b"):
+        assert not allowed("GET", f"{BASE}/x", {name: ["a"]})
+
+
+ENCRYPTED = "x-amz-server-side-encryption"
+TO_READ = {
+    *(
+        "x-amz-checksum-mode",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-expected-bucket-owner",
+        "x-amz-request-payer",
+    ),
+    *("x-amz-user-agent", f"{ENCRYPTED}-customer-algorithm", f"{ENCRYPTED}-customer-key"),
+    *(f"{ENCRYPTED}-customer-key-md5", "content-type", "content-md5"),
+}
+TO_WRITE = {
+    *(
+        "x-amz-sdk-checksum-algorithm",
+        "x-amz-checksum-algorithm",
+        "x-amz-checksum-type",
+        "x-amz-decoded-content-length",
+    ),
+    *("x-amz-mp-object-size", "x-amz-storage-class", "x-amz-trailer", ENCRYPTED, f"{ENCRYPTED}-aws-kms-key-id"),
+    *(f"{ENCRYPTED}-bucket-key-enabled", f"{ENCRYPTED}-context", "x-amz-meta-any", "x-amz-checksum-any"),
+}
+TO_COPY = {
+    *("x-amz-copy-source-if-match", "x-amz-copy-source-if-none-match", "x-amz-copy-source-if-modified-since"),
+    *("x-amz-copy-source-if-unmodified-since", "x-amz-copy-source-range", "x-amz-metadata-directive"),
+}
+NEVER = {"x-amz-acl", "x-amz-mfa", "x-amz-meta", "x-amz-checksum", "x-amz-", "x-amz-copy-source-server-side-encryption"}
+
+
+@pytest.mark.parametrize("name", [*TO_READ, *TO_WRITE, *TO_COPY, *NEVER])
+def test_each_header_is_allowed_where_it_is_harmless(name: str) -> None:
+    copies = {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]}
+    assert allowed("HEAD", f"{BASE}/x", {name: ["1"]}) is (name in TO_READ)
+    for method, uri in (("PUT", f"{BASE}/x"), ("DELETE", f"{BASE}/x"), ("POST", f"{BASE}/x?uploads")):
+        assert allowed(method, uri, {name: ["1"]}) is (name in TO_READ | TO_WRITE)
+    for uri in (f"{BASE}/x", f"{BASE}/x?partNumber=1&uploadId=a"):
+        assert allowed("PUT", uri, {name: ["1"], **copies}) is (name in TO_READ | TO_WRITE | TO_COPY)
+
+
+@pytest.mark.parametrize(
+    "parameter", ["delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"]
+)
+def test_a_listing_has_no_other_parameters(parameter: str) -> None:
+    uri = f"http://127.0.0.1:9000/lake?list-type=2&prefix={FOLDER}/"
+    assert allowed("GET", f"{uri}&{parameter}={FOLDER}%2Fx")
+    assert not allowed("GET", f"{uri}&{parameter}=1&{parameter}=1")
+    assert not allowed("GET", f"{uri}&x{parameter}=1")
+    more = "delimiter=/&max-keys=1&continuation-token=a&start-after=b&encoding-type=url&fetch-owner=true&x-id=L"
+    assert allowed("GET", f"{uri}&{more}")
+
+
+@pytest.mark.parametrize(
+    ("upload", "fine"),
+    [
+        ("dfRtDYU0WWCCcH..C3WFbk_RONy-cyCpTJ.", True),
+        (".VONszTPldyDo80", True),
+        ("2~ZN+/9==", False),
+        ("2~ZN+9==", True),
+        ("ZN+/9==", True),
+        (".", False),
+        ("..", False),
+        ("../../prod", False),
+        ("0123abc/../../prod", False),
+        ("a/.x", False),
+        ("/a", False),
+        ("/", False),
+        ("a b", False),
+        ("a%2525", False),
+        ("é", False),
+        ("a" * 1025, False),
+        ("a/" * 512, True),
+        ("a/" * 512 + "a", False),
+    ],
+)
+def test_an_upload_id_is_no_path_that_climbs(upload: str, fine: bool) -> None:
+    for method, uri in (("DELETE", f"{BASE}/x?"), ("POST", f"{BASE}/x?"), ("PUT", f"{BASE}/x?partNumber=1&")):
+        assert allowed(method, f"{uri}uploadId={quote(upload, safe='')}") is fine
+
+
+def test_a_table_has_folders() -> None:
+    request = S3Request("GET", f"{BASE}/x")
+    for folders in ([], [""], [FOLDER, ""]):
+        assert isinstance(decide(request, may_write=True, bucket=HERE, folders=folders), SigningRefusal)
+    for folders in ([FOLDER], [FOLDER, "other"], ["other", FOLDER]):
+        assert isinstance(decide(request, may_write=True, bucket=HERE, folders=folders), SignableRequest)
+    assert isinstance(decide(request, may_write=True, bucket=HERE, folders=["other"]), SigningRefusal)
+
+
+def test_what_is_signed_is_one_canonical_form() -> None:
+    headers = {"X-Amz-Meta-A": [" b  c\t"], "Content-Type": ["a"], "Range": ["bytes=0-1"]}
+    found = asked("PUT", f"{BASE}/%61%20b;%2Bé".replace("é", "%C3%A9") + "?x-id=P%75t", headers)
+    assert found == SignableRequest(
+        *("PUT", "http", "127.0.0.1:9000", f"/lake/{FOLDER}/a%20b%3B%2B%C3%A9", "x-id=Put"),
+        {"x-amz-meta-a": "b c", "content-type": "a"},
+        writes=True,
+        pins_body=False,
+    )
+    assert found.uri == f"{BASE}/a%20b%3B%2B%C3%A9?x-id=Put"
+    found = asked("GET", f"HTTP://127.0.0.1:9000/lake/?prefix={FOLDER}/&list-type=2")
+    assert isinstance(found, SignableRequest)
+    assert found.uri == f"http://127.0.0.1:9000/lake/?list-type=2&prefix={quote(FOLDER, safe='')}%2F"
+    assert (found.writes, found.pins_body) == (False, False)
+    found = asked("DELETE", f"{BASE}/x")
+    assert isinstance(found, SignableRequest)
+    assert (found.uri, found.writes, found.pins_body) == (f"{BASE}/x", True, False)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "uri", "host"),
+    [
+        ("http://store", "http://store:80", "store"),
+        ("http://store:80", "http://store", "store"),
+        ("http://store", "http://store:443", None),
+        ("https://store:443", "https://STORE", "store"),
+        ("https://store:80", "https://store:80", "store:80"),
+        ("https://store", "https://store:80", None),
+        ("http://[::1]:9000", "http://[::1]:9000", "[::1]:9000"),
+        ("http://[::1]", "http://[0:0::1]", None),
+    ],
+)
+def test_the_host_is_that_of_the_store(endpoint: str, uri: str, host: str | None) -> None:
+    found = asked("GET", f"{uri}/lake/{FOLDER}/x", bucket=S3Bucket("lake", endpoint))
+    assert (found.host if isinstance(found, SignableRequest) else None) == host
+
+
+@pytest.mark.parametrize(
+    ("method", "uri", "headers", "reason"),
+    [
+        ("GET", "x" * 8193, {}, "the URI is too long, or has characters that must be encoded"),
+        ("GET", "http://[::1", {}, "the URI is not valid"),
+        ("GET", f"http://a@127.0.0.1:9000/lake/{FOLDER}/x", {}, "the URI has a user name"),
+        ("GET", f"https://127.0.0.1:9000/lake/{FOLDER}/x", {}, "the store is reached by http"),
+        ("GET", f"http://other/lake/{FOLDER}/x", {}, "the host is not the store of the warehouse"),
+        ("GET", f"http://127.0.0.1:9000/other/{FOLDER}/x", {}, "the path is not in the bucket of the warehouse"),
+        ("GET", f"{BASE}/a+", {}, "the path has a +, a \\ or a % that is not encoded"),
+        ("GET", f"{BASE}/a%2Fb", {}, "the path has an encoded slash"),
+        ("GET", f"{BASE}/%FF", {}, "the path is not UTF-8"),
+        ("GET", f"{BASE}/%0A", {}, "the path has control characters or a backslash"),
+        ("GET", SIBLING, {}, "the path is not in the folder of the table"),
+        ("GET", f"{BASE}/{encoded('x', 5)}", {}, "a name is encoded too often"),
+        ("GET", f"{BASE}/x?a=1&a=2", {}, "the query has a parameter without a name, or twice"),
+        ("GET", f"{BASE}/x?a=1", {}, "'GET' of an object with parameters ['a'] is not signed"),
+        ("PATCH" * 9, f"{BASE}/x", {}, "'PATCHPATCH' of an object with parameters [] is not signed"),
+        ("PUT", "http://127.0.0.1:9000/lake", {}, "the request is about the bucket"),
+        ("PUT", f"{BASE}/a.metadata.json", {}, "only the catalog writes *.metadata.json"),
+        ("PUT", f"{BASE}/x", {"x-amz-acl": ["a"]}, "a request with the header x-amz-acl is not signed"),
+        ("PUT", f"{BASE}/x", {"x-amz-date": []}, "a header has a name that is not valid, no value, or comes twice"),
+        ("PUT", f"{BASE}/x", {"x-amz-date": ["a", "b"]}, "the header x-amz-date must have one value"),
+        ("PUT", f"{BASE}/x", {"x-amz-copy-source": ["lake/x"]}, "the source of the copy is not in the folder"),
+        ("PUT", f"{BASE}/x", {"x-amz-copy-source": ["a+b"]}, "the copy source has a +"),
+    ],
+)
+def test_a_refusal_says_why(method: str, uri: str, headers: Headers, reason: str) -> None:
+    found = asked(method, uri, headers)
+    assert isinstance(found, SigningRefusal)
+    assert found.reason.startswith(reason)
+
+
+def refusal(body: str | None, bucket: S3Bucket = AWS, folder: str = FOLDER) -> str:
+    """Why a delete of several objects is refused; empty if it is signed with its body."""
+    host = bucket.endpoint or "https://s3.eu-north-1.amazonaws.com"
+    request = S3Request("POST", f"{host}/lake?delete", {"content-md5": ["x"]}, body)
+    found = decide(request, may_write=True, bucket=bucket, folders=[folder])
+    if isinstance(found, SigningRefusal):
+        return found.reason
+    assert found.pins_body
+    assert found.writes
+    return ""
 
 
 def deleted(body: str | None, bucket: S3Bucket = AWS) -> bool:
-    host = bucket.endpoint or "https://s3.eu-north-1.amazonaws.com"
-    request = S3Request("POST", f"{host}/lake?delete", {"content-md5": ["x"]}, body)
-    found = decide(request, may_write=True, bucket=bucket, folders=[FOLDER])
-    return isinstance(found, SignableRequest) and found.pins_body
+    return not refusal(body, bucket)
 
 
 ONE = f"<Object><Key>{FOLDER}/data/x</Key></Object>"
@@ -224,7 +478,24 @@ def test_a_delete_of_several_objects_is_checked_by_its_body() -> None:
         '<?xml version="1.0" encoding="UTF-8"?>\n<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
         f"{ONE}{ONE}\n<Quiet>true</Quiet></Delete>"
     )
+    assert deleted(f"<?xml version='1.0'?><Delete>{ONE * 1000}</Delete>")
+    assert deleted(f"<Delete>{ONE}{' ' * (2 * 1024 * 1024 - len(ONE) - 17)}</Delete>")
+    assert deleted(f"<Delete><Quiet>\n</Quiet><Object>\n<Key>{FOLDER}/a b&amp;&#233;</Key> </Object> </Delete>\n")
     assert not deleted(f"<Delete>{ONE}</Delete>", HERE), "a server that may not compare the body"
+    assert "only the catalog deletes" in refusal(
+        f"<Delete><Object><Key>{FOLDER}/a.metadata%2Ejson</Key></Object></Delete>"
+    )
+    assert "is signed only with its body" in refusal(None)
+    request = S3Request("POST", "https://lake.s3.amazonaws.com/?delete", {}, f"<Delete>{ONE}</Delete>")
+    assert isinstance(decide(request, may_write=False, bucket=AWS, folders=[FOLDER]), SigningRefusal)
+
+
+@pytest.mark.parametrize("query", ["delete=1", "delete&versionId=1", "delete&delete", "deletes", ""])
+def test_a_delete_of_several_objects_has_one_parameter(query: str) -> None:
+    request = S3Request("POST", f"https://lake.s3.amazonaws.com/?{query}", {}, f"<Delete>{ONE}</Delete>")
+    assert isinstance(decide(request, may_write=True, bucket=AWS, folders=[FOLDER]), SigningRefusal)
+    request = S3Request("PUT", "https://lake.s3.amazonaws.com/?delete", {}, f"<Delete>{ONE}</Delete>")
+    assert isinstance(decide(request, may_write=True, bucket=AWS, folders=[FOLDER]), SigningRefusal)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +523,35 @@ def test_a_delete_of_several_objects_is_checked_by_its_body() -> None:
         f"<?xml version='1.0' encoding='utf-7'?><Delete>{ONE}</Delete>",
         f"<Delete>{ONE * 1001}</Delete>",
         "\ud800",
+        f"<Delete>{ONE}{' ' * (2 * 1024 * 1024 - len(ONE) - 16)}</Delete>",
+        f"<Delete>{ONE}",
+        f"<Delete>{ONE}<Object><Key>{FOLDER}/x",
+        f"<Delete>{ONE}</Delete",
+        f"<Delete>other{ONE}</Delete>",
+        f"<Delete>{ONE}other</Delete>",
+        f"<Delete>{ONE}other{ONE}</Delete>",
+        f"<Delete><Object>other<Key>{FOLDER}/x</Key></Object></Delete>",
+        f"<Delete>{ONE}<Object></Object></Delete>",
+        f"<Delete><Object/><Object><Key>{FOLDER}/x</Key><Key>{FOLDER}/y</Key></Object></Delete>",
+        f"<Delete><Object><Key>{FOLDER}/x</Key><Key>{FOLDER}/y</Key></Object><Object/></Delete>",
+        f"<Delete>{ONE}<Quiet><Key>{FOLDER}/x</Key></Quiet></Delete>",
+        f"<Delete><Key>{FOLDER}/x</Key></Delete>",
+        f"<Object><Key>{FOLDER}/x</Key></Object>",
+        f"<Delete><Object><Key>{FOLDER}/x<Key>y</Key></Key></Object></Delete>",
+        f"<Delete><Object a='b'><Key>{FOLDER}/x</Key></Object></Delete>",
+        f"<Delete><Object xmlns='http://s3.amazonaws.com/doc/2006-03-01/'><Key>{FOLDER}/x</Key></Object></Delete>",
+        f"<Delete xmlns='http://s3.amazonaws.com/doc/2006-03-01/' a='b'>{ONE}</Delete>",
+        f"<Delete><Object><Key>{FOLDER}/x </Key></Object></Delete>",
+        f"<Delete><Object><Key>{FOLDER}/x\n</Key></Object></Delete>",
+        f"<Delete><Object><Key>{FOLDER}/x&#10;y</Key></Object></Delete>",
+        f"<Delete><Object><Key>{FOLDER}/%2e%2e/y</Key></Object></Delete>",
+        "<Delete><Object><Key></Key></Object></Delete>",
+        f"<Delete><Object><Key>{FOLDER}/&other;</Key></Object></Delete>",
+        f"<?xml version='1.1'?><Delete>{ONE}</Delete>",
+        f" <?xml version='1.0'?><Delete>{ONE}</Delete>",
+        f"<?xml version='1.0'?><?xml version='1.0'?><Delete>{ONE}</Delete>",
+        f"<Delete>{ONE}<?a b?></Delete>",
+        f"<Delete>{ONE}\x00</Delete>",
     ],
 )
 def test_a_body_that_may_be_read_in_another_way_is_denied(body: str | None) -> None:
@@ -264,6 +564,12 @@ def test_a_body_that_may_be_read_in_another_way_is_denied(body: str | None) -> N
         ("https://s3.eu-north-1.amazonaws.com/lake", True),
         ("https://lake.s3.eu-north-1.amazonaws.com", True),
         ("https://lake.s3.amazonaws.com:443", True),
+        ("https://s3.amazonaws.com/lake", True),
+        ("https://s3.dualstack.eu-north-1.amazonaws.com/lake", True),
+        ("https://lake.s3.dualstack.eu-north-1.amazonaws.com", True),
+        ("https://lake.s3.eu-north-1.amazonaws.com/lake", False),
+        ("https://lake.lake.s3.amazonaws.com", False),
+        ("https://s3.amazonaws.com", False),
         ("http://lake.s3.amazonaws.com", False),
         ("https://lake.s3.eu-north-1.amazonaws.com.evil.org", False),
         ("https://other.s3.eu-north-1.amazonaws.com", False),
@@ -274,6 +580,19 @@ def test_a_body_that_may_be_read_in_another_way_is_denied(body: str | None) -> N
 def test_hosts_of_aws(host: str, fine: bool) -> None:
     request = S3Request("GET", f"{host}/{FOLDER}/x")
     assert isinstance(decide(request, may_write=True, bucket=AWS, folders=[FOLDER]), SignableRequest) is fine
+
+
+def test_only_on_aws_may_the_host_name_the_bucket() -> None:
+    """SeaweedFS ignores the host: there `http://lake.store/prod/x` is the object `x` of the bucket `prod`."""
+    assert allowed("GET", f"https://lake.s3.amazonaws.com/{FOLDER}/x", bucket=AWS)
+    assert not allowed("GET", f"http://lake.127.0.0.1:9000/{FOLDER}/x")
+
+
+def test_the_bucket_itself_has_a_path_that_can_be_signed() -> None:
+    query = f"list-type=2&prefix={quote(FOLDER, safe='')}%2F"
+    found = asked("GET", f"https://lake.s3.amazonaws.com?{query}", bucket=AWS)
+    assert isinstance(found, SignableRequest)
+    assert found.uri == f"https://lake.s3.amazonaws.com/?{query}", "the signature is for what a client sends"
 
 
 PIECES = st.sampled_from(
@@ -292,7 +611,7 @@ def decoded(text: str) -> str:
 @given(
     method=st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE"]),
     pieces=st.lists(PIECES, max_size=8),
-    base=st.sampled_from([f"{BASE}/", BASE, "http://127.0.0.1:9000/lake", "http://lake.127.0.0.1:9000/", ""]),
+    base=st.sampled_from([f"{BASE}/", BASE, "http://127.0.0.1:9000/lake", "https://lake.s3.amazonaws.com/", ""]),
     write=st.booleans(),
 )
 @example(method="GET", pieces=["x/data"], base=BASE, write=False)
@@ -302,12 +621,12 @@ def decoded(text: str) -> str:
 def test_whatever_the_path_what_is_signed_is_in_the_table(
     method: str, pieces: list[str], base: str, write: bool
 ) -> None:
-    found = asked(method, base + "".join(pieces), write=write)
+    found = asked(method, base + "".join(pieces), write=write, bucket=AWS if "amazonaws" in base else HERE)
     if isinstance(found, SigningRefusal):
         return
     assert write or (method in ("GET", "HEAD") and not found.writes)
     parts = urlsplit(found.uri)
-    assert parts.netloc in ("127.0.0.1:9000", "lake.127.0.0.1:9000")
+    assert parts.netloc in ("127.0.0.1:9000", "lake.s3.amazonaws.com")
     target = parts.path.removeprefix("/lake" if parts.netloc == "127.0.0.1:9000" else "").removeprefix("/")
     if not target:
         target = dict(each.split("=") for each in parts.query.split("&"))["prefix"]

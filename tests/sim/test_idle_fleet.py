@@ -8,8 +8,8 @@ from typing import Any
 
 from limpet.queue import BucketQueue
 from limpet.queue.cost import MONTH_H, idle_bill, idle_requests
+from limpet.sim.actors import draw
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.nemesis import draw
 from limpet.sim.world import SimRuntime, World
 from limpet.store.metered import dollars
 from limpet.worker import Job, Worker

@@ -7,8 +7,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet.sim.kernel import cell_model
-from limpet.sim.linear import OPEN, History, Operation, linearizable
+from limpet.sim.kernel import OPEN, History, Operation, cell_model, linearizable
 
 EMPTY = (None, 0)
 

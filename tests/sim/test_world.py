@@ -10,8 +10,8 @@ import pytest
 
 from limpet.errors import LimpetError
 from limpet.keys import Key
+from limpet.sim.actors import draw
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.nemesis import draw
 from limpet.sim.runs import SCENARIOS
 from limpet.sim.world import SimRuntime, World
 from limpet.store import Absent

@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from keyword import iskeyword
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from limpet import __version__
@@ -39,7 +37,7 @@ COMMANDS = {
     "queue": "limpet.cli.queue:app",
     "index": "limpet.cli.index:app",
     "catalog": "limpet.cli.catalog:app",
-    "tables": "limpet.cli.tables:app",
+    "tables": "limpet.cli.catalog:tables",
     "serve": "limpet.cli.serve:app",
     "ui": "limpet.cli.ui:ui",
     "status": "limpet.cli.fleet:status",
@@ -48,17 +46,16 @@ COMMANDS = {
     "workers": "limpet.cli.fleet:workers",
     "lock": "limpet.cli.lock:app",
     "sql": "limpet.cli.sql:sql",
-    "metrics": "limpet.cli.metrics:metrics",
+    "metrics": "limpet.cli.fleet:metrics",
     "events": "limpet.cli.events:app",
     "doctor": "limpet.cli.store:doctor",
     "iam": "limpet.cli.store:iam",
     "upgrade": "limpet.cli.fleet:upgrade",
-    "backup": "limpet.cli.backup:backup",
-    "restore": "limpet.cli.backup:restore",
-    "completion": "limpet.cli.completion:completion",
+    "backup": "limpet.cli.store:backup",
+    "restore": "limpet.cli.store:restore",
+    "completion": "limpet.cli.options:completion",
 }
-"""Each command with its module and its name there: a function, or `app` for a group of commands.
-The examples of a function are in its module's EPILOG, or under its name in EPILOGS."""
+"""Each command with its module and its name there: a function, or a group of commands."""
 
 EXAMPLES = (
     "Example: see it work, on a temporary folder, in half a minute",
@@ -123,7 +120,7 @@ def run(words: Sequence[str], defaults: Callable[[Any], dict[str, Any]] = lambda
 
 
 def _complete() -> NoReturn:
-    """Answer a shell that asks what may follow: see `limpet completion`. Only the command that is typed is loaded."""
+    """Answer a shell's request for completions (`limpet completion`). Only the command that is typed is loaded."""
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
@@ -133,7 +130,7 @@ def _complete() -> NoReturn:
 
 
 def parser(only: str | None = None) -> Any:
-    """What parses the command line and runs it: for all commands, or for one of them."""
+    """The parser that runs a command line: for all commands, or for one of them."""
     from typer.main import get_command
 
     command = get_command(build(only))
@@ -178,17 +175,26 @@ def build(only: str | None = None) -> typer.Typer:
     app.callback()(options)
     for name, place in COMMANDS.items():
         if only in (None, name):
-            _add(app, *place.split(":"))
+            module, _, attribute = place.partition(":")
+            _add(app, getattr(import_module(module), attribute))
     return app
 
 
-def _add(app: typer.Typer, module_name: str, name: str) -> None:
-    module = import_module(module_name)
-    found: Any = getattr(module, name)
-    if name == "app":
+def _add(app: typer.Typer, found: Any) -> None:
+    """Add a group, or a function: it has the command's name, with a `_` behind a keyword of Python.
+
+    Its docstring is the help; from the first `Example` on, it is the epilog: an indented line continues the one above.
+    """
+    from inspect import cleandoc
+
+    import typer
+
+    if isinstance(found, typer.Typer):
         app.add_typer(found)
-    else:
-        app.command(epilog=module.EPILOGS[name] if hasattr(module, "EPILOGS") else module.EPILOG)(found)
+        return
+    said, _, more = cleandoc(found.__doc__).partition("\n\nExample")
+    examples = lines(*f"Example{more}".replace("\n  ", " ").split("\n"))
+    app.command(found.__name__.rstrip("_"), help=said, epilog=examples)(found)
 
 
 def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
@@ -214,18 +220,13 @@ def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
 # ---- what commands share ----
 
 
-def group(name: str, *modules: ModuleType, help: str, epilog: str) -> typer.Typer:
-    """A group of commands, with those that the EPILOGS of the modules name, in that order.
-
-    Each of these is a function of the same name, with a `_` behind a keyword of Python.
-    """
+def group(name: str, *commands: Any, help: str, epilog: str) -> typer.Typer:
+    """A group of commands, in that order: functions, and groups."""
     import typer
 
     app = typer.Typer(name=name, no_args_is_help=True, rich_markup_mode="markdown", help=help, epilog=epilog)
-    for module in modules:
-        for command, examples in module.EPILOGS.items():
-            word = f"{command}_" if iskeyword(command) else command
-            app.command(command, epilog=examples)(getattr(module, word))
+    for command in commands:
+        _add(app, command)
     return app
 
 
@@ -300,7 +301,7 @@ def confirm(what: str, question: str) -> None:
 
 
 def complain(error: LimpetError) -> int:
-    """Say on stderr what went wrong, and what to do about it; the exit code for it."""
+    """Print an error and its hint on stderr; returns the exit code for it."""
     say(f"limpet: {error}", err=True)
     if error.hint:
         say(f"hint: {error.hint}", err=True)
@@ -316,7 +317,7 @@ def complain(error: LimpetError) -> int:
 
 
 def complain_of_mistake(error: Exception) -> int:
-    """Say on stderr that limpet itself failed; the exit code for it."""
+    """Print on stderr that limpet itself failed; returns the exit code for it."""
     if os.environ.get(TRACEBACK, "0") not in ("", "0"):
         import traceback
 
@@ -359,8 +360,8 @@ def _json_escape(char: str) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where tables and coloured lines go. Without a terminal they come out plain: no line is cut, and the cells of a
-    table are separated by tabs. Control characters never reach the terminal, wherever they come from."""
+    """The console for tables and coloured lines. Without a terminal the output is plain: no line is cut, and the cells
+    of a table are separated by tabs. Control characters never reach the terminal, whatever their source."""
     from rich.console import Console
 
     plain_width = None if (sys.stderr if stderr else sys.stdout).isatty() else int(os.environ.get("COLUMNS") or 160)
@@ -370,7 +371,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _safe_hook(*, plain: bool) -> RenderHook:
-    """What every console of ours does with everything that it prints."""
+    """The hook by which our consoles remove control characters from everything that they print."""
     from rich.console import ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
     from rich.segment import Segment
     from rich.table import Table
@@ -430,7 +431,7 @@ def progress_bar(description: str, *, total: int | None, quiet: bool = False) ->
 
 
 def size_text(size: float) -> str:
-    """A number of bytes, as people say it."""
+    """A number of bytes, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -439,13 +440,13 @@ def size_text(size: float) -> str:
 
 
 def requests_text(requests: dict[str, int], where: str = "") -> str:
-    """What a command cost, in requests by verb, as a dim line."""
+    """The requests of a command by verb, as a dim line."""
     took = ", ".join(f"{count:,} {verb.upper()}" for verb, count in requests.items())
     return f"[dim]This took {many(sum(requests.values()), 'request')}{where}: {took}.[/dim]"
 
 
 def ago(seconds: float) -> str:
-    """A span of time, as people say it."""
+    """A span of time, for people."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 7200:

@@ -1,4 +1,5 @@
-"""`limpet catalog`: the table catalog, its history, what operators do to it, and the quarantine of events."""
+"""`limpet catalog`: the table catalog, its history, what operators do to it, and the quarantine of events; and
+`limpet tables`: maintenance of tables without an engine."""
 
 from __future__ import annotations
 
@@ -10,15 +11,17 @@ import typer
 
 import limpet
 from limpet import cli
-from limpet.cli import EXIT_FAILED, clean, console, group, lines, many, print_json, say, table
+from limpet.cli import EXIT_FAILED, answer, clean, console, group, lines, many, print_json, say, size_text, table
 from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
 from limpet.errors import Invalid, Unsupported
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
+    from limpet.catalog import TableMaintenance
     from limpet.catalog.history import PastCatalog
     from limpet.catalog.records import CommitRecord, Row
     from limpet.events.fold import Executions
+    from limpet.service.client import ServiceWriter
 
 URL_VARIABLES = ["LIMPET_STORAGE_URL", "LIMPET_URL"]
 KINDS = {"n": "namespace", "t": "table", "v": "view"}
@@ -36,15 +39,25 @@ CatalogUrlOption = Annotated[
 ]
 
 
-app = group(
-    "catalog",
-    help="Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
-    epilog=lines(
-        "Example: the last commits; the catalog as of version 41",
-        "$ limpet catalog log -u s3://acme/prod",
-        "$ limpet catalog show --at 41 -u s3://acme/prod",
+TableArgument = Annotated[
+    str, typer.Argument(metavar="NAMESPACE.TABLE", show_default=False, help="The table, or level.level.name.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+ServiceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--service",
+        metavar="URL",
+        show_default=False,
+        help="Commit through the `limpet serve` there, with the first of LIMPET_API_TOKENS.",
     ),
-)
+]
+WaitOption = Annotated[
+    float, typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --service.")
+]
+SeparatorOption = Annotated[
+    str, typer.Option("--separator", metavar="TEXT", help="What joins the parts of TABLE, for names with dots in them.")
+]
 
 
 def demand_extra() -> None:
@@ -71,18 +84,19 @@ def identifier(text: str, separator: str) -> tuple[list[str], str]:
     *namespace, name = text.split(separator) if separator else [text]
     if not namespace or not name or not all(namespace):
         raise Invalid(
-            f"{text!r} is no table: it has no namespace", hint="write namespace.name; --separator / joins with slashes"
+            f"{text!r} is not a table: it has no namespace",
+            hint="write namespace.name; --separator / joins with slashes",
         )
     return namespace, name
 
 
-@app.command(
-    epilog=lines(
-        "Example:",
-        "$ limpet catalog log -n 5 -u s3://acme/prod",
-        "Exit codes: 0 shown; 1 no fleet there, it cannot be read, or a commit record is damaged; 2 wrong usage.",
-    )
-)
+def writer_of(service: str | None) -> ServiceWriter | None:
+    """A writer that commits through the `limpet serve` at a URL; None without one."""
+    from limpet.service.client import ServiceWriter
+
+    return None if service is None else ServiceWriter(service)
+
+
 def log(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many commits to show.")] = 20,
     url: CatalogUrlOption = None,
@@ -92,6 +106,10 @@ def log(
 
     `who` is the name of the token that came with the request; it is empty where `limpet serve` asks for none. A commit
     holds all changes that were granted while the one before it was published, and names that one by digest.
+
+    Example:
+    $ limpet catalog log -n 5 -u s3://acme/prod
+    Exit codes: 0 shown; 1 no fleet there, it cannot be read, or a commit record is damaged; 2 wrong usage.
     """
     fleet = fleet_of(url, read_only=True)
     faults: list[str] = []
@@ -151,15 +169,6 @@ def _commit_facts(commit: CommitRecord) -> dict[str, Any]:
     return {"version": commit.version, "commit": commit.id, "at": commit.at, "token": commit.token, "rows": rows}
 
 
-@app.command(
-    epilog=lines(
-        "Example: now; as of a version; as of a moment",
-        "$ limpet catalog show -u s3://acme/prod",
-        "$ limpet catalog show --at 41 -u s3://acme/prod",
-        "$ limpet catalog show --at 2026-11-16T12:00:00Z -u s3://acme/prod",
-        "Exit codes: 0 shown; 1 there is no such version, or its history has been collected; 2 wrong usage.",
-    )
-)
 def show(
     at: Annotated[
         str | None,
@@ -168,7 +177,14 @@ def show(
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the namespaces, tables and views of the catalog, now or in the past, and where their metadata lies."""
+    """Show the namespaces, tables and views of the catalog, now or in the past, and where their metadata lies.
+
+    Example: now; as of a version; as of a moment
+    $ limpet catalog show -u s3://acme/prod
+    $ limpet catalog show --at 41 -u s3://acme/prod
+    $ limpet catalog show --at 2026-11-16T12:00:00Z -u s3://acme/prod
+    Exit codes: 0 shown; 1 there is no such version, or its history has been collected; 2 wrong usage.
+    """
     fleet = fleet_of(url, read_only=True)
     past = fleet.catalog().at(_when(at))
     if json:
@@ -219,19 +235,16 @@ def _moment(at: str) -> str:
     return f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M:%S} UTC"
 
 
-@app.command(
-    epilog=lines(
-        "Example:",
-        "$ limpet catalog verify -u s3://acme/prod",
-        "Exit codes: 0 everything is as it was committed; 1 something is damaged or cannot be read; 2 wrong usage.",
-    )
-)
 def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
     """Walk the chain of commits from the newest to the oldest that is kept, and compare every digest; then read the
     metadata file of every table and view, and compare its digest with the one that was committed.
 
     A change of an old commit, or of a metadata file, shows here. Metadata files that version 0.1 wrote have no digest;
     they get one with the next commit to their table.
+
+    Example:
+    $ limpet catalog verify -u s3://acme/prod
+    Exit codes: 0 everything is as it was committed; 1 something is damaged or cannot be read; 2 wrong usage.
     """
     fleet = fleet_of(url, read_only=True)
     with console(stderr=True).status("walking the chain"):
@@ -262,36 +275,11 @@ def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command(
-    epilog=lines(
-        "Example: where no service runs; then through the one that leads",
-        "$ limpet catalog undrop sales.orders -u s3://acme/prod",
-        "$ limpet catalog undrop sales.orders --service http://127.0.0.1:8181",
-        "Exit codes: 0 restored; 1 no such table was dropped, it was purged, the name is taken, or another process "
-        "leads; 2 wrong usage.",
-    )
-)
 def undrop(
-    table: Annotated[
-        str, typer.Argument(metavar="TABLE", show_default=False, help="The table: namespace.name, or level.level.name.")
-    ],
-    service: Annotated[
-        str | None,
-        typer.Option(
-            "--service",
-            metavar="URL",
-            show_default=False,
-            help="Ask the `limpet serve` there, with the first of LIMPET_API_TOKENS.",
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --service."),
-    ] = 0.0,
-    separator: Annotated[
-        str,
-        typer.Option("--separator", metavar="TEXT", help="What joins the parts of TABLE, for names with dots in them."),
-    ] = ".",
+    table: TableArgument,
+    service: ServiceOption = None,
+    wait: WaitOption = 0.0,
+    separator: SeparatorOption = ".",
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -299,16 +287,20 @@ def undrop(
 
     A drop deletes no files. A table that was purged cannot be put back. Without --service this process leads the
     catalog for a moment; where `limpet serve` leads it, name that one with --service.
+
+    Example: where no service runs; then through the one that leads
+    $ limpet catalog undrop sales.orders -u s3://acme/prod
+    $ limpet catalog undrop sales.orders --service http://127.0.0.1:8181
+    Exit codes: 0 restored; 1 no such table was dropped, it was purged, the name is taken, or another process leads; 2
+      wrong usage.
     """
     namespace, name = identifier(table, separator)
     if service is not None:
         location = _ask(service, namespace, name)
     else:
         location = _lead_and_undrop(fleet_of(url), namespace, name, wait)
-    if json:
-        print_json({"namespace": namespace, "name": name, "metadata_location": location})
-    else:
-        say(f"{table!r} is back, with {location}")
+    facts = {"namespace": namespace, "name": name, "metadata_location": location}
+    answer(facts, f"{table!r} is back, with {location}", json=json)
 
 
 def _lead_and_undrop(fleet: Fleet, namespace: list[str], name: str, wait_s: float) -> str:
@@ -330,13 +322,6 @@ def _ask(service: str, namespace: list[str], name: str) -> str:
     return str(answer.get("metadata-location"))
 
 
-@app.command(
-    epilog=lines(
-        "Example: keep a week of history",
-        "$ limpet catalog gc --keep 7d -u s3://acme/prod",
-        "Exit codes: 0 done; 1 no fleet there, or something in the chain is missing; 2 wrong usage.",
-    )
-)
 def gc(
     keep: Annotated[
         str, typer.Option("--keep", metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")
@@ -353,6 +338,10 @@ def gc(
     """Delete old history, and objects that no retained version needs. `limpet serve` does it every hour.
 
     Table data is never touched. A table that was dropped before the retained history can no longer be undropped.
+
+    Example: keep a week of history
+    $ limpet catalog gc --keep 7d -u s3://acme/prod
+    Exit codes: 0 done; 1 no fleet there, or something in the chain is missing; 2 wrong usage.
     """
     from limpet.app.catalogs import storage_of
     from limpet.catalog.gc import collect
@@ -386,22 +375,13 @@ def gc(
         raise typer.Exit(EXIT_FAILED)
 
 
-quarantine = group(
-    "quarantine",
-    help="Look at events that could not be read, and have them read again.",
-    epilog=lines("Example:", "$ limpet catalog quarantine ls -u s3://acme/prod"),
-)
-
-
-@quarantine.command(
-    epilog=lines(
-        "Example:",
-        "$ limpet catalog quarantine ls -u s3://acme/prod",
-        "Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.",
-    )
-)
 def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
-    """List what lies in quarantine, and why. Changes nothing."""
+    """List the batches of events in quarantine, and why they are there. Changes nothing.
+
+    Example:
+    $ limpet catalog quarantine ls -u s3://acme/prod
+    Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.
+    """
     from limpet.events.fold import quarantined
 
     fleet = fleet_of(url, read_only=True)
@@ -411,7 +391,7 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
         print_json(found)
         return
     if not found:
-        say("nothing lies in quarantine")
+        say("the quarantine is empty")
         return
     listed = table("id", "written", "bytes", "reason", right=["bytes"])
     for reason in found:
@@ -419,14 +399,6 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
     cli.show(listed)
 
 
-@quarantine.command(
-    epilog=lines(
-        "Example: one of them; then all",
-        "$ limpet catalog quarantine retry 01m7hwq79qx90hmhn3y764bxst -u s3://acme/prod",
-        "$ limpet catalog quarantine retry --all -u s3://acme/prod",
-        "Exit codes: 0 all were read; 1 some still cannot be, and stay, or there is no such batch; 2 wrong usage.",
-    )
-)
 def retry(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="ID", show_default=False, help="Ids, as `quarantine ls` shows them.")
@@ -435,7 +407,13 @@ def retry(
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Read batches of events again, after an upgrade of limpet for example. Those that can be read leave quarantine."""
+    """Read batches of events again, after an upgrade of limpet for example. Those that can be read leave quarantine.
+
+    Example: one of them; then all
+    $ limpet catalog quarantine retry 01m7hwq79qx90hmhn3y764bxst -u s3://acme/prod
+    $ limpet catalog quarantine retry --all -u s3://acme/prod
+    Exit codes: 0 all were read; 1 some still cannot be, and stay, or there is no such batch; 2 wrong usage.
+    """
     from limpet.events.fold import quarantined
     from limpet.events.fold import retry as retry_one
 
@@ -467,4 +445,163 @@ def _executions(fleet: Fleet) -> Executions:
     return executions_of(fleet.store, fleet.runtime)
 
 
-app.add_typer(quarantine)
+# ---- maintenance of tables ----
+
+SHOWN_MAX = 20
+
+
+def _maintenance(table: str, separator: str, url: str | None, service: str | None, wait_s: float) -> TableMaintenance:
+    namespace, name = identifier(table, separator)
+    return fleet_of(url).maintain(namespace, name, through=writer_of(service), wait_s=wait_s)
+
+
+def expire(
+    table: TableArgument,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            "--max-age",
+            metavar="AGE",
+            show_default="the table's history.expire.max-snapshot-age-ms, or 5d",
+            help=f"Keep younger snapshots, {DELAY_HELP}.",
+        ),
+    ] = None,
+    min_snapshots: Annotated[
+        int | None,
+        typer.Option(
+            "--min-snapshots",
+            min=1,
+            show_default="the table's history.expire.min-snapshots-to-keep, or 1",
+            help="Keep so many of each branch.",
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    service: ServiceOption = None,
+    wait: WaitOption = 20.0,
+    separator: SeparatorOption = ".",
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove old snapshots from a table, in one commit. What a branch or tag needs is kept, by its own rules.
+
+    No file is deleted: `limpet tables orphans` does that, after a grace time.
+
+    Example: keep a week, and at least ten snapshots
+    $ limpet tables expire sales.orders --max-age 7d --min-snapshots 10 -u s3://acme/prod
+    Exit codes: 0 done; 1 no such table, or another process leads the catalog; 2 wrong usage.
+    """
+    age = None if max_age is None else timedelta(seconds=duration_s(max_age))
+    done = _maintenance(table, separator, url, service, wait).expire(
+        max_age=age, min_snapshots=min_snapshots, dry_run=dry_run
+    )
+    if json:
+        print_json(done)
+        return
+    verb = "would expire" if dry_run else "expired"
+    refs = f", and the branches or tags {', '.join(done.refs)}" if done.refs else ""
+    cli.show(clean(f"{many(len(done.snapshots), 'snapshot')} of {table} {verb}{refs}; {done.kept:,} kept"))
+
+
+def compact(
+    table: TableArgument,
+    target_mib: Annotated[int, typer.Option("--target-mib", min=1, max=1024, help="Size of the new files.")] = 64,
+    min_files: Annotated[
+        int, typer.Option("--min-files", min=2, help="Rewrite small files only where there are so many.")
+    ] = 5,
+    dry_run: DryRunOption = False,
+    service: ServiceOption = None,
+    wait: WaitOption = 20.0,
+    separator: SeparatorOption = ".",
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Rewrite small data files as large ones, and apply position deletes. The rows stay the same.
+
+    Commits of others meanwhile are kept. The old files stay for older snapshots: expire those, then delete orphans.
+
+    Example: files of about 128 MiB
+    $ limpet tables compact sales.orders --target-mib 128 -u s3://acme/prod
+    Exit codes: 0 done; 1 no such table, another process leads, or it cannot be rewritten; 2 wrong usage.
+    """
+    with console(stderr=True).status("compacting"):
+        done = _maintenance(table, separator, url, service, wait).compact(
+            target_bytes=target_mib << 20, min_files=min_files, dry_run=dry_run
+        )
+    if json:
+        print_json(done)
+        return
+    verb = "would become" if dry_run else "became"
+    say(f"{many(done.files, 'file')} of {table} ({size_text(done.bytes)}) {verb} {many(done.new_files, 'file')}")
+
+
+def orphans(
+    table: TableArgument,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="Keep every file that is younger, and what was needed then.")
+    ] = "3d",
+    quiesced: Annotated[
+        bool, typer.Option("--quiesced", help="No other process uses the table: allow a grace time under an hour.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    separator: SeparatorOption = ".",
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete files in the table's folders that no snapshot needs and that are older than the grace time.
+
+    These are the files of expired snapshots, and of writers that crashed. A commit under way keeps its files if
+    it takes less than the grace time.
+
+    Example: what would go; then delete it
+    $ limpet tables orphans sales.orders --dry-run -u s3://acme/prod
+    $ limpet tables orphans sales.orders --grace 7d -u s3://acme/prod
+    Exit codes: 0 done; 1 no such table, or a part of it cannot be read (nothing is deleted); 2 wrong usage.
+    """
+    time = timedelta(seconds=duration_s(grace))
+    done = _maintenance(table, separator, url, None, 0.0).remove_orphans(grace=time, quiesced=quiesced, dry_run=dry_run)
+    if json:
+        print_json(done)
+        return
+    for path in done.files[:SHOWN_MAX] if dry_run else ():
+        cli.show(clean(path))
+    if dry_run and len(done.files) > SHOWN_MAX:
+        say(f"... and {len(done.files) - SHOWN_MAX:,} more; --json shows all")
+    verb = "would go" if dry_run else "deleted"
+    say(f"{many(len(done.files), 'file')} of {done.listed:,} ({size_text(done.bytes)}) {verb}")
+
+
+quarantine = group(
+    "quarantine",
+    ls,
+    retry,
+    help="Look at events that could not be read, and have them read again.",
+    epilog=lines("Example:", "$ limpet catalog quarantine ls -u s3://acme/prod"),
+)
+app = group(
+    "catalog",
+    log,
+    show,
+    verify,
+    undrop,
+    gc,
+    quarantine,
+    help="Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
+    epilog=lines(
+        "Example: the last commits; the catalog as of version 41",
+        "$ limpet catalog log -u s3://acme/prod",
+        "$ limpet catalog show --at 41 -u s3://acme/prod",
+    ),
+)
+tables = group(
+    "tables",
+    expire,
+    compact,
+    orphans,
+    help="Maintain tables without an engine: expire snapshots, compact small files, delete orphans.",
+    epilog=lines(
+        "Example: what would expire; then do it, and free the space",
+        "$ limpet tables expire sales.orders --dry-run -u s3://acme/prod",
+        "$ limpet tables expire sales.orders -u s3://acme/prod",
+        "$ limpet tables orphans sales.orders -u s3://acme/prod",
+    ),
+)

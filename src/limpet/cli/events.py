@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from limpet.events import Event
     from limpet.events.fold import EventFilter, Recent
 
-app = group(
-    "events",
-    help="Look at what ran: the runs that workers note with --events.",
-    epilog=lines(
-        "Example: the last tasks that failed, in any worker",
-        "$ limpet events ls --outcome failed -n 50 -u s3://acme/prod",
-    ),
-)
 
 EVERY_S = 5.0
 TAIL_MAX = 10_000
@@ -36,14 +28,6 @@ OutcomeFilter = Annotated[
 TaskFilter = Annotated[str | None, typer.Option("--task", metavar="ID", help="Runs of this task.")]
 
 
-@app.command(
-    epilog=lines(
-        "Example: what a task went through; all of the last hour as JSON",
-        "$ limpet events ls --task a.com@2026-11 -u s3://acme/prod",
-        "$ limpet events ls --since 1h -n 100000 --json -u s3://acme/prod",
-        "Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.",
-    )
-)
 def ls(
     queue: QueuesOption = None,
     outcome: OutcomeFilter = None,
@@ -60,6 +44,11 @@ def ls(
 
     Workers write their events now and then, so the last ones may be up to 15 minutes old, and a worker that was killed
     takes some with it. Times are by the clock of the worker's machine.
+
+    Example: what a task went through; all of the last hour as JSON
+    $ limpet events ls --task a.com@2026-11 -u s3://acme/prod
+    $ limpet events ls --since 1h -n 100000 --json -u s3://acme/prod
+    Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
     found = _recent(url, n, _filter(queue, outcome, task, since))
     if json:
@@ -72,13 +61,6 @@ def ls(
         say(f"unreadable: {line}", err=True)
 
 
-@app.command(
-    epilog=lines(
-        "Example:",
-        "$ limpet events tail --outcome failed -u s3://acme/prod",
-        "Exit codes: 130 stopped by Ctrl-C; 1 no fleet there, or it cannot be read; 2 wrong usage.",
-    )
-)
 def tail(
     queue: QueuesOption = None,
     outcome: OutcomeFilter = None,
@@ -86,9 +68,13 @@ def tail(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print runs as they are written down, the oldest first, until Ctrl-C; with --json, one object a line.
+    """Print runs as they are recorded, the oldest first, until Ctrl-C; with --json, one object a line.
 
-    It looks every 5 s, which takes a LIST and a few GETs each time.
+    It polls every 5 s, which takes a LIST and a few GETs each time.
+
+    Example:
+    $ limpet events tail --outcome failed -u s3://acme/prod
+    Exit codes: 130 stopped by Ctrl-C; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
     from limpet.runtime import system
 
@@ -143,3 +129,15 @@ def _print(events: list[Event]) -> None:
     for event in events:
         listed.add_row(*map(clean, _cells(event)))
     show(listed, f"[dim]{many(len(events), 'event')}[/dim]")
+
+
+app = group(
+    "events",
+    ls,
+    tail,
+    help="Look at what ran: the runs that workers note with --events.",
+    epilog=lines(
+        "Example: the last tasks that failed, in any worker",
+        "$ limpet events ls --outcome failed -n 50 -u s3://acme/prod",
+    ),
+)

@@ -1,4 +1,5 @@
-"""`limpet status`, `check`, `workers` and `upgrade`: a whole fleet, on one screen, against limits, and its formats."""
+"""`limpet status`, `check`, `workers`, `upgrade` and `metrics`: a whole fleet, on one screen, against limits, its
+formats, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import limpet
-from limpet.cli import EXIT_FAILED, ago, answer, clean, lines, many, print_json, say, show, table, when
+from limpet.cli import EXIT_FAILED, ago, answer, clean, many, print_json, say, show, table, when
 from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
 from limpet.errors import Invalid
 
@@ -17,31 +18,6 @@ if TYPE_CHECKING:
     from limpet.lease import LockState
     from limpet.queue.inspect import QueueSummary
 
-EPILOGS = {
-    "status": lines(
-        "Example:",
-        "$ limpet status -u s3://acme/prod",
-        "Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage. For alerts use `limpet check`.",
-    ),
-    "check": lines(
-        "Example: from cron, or as a health check",
-        "$ limpet check --max-age 1h --max-failed 10 -u s3://acme/prod",
-        "$ limpet check --max-pending 50000 -q enrich -q mail -u s3://acme/prod",
-        "Exit codes: 0 all rules hold; 1 a rule is violated or cannot be checked; 2 wrong usage.",
-    ),
-    "workers": lines(
-        "Example: who works on the fleet, and since when",
-        "$ limpet workers -u s3://acme/prod",
-        "Example: the versions that are in use",
-        "$ limpet workers --json -u s3://acme/prod | jq -r '.workers[].version' | sort | uniq -c",
-        "Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage.",
-    ),
-    "upgrade": lines(
-        "Example: every machine has the new limpet by now",
-        "$ limpet upgrade s3://acme/prod",
-        "Exit codes: 0 upgraded, or nothing to do; 1 no fleet there, or refused; 2 wrong usage.",
-    ),
-}
 
 LOCKS_MAX = 1000
 COUNTS = ("pending", "in_flight", "resting", "scheduled", "completed", "failed")
@@ -67,6 +43,10 @@ def status(
     in flight: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt. Both are part
     of pending. oldest: the time since the push of the oldest task that has not ended. failed: tasks that failed or were
     cancelled, and were not retried.
+
+    Example:
+    $ limpet status -u s3://acme/prod
+    Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage. For alerts use `limpet check`.
     """
     from limpet.app.fleet import has_store
     from limpet.app.health import FleetLocks, lock_states, summaries
@@ -138,7 +118,7 @@ def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
         listed.add_row(clean(lock.name), clean(lock.holder), *figures, overdue)
     show(listed)
     if more:
-        show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were looked at.[/dim]")
+        show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were read.[/dim]")
 
 
 def check(
@@ -165,6 +145,11 @@ def check(
 
     Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time. A rule
     that cannot be checked counts as violated: SQS reports no ages, so --max-age always fails there.
+
+    Example: from cron, or as a health check
+    $ limpet check --max-age 1h --max-failed 10 -u s3://acme/prod
+    $ limpet check --max-pending 50000 -q enrich -q mail -u s3://acme/prod
+    Exit codes: 0 all rules hold; 1 a rule is violated or cannot be checked; 2 wrong usage.
     """
     from limpet.app.health import Limits, broken_limits
 
@@ -199,9 +184,15 @@ def _message(broken: BrokenLimit) -> str:
 def workers(url: UrlOption = None, json: JsonOption = False) -> None:
     """Show the worker processes of a fleet: where they run, their version and queues, and since when. Changes nothing.
 
-    A process of `limpet work` shows itself after a second, renews that every two minutes, and removes it when it ends.
-    One that has not renewed for five minutes is shown as gone: it was most likely killed. LIMPET_PRESENCE=0, in the
-    environment of a worker, hides it.
+    A process of `limpet work` registers itself after a second, renews that every two minutes, and removes it when it
+    ends. One that has not renewed for five minutes is shown as gone: it was most likely killed. LIMPET_PRESENCE=0, in
+    the environment of a worker, hides it.
+
+    Example: who works on the fleet, and since when
+    $ limpet workers -u s3://acme/prod
+    Example: the versions that are in use
+    $ limpet workers --json -u s3://acme/prod | jq -r '.workers[].version' | sort | uniq -c
+    Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
     from dataclasses import asdict
 
@@ -214,7 +205,7 @@ def workers(url: UrlOption = None, json: JsonOption = False) -> None:
         print_json({"workers": rows, "more": found.more, **({"unreadable": bad} if bad else {})})
         return
     if not found.workers:
-        say("no worker shows itself; `limpet work` does so a second after it started")
+        say("no worker is registered; `limpet work` registers itself a second after it started")
     else:
         listed = table("worker", "state", "since", "renewed", "threads", "version", "queues", right=("threads",))
         for each in found.workers:
@@ -238,6 +229,10 @@ def upgrade(
 
     Do it once every machine runs the new version: older ones refuse the fleet from then on. Until then a new limpet
     keeps writing the old formats, so that mixed fleets work.
+
+    Example: every machine has the new limpet by now
+    $ limpet upgrade s3://acme/prod
+    Exit codes: 0 upgraded, or nothing to do; 1 no fleet there, or refused; 2 wrong usage.
     """
     fleet = limpet.open(where or url, create=False).check()
     before = fleet.record
@@ -253,3 +248,61 @@ def upgrade(
     nothing = f"nothing to do: {fleet.url} has the formats of this limpet ({said})"
     facts = {"url": fleet.url, "changed": changed, "before": before.format, "after": after.format}
     answer(facts, done if changed else nothing, json=json)
+
+
+DAY_S = 86400.0
+
+
+def metrics(
+    serve: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one."),
+    ] = None,
+    textfile: Annotated[
+        str | None, typer.Option("--textfile", metavar="FILE", help="Write one reading to a file, and exit.")
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--count", metavar="N", min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000."
+        ),
+    ] = 10_000,
+    idle_requests: Annotated[
+        int,
+        typer.Option(
+            "--idle-requests",
+            metavar="N",
+            min=60,
+            help="Requests an hour on an idle fleet, at most. With more, a change is noticed sooner.",
+        ),
+    ] = 260,
+    url: UrlOption = None,
+) -> None:
+    """Show a fleet to Prometheus: depth, age and rate of queues, workers, locks, indexes, the catalog, cost.
+
+    Reads only. Scraped every 15 s, an idle fleet costs under 260 requests an hour. Alert rules and a Grafana board are
+    in deploy/; `limpet work --metrics-port` shows how long handlers take. Needs the extra `metrics`.
+
+    Example: a port that Prometheus scrapes; on this machine only, or for all
+    $ limpet metrics --serve 9464 -u s3://acme/prod
+    $ limpet metrics --serve 0.0.0.0:9464 -u s3://acme/prod
+    Example: from cron, a file for the textfile collector of the node exporter
+    $ limpet metrics --textfile /var/lib/node_exporter/limpet.prom -u s3://acme/prod
+    Exit codes: 0 written; 130 stopped by Ctrl-C; 1 no fleet there, or no such port or file; 2 wrong usage.
+    """
+    from limpet.app.metrics import FleetMetrics, ScrapePlace, serving, write_textfile
+    from limpet.runtime import system
+
+    if (serve is None) is (textfile is None):
+        raise Invalid("say --serve PORT or --textfile FILE", hint="one of the two")
+    address = None if serve is None else ScrapePlace.of(serve)
+    found = FleetMetrics(limpet.open(url, read_only=True).check(), objects=count, idle_requests=idle_requests)
+    if textfile is not None:
+        write_textfile(found.registry(), textfile)
+        say(f"wrote {textfile}", err=True)
+        return
+    assert address is not None
+    with serving(found.registry(), address) as taken:
+        say(f"metrics on {taken}", err=True)
+        while True:
+            system().sleep(DAY_S)

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 EXIT_NOT_FOUND = 127
 
-app = group(
-    "lock",
-    help="Run a command under a lock, and look at locks.",
-    epilog=lines(
-        "Example: at most one backup at a time, on any number of machines",
-        "$ limpet lock run backup -u s3://acme/prod --ttl 60 -- ./backup.sh",
-    ),
-)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
 
@@ -38,7 +30,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not value >= 0:
-        raise typer.BadParameter(f"{text!r} is no number of seconds")
+        raise typer.BadParameter(f"{text!r} is not a number of seconds")
     return value
 
 
@@ -46,16 +38,6 @@ def _seconds_or_none(text: str) -> float:
     return math.inf if text == "none" else _seconds(text)
 
 
-@app.command(
-    epilog=lines(
-        "Example: a cron job on many machines, of which one runs and the others leave at once",
-        "$ limpet lock run nightly -u s3://acme/prod -- ./report.sh",
-        "Example: wait up to ten minutes for the lock",
-        "$ limpet lock run deploy -u s3://acme/prod --wait 600 -- ./deploy.sh --all",
-        "Exit codes: the command's own, 128 + n if signal n ended it; 75 the lock is held; 70 the lease was lost and "
-        "the command ended; 127 there is no such command; 2 wrong usage; 1 anything else.",
-    )
-)
 def run(
     name: NameArgument,
     command: Annotated[
@@ -87,14 +69,21 @@ def run(
     """Run a command while holding a lock.
 
     The lock is renewed while the command runs, and freed when it ends. The command finds LIMPET_TOKEN, LIMPET_LOCK
-    and LIMPET_URL in its environment. The token is higher than every earlier holder's: hand it on to whatever can
-    refuse an older one.
+    and LIMPET_URL in its environment. The token is higher than every earlier holder's: pass it to every
+    service that can refuse an older one.
 
     A lock whose holder died is taken over once its ttl has passed and it was seen unchanged for a third of the ttl
     plus 2 s. limpet waits that long even with --wait 0, so that a cron job does take over.
 
     SIGTERM, SIGINT and SIGHUP are passed on to the command's process group. If the lease is lost, or limpet is
     stopped past its ttl or killed (by kill -9 too), the whole group gets SIGTERM, and SIGKILL 5 s later.
+
+    Example: a cron job on many machines, of which one runs and the others leave at once
+    $ limpet lock run nightly -u s3://acme/prod -- ./report.sh
+    Example: wait up to ten minutes for the lock
+    $ limpet lock run deploy -u s3://acme/prod --wait 600 -- ./deploy.sh --all
+    Exit codes: the command's own, 128 + n if signal n ended it; 75 the lock is held; 70 the lease was lost and the
+      command ended; 127 there is no such command; 2 wrong usage; 1 anything else.
     """
     from limpet.worker.command import run_locked
 
@@ -105,18 +94,15 @@ def run(
     raise typer.Exit(run_locked(limpet.open(url).check(), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
 
 
-@app.command(
-    epilog=lines(
-        "Example:",
-        "$ limpet lock ls -u s3://acme/prod",
-        "Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.",
-    )
-)
 def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     """List every lock that was ever used. Changes nothing.
 
     The state is free, held, or overdue: held, but not renewed for longer than its ttl. The next process that
     asks for an overdue lock takes it over.
+
+    Example:
+    $ limpet lock ls -u s3://acme/prod
+    Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
     from limpet.app.health import lock_states
 
@@ -140,15 +126,13 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
     cli.show(listed, "\n[dim]Heartbeats are stamped by the store's clock; a free lock's is its last change.[/dim]")
 
 
-@app.command(
-    epilog=lines(
-        "Example:",
-        "$ limpet lock show backup -u s3://acme/prod",
-        "Exit codes: 0 shown; 1 there is no such lock or fleet; 2 wrong usage.",
-    )
-)
 def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Show one lock: who holds it, with which token, since when. Changes nothing."""
+    """Show one lock: who holds it, with which token, since when. Changes nothing.
+
+    Example:
+    $ limpet lock show backup -u s3://acme/prod
+    Exit codes: 0 shown; 1 there is no such lock or fleet; 2 wrong usage.
+    """
     from limpet.app.health import lock_state_of
     from limpet.keys import lock_key
 
@@ -171,14 +155,6 @@ def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) ->
     cli.show(pairs(rows.items()))
 
 
-@app.command(
-    "break",
-    epilog=lines(
-        "Example: the holder's machine is gone for good, and its ttl is an hour",
-        "$ limpet lock break backup -u s3://acme/prod",
-        "Exit codes: 0 the lock is free; 1 no such lock or fleet, or you said no; 2 wrong usage, or no terminal.",
-    ),
-)
 def break_(
     name: NameArgument,
     url: UrlOption = None,
@@ -195,6 +171,10 @@ def break_(
 
     A lock whose record is damaged cannot be taken. --force replaces it; the next token is the time in milliseconds,
     which is higher than any that was counted up. Stop what uses the lock first.
+
+    Example: the holder's machine is gone for good, and its ttl is an hour
+    $ limpet lock break backup -u s3://acme/prod
+    Exit codes: 0 the lock is free; 1 no such lock or fleet, or you said no; 2 wrong usage, or no terminal.
     """
     from limpet.app.health import lock_state_of
 
@@ -232,3 +212,17 @@ def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
 def _state(state: str) -> str:
     colour = {"held": "green", "overdue": "red"}.get(state)
     return f"[{colour}]{state}[/{colour}]" if colour else state
+
+
+app = group(
+    "lock",
+    run,
+    ls,
+    show,
+    break_,
+    help="Run a command under a lock, and look at locks.",
+    epilog=lines(
+        "Example: at most one backup at a time, on any number of machines",
+        "$ limpet lock run backup -u s3://acme/prod --ttl 60 -- ./backup.sh",
+    ),
+)

@@ -10,25 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import limpet
-from limpet.cli import clean, lines, many, say, show, table
+from limpet.cli import clean, many, say, show, table
 from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, until_reader_leaves
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
     from limpet.index.sql import Rows
 
-EPILOG = lines(
-    "Example: how the tasks of a queue are doing, and why they failed",
-    """$ limpet sql "select state, count(*) from queues.enrich group by state" -u s3://acme/prod""",
-    """$ limpet sql "select error, count(*) n from queues.enrich where state = 'failed' group by 1 order by 2 desc" """
-    "-u s3://acme/prod",
-    "Example: which records of an index have no row in a table of the catalog",
-    """$ limpet sql "select domain from sites anti join tables.web.pages using (domain)" -u s3://acme/prod""",
-    "Tables: queues.<queue>, every index by its name, tables.<namespace>.<table>, executions, commits, locks, workers; "
-    "`describe queues.enrich` shows the columns, `show all tables` what there is.",
-    "Exit codes: 0 answered; 1 no fleet there, something cannot be read, or the time was up; 2 wrong usage, or a wrong "
-    "query.",
-)
 STDOUT = "-"
 ROWS_SHOWN = 500
 
@@ -65,6 +53,17 @@ def sql(
 
     Only what the query names is read, but of that all: a queue costs a GET for each of its tasks. The time that this
     takes does not count for --timeout. Needs the extra `sql`, and `catalog` for tables.
+
+    Example: how the tasks of a queue are doing, and why they failed
+    $ limpet sql "select state, count(*) from queues.enrich group by state" -u s3://acme/prod
+    $ limpet sql "select error, count(*) n from queues.enrich where state = 'failed' group by 1 order by 2 desc" -u
+      s3://acme/prod
+    Example: which records of an index have no row in a table of the catalog
+    $ limpet sql "select domain from sites anti join tables.web.pages using (domain)" -u s3://acme/prod
+    Tables: queues.<queue>, every index by its name, tables.<namespace>.<table>, executions, commits, locks, workers;
+      `describe queues.enrich` shows the columns, `show all tables` what there is.
+    Exit codes: 0 answered; 1 no fleet there, something cannot be read, or the time was up; 2 wrong usage, or a wrong
+      query.
     """
     from limpet.app.query import fleet_sql
 
@@ -138,7 +137,7 @@ def _json_ready(value: Any) -> Any:
 
 def _csv(rows: Rows) -> Iterator[str]:
     """A header, then the rows; null is an empty cell, an empty string is in quotes. No cell is a formula (F34)."""
-    from limpet.index.formats.csv import guarded, joined
+    from limpet.index.formats.text import guarded, joined
 
     yield joined([guarded(name) for name in rows.columns]) + "\n"
     for row in rows:
@@ -149,7 +148,7 @@ def _cell(value: Any) -> str:
     from decimal import Decimal
 
     from limpet import records
-    from limpet.index.formats.csv import guarded
+    from limpet.index.formats.text import guarded
 
     match value:
         case bool():

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from limpet import records
-from limpet.cli import ago, complain, console, lines, print_json, printable_json, say, table
+from limpet.cli import ago, complain, console, print_json, printable_json, say, table
 from limpet.cli.options import ENV_URL, JsonOption, UrlOption
 from limpet.errors import Unavailable
 from limpet.records import printable
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
     from rich.table import Table
-
-EPILOG = lines(
-    "Example: app.py has `fleet = limpet.open(...)` and functions under `@fleet.task()`",
-    "$ limpet work app:fleet -p 4 -t 8",
-    "Example: urgent tasks first, bulk only when there is nothing urgent",
-    "$ limpet work app:fleet -q urgent -q bulk",
-    "Example: a queue without a task function; the payload's fields are the function's arguments",
-    "$ limpet work enrich --handler jobs.sites:enrich --url s3://acme/prod",
-    "Example: in a cron job or in CI, run what waits and exit",
-    "$ limpet work app:fleet --burst --json",
-    "Exit codes: 0 stopped by a signal, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store "
-    "failed, or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.",
-)
 
 
 PROCESSES, REPORTS = "Processes", "Reports"
@@ -192,6 +179,17 @@ def work(
     SIGTERM, SIGINT and SIGHUP stop it: nothing more is claimed, and running tasks have --grace seconds to end. A second
     signal hands them back at once. A worker process that dies is replaced; if limpet itself is killed, its workers hand
     back what they have and end.
+
+    Example: app.py has `fleet = limpet.open(...)` and functions under `@fleet.task()`
+    $ limpet work app:fleet -p 4 -t 8
+    Example: urgent tasks first, bulk only when there is nothing urgent
+    $ limpet work app:fleet -q urgent -q bulk
+    Example: a queue without a task function; the payload's fields are the function's arguments
+    $ limpet work enrich --handler jobs.sites:enrich --url s3://acme/prod
+    Example: in a cron job or in CI, run what waits and exit
+    $ limpet work app:fleet --burst --json
+    Exit codes: 0 stopped by a signal, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store
+      failed, or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.
     """
     order = WorkerOrder(
         target=target,
@@ -255,7 +253,7 @@ def _run(
 
 @contextmanager
 def _watching(wanted: bool) -> Iterator[int | None]:
-    """The pipe that tells when a source file below the current directory has changed; None if that is not wanted."""
+    """The pipe that gets a byte when a source file below the current directory changes; None if that is not wanted."""
     if not wanted:
         yield None
         return
@@ -272,7 +270,7 @@ def _watching(wanted: bool) -> Iterator[int | None]:
 
 @contextmanager
 def _measuring(port: str | None, url: str | None) -> Iterator[Callable[[Message, TaskCounts], None]]:
-    """What takes the messages of the worker processes, and shows them to Prometheus while the block lasts."""
+    """A function that takes the messages of worker processes; they are served to Prometheus while the block lasts."""
     if port is None:
         yield lambda message, counts: None
         return
@@ -374,7 +372,7 @@ class _RunCounts:
 
 
 class ProgressTable:
-    """What each queue and each worker process has done, from the events of tasks."""
+    """Counts by queue and by worker process, from the events of tasks."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

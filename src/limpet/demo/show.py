@@ -17,30 +17,13 @@ import typer
 
 import limpet
 from limpet.app.fleet import check_has_store
-from limpet.cli import EXIT_FAILED, clean, console, lines, say
+from limpet.cli import EXIT_FAILED, clean, console, say
 from limpet.demo import BATCH, FOLDS, INDEX, KEY, QUEUE, DemoResult, payload
-from limpet.demo.report import (
-    DemoHistory,
-    DemoProcess,
-    DemoScreen,
-    DemoState,
-    ask,
-    prices,
-    publish,
-    read_notes,
-    report,
-)
+from limpet.demo.report import DemoHistory, DemoProcess, DemoScreen, DemoState, ask, prices, publish, read_notes, report
 from limpet.errors import Invalid, LimpetError, Unavailable
 from limpet.runtime import system
 from limpet.worker.pool import ProcessPool
 from limpet.worker.protocol import Message, WorkerEvent, WorkerOrder
-
-EPILOG = lines(
-    "Example:",
-    "$ limpet demo",
-    "$ limpet demo --url s3://bucket/prefix",
-    "Exit codes: 0 every check passed; 1 a check failed; 2 wrong usage.",
-)
 
 WORKERS = 4
 THREADS = 2
@@ -74,6 +57,11 @@ def demo(
     workers compile at the same time; one of them is killed while it compiles. At the end everything is read back, also
     with SQL. Exit code 0 means that every check passed. The temporary folder is then removed, unless --keep is given;
     what was written to --url stays.
+
+    Example:
+    $ limpet demo
+    $ limpet demo --url s3://bucket/prefix
+    Exit codes: 0 every check passed; 1 a check failed; 2 wrong usage.
     """
     if url is not None and url.startswith("memory:"):
         raise Invalid("the demo's processes cannot share memory", hint="use a folder or a bucket, or no --url at all")
@@ -121,7 +109,7 @@ def _print_end(run: DemoRun, *, stays: bool, passed: bool) -> None:
 # ---- the run ----
 
 Script = Generator[None, WorkerEvent, None]
-"""What is done to the workers, step by step: it is resumed with every event of a worker."""
+"""The steps that kill and stop workers, as a generator: it is resumed with every event of a worker."""
 
 
 class DemoRun:

@@ -14,20 +14,13 @@ from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missi
 from limpet.events import EventSink
 from limpet.index.codec.lines import Fields, Schema, Typed
 from limpet.index.codec.types import extended, nullable, with_own
-from limpet.index.compiler import (
-    Compiler,
-    CompileReport,
-    Outcomes,
-    ShardJob,
-    compile_there,
-    emit_run,
-)
+from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, compile_there, emit_run
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
+from limpet.index.maintain import WholeIndex
 from limpet.index.maintain.import_existing import AdoptReport, import_existing, import_in_place
 from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
-from limpet.index.maintain.whole import WholeIndex
 from limpet.index.reader import Reader, warn_of
 from limpet.index.sql import Parameters, Rows, sql
 from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, manifest_cell
@@ -424,7 +417,7 @@ class Layout:
             for key, outcome in self._storage.store.put_many([Put(key, b"", Absent()) for key in shards]).items():
                 if isinstance(outcome, Conflict):
                     some_were_there = True
-                    if not self._storage.exists(key):
+                    if not self._storage.store.exists(key):
                         left.append(key)
                 elif isinstance(outcome, LimpetError):
                     raise outcome

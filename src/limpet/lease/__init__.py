@@ -1,12 +1,11 @@
 """Locks that expire if their holder crashes or is paused, with fencing tokens that refuse the writes of a late holder.
 
-Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it is kept, `renewer` for the thread.
+Read `decide` for the rules, `lock` for how a lease is won, `lease` for how it is kept and renewed.
 """
 
 from limpet.lease.decide import LeaseRecord, State
-from limpet.lease.lease import HeldLease, Lease
+from limpet.lease.lease import HeldLease, Lease, Renewable, Renewer
 from limpet.lease.lock import Lock, LockState, VersionWatch, lease_cell, lock_state
-from limpet.lease.renewer import Renewable, Renewer
 
 __all__ = [
     "HeldLease",

@@ -26,8 +26,7 @@ from limpet.lease.decide import (
     reset,
     taken,
 )
-from limpet.lease.lease import Lease
-from limpet.lease.renewer import Renewer
+from limpet.lease.lease import Lease, Renewer
 from limpet.records import INTEGER_MAX
 from limpet.runtime import Runtime, in_thread
 from limpet.store.api import Store, Version

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from enum import Enum
 from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 from xml.parsers.expat import ExpatError, ParserCreate
 
@@ -22,29 +22,31 @@ BODY_BYTES_MAX = 2 << 20
 KEYS_MAX = 1000
 DECODINGS_MAX = 4
 
-_URI = re.compile(r"[!-~]+")
+_URI = re.compile(r"[!\"$-\[\]-~]+")
 _ESCAPES = re.compile(r"(?:[^%+\\]|%[0-9A-Fa-f]{2})*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 _HEADER_NAME = re.compile(r"[a-z0-9-]{1,100}")
 _HEADER_VALUE = re.compile(r"[\t -~]*")
-_UPLOAD = re.compile(r"[A-Za-z0-9._~=+/-]{1,1024}")
+_UPLOAD = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~=+-]{1,1024}|[A-Za-z0-9][A-Za-z0-9=+/]{0,1023}")
+"""An upload id. A server may make a path of it: an id with a slash has no dots."""
 _PART = re.compile(r"[1-9][0-9]{0,4}")
 _UNWRITTEN = ".metadata.json"
+_XML_DECLARATION = re.compile(rb"""\A<\?xml version=["']1\.0["'](?: encoding=["'][Uu][Tt][Ff]-8["'])? ?\?>""")
 
 _LIST = frozenset(
     ("list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type",
      "fetch-owner")
 )  # fmt: skip
+_BODY_HEADERS = frozenset(("content-md5", "content-type"))
 _READ_HEADERS = frozenset(
     ("x-amz-checksum-mode", "x-amz-content-sha256", "x-amz-date", "x-amz-expected-bucket-owner", "x-amz-request-payer",
      "x-amz-user-agent", "x-amz-server-side-encryption-customer-algorithm", "x-amz-server-side-encryption-customer-key",
      "x-amz-server-side-encryption-customer-key-md5")
 )  # fmt: skip
 _WRITE_HEADERS = _READ_HEADERS | frozenset(
-    ("x-amz-sdk-checksum-algorithm", "x-amz-checksum-algorithm", "x-amz-checksum-type", "x-amz-decoded-content-length",
-     "x-amz-mp-object-size", "x-amz-storage-class", "x-amz-trailer", "x-amz-server-side-encryption",
-     "x-amz-server-side-encryption-aws-kms-key-id", "x-amz-server-side-encryption-bucket-key-enabled",
-     "x-amz-server-side-encryption-context")
+    ("x-amz-sdk-checksum-algorithm", "x-amz-decoded-content-length", "x-amz-mp-object-size", "x-amz-storage-class",
+     "x-amz-trailer", "x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id",
+     "x-amz-server-side-encryption-bucket-key-enabled", "x-amz-server-side-encryption-context")
 )  # fmt: skip
 _WRITE_PREFIXES = ("x-amz-meta-", "x-amz-checksum-")
 _COPY = "x-amz-copy-source"
@@ -97,7 +99,7 @@ class SignableRequest:
     query: str
     headers: Mapping[str, str]
     writes: bool
-    pins_body: bool = False
+    pins_body: bool
 
     @property
     def uri(self) -> str:
@@ -110,6 +112,13 @@ class SigningRefusal:
     """Why a request is not signed."""
 
     reason: str
+
+
+class _Kind(Enum):
+    READ = "read"
+    WRITE = "write"
+    COPY = "copy"
+    DELETE_BY_BODY = "delete"
 
 
 class _Refused(Exception):
@@ -141,18 +150,18 @@ def _decided(request: S3Request, bucket: S3Bucket, folders: tuple[str, ...]) -> 
     scheme, host, raw_path, raw_query = _parts(request.uri)
     raw_key = _raw_key(scheme, host, raw_path, bucket)
     query = _query(raw_query)
-    key = _decoded(raw_key, "path") if raw_key else ""
+    key = _decoded(raw_key, "path")
     headers = _headers(request.headers)
-    kind, pins = _kind(request, key, query, folders)
+    kind = _kind(request, key, query, folders)
+    writes, pins = kind is not _Kind.READ, kind is _Kind.DELETE_BY_BODY
     if pins and not bucket.compares_bodies:
         raise _Refused("a delete of several objects is signed only for AWS, which compares its body: delete one by one")
-    writes = kind != "read"
     _check_headers(headers, kind, bucket, folders)
     if key and not _is_inside(key, folders):
         raise _Refused("the path is not in the folder of the table")
-    if writes and key.endswith(_UNWRITTEN):
+    if writes and _is_metadata(key):
         raise _Refused(f"only the catalog writes *{_UNWRITTEN}")
-    path = raw_path[: len(raw_path) - len(raw_key)] + encoded(key, keep="/")
+    path = (raw_path.removesuffix(raw_key) or "/") + encoded(key, keep="/")
     canonical = "&".join(f"{encoded(name)}={encoded(value)}" for name, value in sorted(query.items()))
     return SignableRequest(request.method, scheme, host, path, canonical, headers, writes, pins)
 
@@ -166,45 +175,44 @@ def encoded(text: str, keep: str = "") -> str:
 
 
 def _parts(uri: str) -> tuple[str, str, str, str]:
-    if len(uri) > URI_CHARACTERS_MAX or not _URI.fullmatch(uri) or "#" in uri or "\\" in uri:
+    if len(uri) > URI_CHARACTERS_MAX or not _URI.fullmatch(uri):
         raise _Refused("the URI is too long, or has characters that must be encoded")
     try:
         parts = urlsplit(uri)
         port, host = parts.port, parts.hostname or ""
     except ValueError:
         raise _Refused("the URI is not valid") from None
-    if parts.scheme not in ("http", "https") or not host or "@" in parts.netloc or host != host.strip("."):
-        raise _Refused("the URI must be http:// or https:// and a host, without a user name")
-    default = {"http": 80, "https": 443}[parts.scheme]
+    if "@" in parts.netloc:
+        raise _Refused("the URI has a user name")
+    default = {"http": 80, "https": 443}.get(parts.scheme)
     shown = f"[{host}]" if ":" in host else host
     return parts.scheme, shown if port in (None, default) else f"{shown}:{port}", parts.path, parts.query
 
 
 def _raw_key(scheme: str, host: str, path: str, bucket: S3Bucket) -> str:
-    """The key in a path, still encoded; empty for the bucket itself.   Raises: _Refused outside of the bucket."""
+    """The key in a path, still encoded; empty for the bucket itself.   Raises: _Refused outside of the bucket.
+
+    Only on AWS may the host name the bucket. Another server may ignore that, and take the first folder of the key for
+    the bucket.
+    """
     if bucket.endpoint is not None:
         own_scheme, own_host, _, _ = _parts(bucket.endpoint)
-        servers: tuple[str, ...] = (own_host,)
+        servers = [own_host]
+        named = []
     else:
-        own_scheme = "https"
-        servers = (
-            "s3.amazonaws.com",
-            f"s3.{bucket.region}.amazonaws.com",
-            f"s3.dualstack.{bucket.region}.amazonaws.com",
-        )
+        own_scheme, region = "https", bucket.region
+        servers = ["s3.amazonaws.com", f"s3.{region}.amazonaws.com", f"s3.dualstack.{region}.amazonaws.com"]
+        named = [f"{bucket.name}.{server}" for server in servers]
     if scheme != own_scheme:
         raise _Refused(f"the store is reached by {own_scheme}")
-    if host in servers:
-        if path in (f"/{bucket.name}", f"/{bucket.name}/"):
-            return ""
-        if path.startswith(f"/{bucket.name}/"):
-            return path.removeprefix(f"/{bucket.name}/")
-        raise _Refused("the path is not in the bucket of the warehouse")
-    if host in [f"{bucket.name}.{server}" for server in servers]:
-        if path and not path.startswith("/"):
-            raise _Refused("the path is not valid")
+    if host in named:
         return path.removeprefix("/")
-    raise _Refused("the host is not the store of the warehouse")
+    if host not in servers:
+        raise _Refused("the host is not the store of the warehouse")
+    name, _, key = path.removeprefix("/").partition("/")
+    if name != bucket.name:
+        raise _Refused("the path is not in the bucket of the warehouse")
+    return key
 
 
 def _decoded(raw: str, what: str) -> str:
@@ -222,31 +230,40 @@ def _decoded(raw: str, what: str) -> str:
     return text
 
 
+def _readings(key: str) -> list[str]:
+    """A key, and what it becomes where a server decodes it again.   Raises: _Refused if that goes on and on."""
+    found = [key]
+    while (again := unquote(found[-1])) != found[-1]:
+        if len(found) == DECODINGS_MAX:
+            raise _Refused("a name is encoded too often")
+        found.append(again)
+    return found
+
+
 def _is_inside(key: str, folders: Sequence[str], *, whole: bool = True) -> bool:
     """Whether a key is below one of the folders, however often a server might decode it.
 
     The slash after the folder counts: `t-1` is not a folder of `t-12`. `whole`: it is a key; else the prefix of a
     listing, which may end in a slash.
     """
-    for _ in range(DECODINGS_MAX):
-        segments = key.split("/")
-        inner = segments if whole else segments[:-1]
-        if any(part in ("", ".", "..") for part in inner) or segments[-1] in (".", ".."):
-            return False
-        if _CONTROL.search(key) or not any(key.startswith(f"{folder}/") for folder in folders):
-            return False
-        again = unquote(key)
-        if again == key:
-            return True
-        key = again
-    return False
+    roots = tuple(f"{folder}/" for folder in folders)
+    readings = [(each, (each if whole else each.removesuffix("/")).split("/")) for each in _readings(key)]
+    return all(
+        each.startswith(roots) and not {"", ".", ".."} & {*segments} and not _CONTROL.search(each)
+        for each, segments in readings
+    )
+
+
+def _is_metadata(key: str) -> bool:
+    """Whether a key names a metadata file, however often a server might decode it."""
+    return any(each.endswith(_UNWRITTEN) for each in _readings(key))
 
 
 def _query(raw: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in raw.split("&") if raw else ():
-        name, _, value = part.partition("=")
-        name = _decoded(name, "query")
+        raw_name, _, value = part.partition("=")
+        name = _decoded(raw_name, "query")
         if not name or name in found:
             raise _Refused("the query has a parameter without a name, or twice")
         found[name] = _decoded(value, "query")
@@ -255,35 +272,35 @@ def _query(raw: str) -> dict[str, str]:
 
 # ---- what ----
 
-_Kind = Literal["read", "write", "copy", "delete"]
 
-
-def _kind(request: S3Request, key: str, query: Mapping[str, str], folders: Sequence[str]) -> tuple[_Kind, bool]:
-    """What a request does, and whether its body must be signed.   Raises: _Refused for any other request."""
+def _kind(request: S3Request, key: str, query: Mapping[str, str], folders: Sequence[str]) -> _Kind:
+    """What a request does.   Raises: _Refused if it is not one of those that are signed."""
     names = frozenset(query) - {"x-id"}
     if not key:
         if request.method == "GET" and query.get("list-type") == "2" and names <= _LIST:
             if not _is_inside(query.get("prefix", ""), folders, whole=False):
                 raise _Refused("the prefix of the listing is not in the folder of the table")
-            return "read", False
+            return _Kind.READ
         if request.method == "POST" and names == {"delete"} and not query["delete"]:
             _check_deletes(request.body, folders)
-            return "delete", True
+            return _Kind.DELETE_BY_BODY
         raise _Refused("the request is about the bucket: only listings by prefix and deletes of objects are signed")
-    upload = _UPLOAD.fullmatch(query.get("uploadId", "-")) is not None
+    upload = _UPLOAD.fullmatch(query.get("uploadId", "")) is not None
     match request.method:
         case "GET" | "HEAD" if not names:
-            return "read", False
+            return _Kind.READ
         case "PUT" if not names or (
             names == {"partNumber", "uploadId"} and upload and _PART.fullmatch(query["partNumber"])
         ):
-            return ("copy" if any(name.lower() == _COPY for name in request.headers) else "write"), False
+            pass
         case "POST" if (names == {"uploads"} and not query["uploads"]) or (names == {"uploadId"} and upload):
-            return "write", False
+            pass
         case "DELETE" if not names or (names == {"uploadId"} and upload):
-            return "delete", False
-    shown = ", ".join(sorted(names))[:100]
-    raise _Refused(f"{request.method[:10]} of an object{f' with {shown}' if shown else ''} is not signed")
+            pass
+        case _:
+            raise _Refused(f"{request.method[:10]!r} of an object with parameters {sorted(names)!s:.100} is not signed")
+    copies = request.method == "PUT" and _COPY in {name.lower() for name in request.headers}
+    return _Kind.COPY if copies else _Kind.WRITE
 
 
 def _headers(sent: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -295,20 +312,23 @@ def _headers(sent: Mapping[str, Sequence[str]]) -> dict[str, str]:
         name = each.lower()
         if not _HEADER_NAME.fullmatch(name) or name in found or not values:
             raise _Refused("a header has a name that is not valid, no value, or comes twice")
-        if name.startswith("x-amz-") or name in ("content-md5", "content-type"):
-            if len(values) != 1 or len(values[0]) > HEADER_CHARACTERS_MAX or not _HEADER_VALUE.fullmatch(values[0]):
+        if name.startswith("x-amz-") or name in _BODY_HEADERS:
+            value, *more = values
+            if more or len(value) > HEADER_CHARACTERS_MAX or not _HEADER_VALUE.fullmatch(value):
                 raise _Refused(f"the header {name} must have one value of plain characters")
-            found[name] = " ".join(values[0].split())
+            found[name] = " ".join(value.split())
     return found
 
 
 def _check_headers(headers: Mapping[str, str], kind: _Kind, bucket: S3Bucket, folders: Sequence[str]) -> None:
-    known = {"read": _READ_HEADERS, "copy": _WRITE_HEADERS | _COPY_HEADERS}.get(kind, _WRITE_HEADERS)
+    known = _BODY_HEADERS | (_READ_HEADERS if kind is _Kind.READ else _WRITE_HEADERS)
+    prefixes = () if kind is _Kind.READ else _WRITE_PREFIXES
+    if kind is _Kind.COPY:
+        known |= _COPY_HEADERS
     for name in headers:
-        allowed = name in known or (kind != "read" and name.startswith(_WRITE_PREFIXES))
-        if name.startswith("x-amz-") and not allowed:
+        if name not in known and not name.startswith(prefixes):
             raise _Refused(f"a request with the header {name} is not signed")
-    if kind == "copy":
+    if kind is _Kind.COPY:
         source = _decoded(headers[_COPY].removeprefix("/"), "copy source")
         name, _, key = source.partition("/")
         if "?" in source or name != bucket.name or not _is_inside(key, folders):
@@ -321,7 +341,7 @@ def _check_deletes(body: str | None, folders: Sequence[str]) -> None:
     keys = keys_to_delete(body)
     if not all(_is_inside(key, folders) for key in keys):
         raise _Refused("an object to delete is not in the folder of the table")
-    if any(key.endswith(_UNWRITTEN) for key in keys):
+    if any(_is_metadata(key) for key in keys):
         raise _Refused(f"only the catalog deletes *{_UNWRITTEN}")
 
 
@@ -332,30 +352,32 @@ def keys_to_delete(body: str) -> list[str]:
     sections, document types, prefixes, or versions.
     """
     data = body.encode("utf-8", "surrogatepass")
-    plain = re.sub(rb"^\s*<\?xml version=[\"']1\.0[\"'](?: encoding=[\"'][Uu][Tt][Ff]-8[\"'])? ?\?>", b"", data)
-    if len(data) > BODY_BYTES_MAX or b"<!" in plain or b"<?" in plain or b"\x00" in plain:
+    plain = _XML_DECLARATION.sub(b"", data)
+    if len(data) > BODY_BYTES_MAX or b"<!" in plain or b"<?" in plain:
         raise _Refused("the body of the delete is too large, or has a comment, a section or a declaration")
     path: list[str] = []
     text: list[str] = []
+    objects: list[str] = []
     keys: list[str] = []
-    counts: list[int] = []
 
     def start(name: str, attributes: Mapping[str, str]) -> None:
         path.append(name)
         inside = "/".join(path)
-        named = {"xmlns": _DELETE_NAMESPACE} if inside == "Delete" and attributes else {}
-        if inside not in ("Delete", "Delete/Quiet", "Delete/Object", "Delete/Object/Key") or attributes != named:
-            raise _Refused(f"the body of the delete has an element {name[:40]!r} that is not signed")
-        if inside == "Delete/Object":
-            counts.append(0)
+        if inside not in ("Delete", "Delete/Quiet", "Delete/Object", "Delete/Object/Key") or "".join(text).strip():
+            raise _Refused(f"the body of the delete has an element {name[:40]!r}, or text, that is not signed")
+        if attributes and (inside != "Delete" or attributes != {"xmlns": _DELETE_NAMESPACE}):
+            raise _Refused("the body of the delete has an attribute that is not signed")
+        if name == "Object":
+            objects.append(name)
         text.clear()
 
     def end(name: str) -> None:
-        if path[-1] == "Key":
-            counts[-1] += 1
+        if name == "Key":
             keys.append("".join(text))
-        elif path[-1] != "Quiet" and "".join(text).strip():
+        elif name != "Quiet" and "".join(text).strip():
             raise _Refused("the body of the delete has text outside of its keys")
+        if len(keys) != len(objects):
+            raise _Refused("each object to delete is named by one key")
         path.pop()
         text.clear()
 
@@ -365,8 +387,8 @@ def keys_to_delete(body: str) -> list[str]:
         parser.Parse(plain, True)
     except ExpatError:
         raise _Refused("the body of the delete is not XML") from None
-    if not keys or len(keys) > KEYS_MAX or any(count != 1 for count in counts):
-        raise _Refused(f"a delete names 1 to {KEYS_MAX} objects, each by one key")
+    if not 0 < len(keys) <= KEYS_MAX:
+        raise _Refused(f"a delete names 1 to {KEYS_MAX} objects")
     if any(key != key.strip() for key in keys):
         raise _Refused("a key to delete begins or ends with a space")
     return keys

@@ -13,7 +13,7 @@ import msgspec
 from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
-from limpet.sim.nemesis import REQUEST_FAULTS, RunPlan, pick_fault
+from limpet.sim.actors import REQUEST_FAULTS, RunPlan, pick_fault
 from limpet.sim.world import PendingRequest, SimRuntime, World
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 from limpet.store.memory import clip

@@ -24,9 +24,8 @@ from limpet.queue.claim import EntryClaim, apply_error
 from limpet.queue.decide import attempts_of, completion
 from limpet.queue.entry import EntryLease, Receipt
 from limpet.runtime import ThreadHandle
-from limpet.sim.actors import Actor, Actors, Turns
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
 from limpet.sim.bucket import Bucket, BucketChange, SimStore
-from limpet.sim.nemesis import Nemesis, RunPlan, steps
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 from limpet.store import Store
 from limpet.worker import Job, RunningTask, Worker, current_task

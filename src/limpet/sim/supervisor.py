@@ -22,9 +22,8 @@ from limpet.queue.entry import EntryLease, Receipt, Storage
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync import ClientLog, Outbox, Supervisor
 from limpet.queue.sync.records import RemoteLease
-from limpet.sim.actors import Actor, Actors, Turns
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore, room_of
-from limpet.sim.nemesis import Nemesis, RunPlan, steps
 from limpet.sim.queue import KEYS, QUEUE, HandlerRun, QueueModel, QueueUser, verdict_of
 from limpet.sim.world import PendingRequest, SimProcess, SimRuntime, Violation, World, mix
 from limpet.store.api import Always, Version, When

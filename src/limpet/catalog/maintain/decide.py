@@ -42,7 +42,7 @@ class TableSnapshot(msgspec.Struct, rename="kebab", frozen=True):
 
 
 class TableRef(msgspec.Struct, rename="kebab", frozen=True):
-    """A branch or tag, with retention rules of its own."""
+    """A branch or tag, with its own retention rules."""
 
     snapshot_id: _Long
     type: _Short = "branch"
@@ -104,7 +104,7 @@ def history_of(metadata: bytes, what: str) -> TableHistory:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What is kept of a branch without a rule of its own: snapshots that are younger than `max_age_ms`, and the newest
+    """What is kept of a branch without its own rule: snapshots that are younger than `max_age_ms`, and the newest
     `min_snapshots`. A branch or tag whose snapshot is older than `max_ref_age_ms` goes itself; None: it stays."""
 
     max_age_ms: int = MAX_AGE_MS
@@ -127,19 +127,17 @@ def policy_of(
     properties: Mapping[str, str], *, max_age_ms: int | None = None, min_snapshots: int | None = None
 ) -> RetentionPolicy:
     """The policy that a caller names; the rest as the properties of the table say, by Iceberg's names and defaults."""
-    age = max_age_ms if max_age_ms is not None else _number(properties, MAX_AGE_PROPERTY, 0)
-    count = min_snapshots if min_snapshots is not None else _number(properties, MIN_SNAPSHOTS_PROPERTY, 1)
+    age = max_age_ms if max_age_ms is not None else _number(properties, MAX_AGE_PROPERTY)
+    count = min_snapshots if min_snapshots is not None else _number(properties, MIN_SNAPSHOTS_PROPERTY)
     return RetentionPolicy(
-        MAX_AGE_MS if age is None else age,
-        MIN_SNAPSHOTS if count is None else count,
-        _number(properties, MAX_REF_AGE_PROPERTY, 0),
+        MAX_AGE_MS if age is None else age, count or MIN_SNAPSHOTS, _number(properties, MAX_REF_AGE_PROPERTY)
     )
 
 
-def _number(properties: Mapping[str, str], name: str, least: int) -> int | None:
+def _number(properties: Mapping[str, str], name: str) -> int | None:
     """A property as a number; None if it is not set, or is none: then nothing expires earlier than by default."""
     text = properties.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= least else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def expired(table: TableHistory, policy: RetentionPolicy, now_ms: int) -> ExpiryPlan:
@@ -197,7 +195,7 @@ def expiry_updates(plan: ExpiryPlan) -> list[dict[str, Any]]:
 
 
 def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
-    """The commit that carries out a plan, if every branch and tag that was looked at is as it was.
+    """The commit that carries out a plan, if every branch and tag that was read is unchanged.
 
     A branch or tag that was created since is not named here: the catalog refuses to remove its snapshot.
     """

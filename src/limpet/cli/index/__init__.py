@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from limpet.cli import group, lines
-from limpet.cli.index import compiling, files, maintain, records, schema
+from limpet.cli.index import files, maintain, records
 
 __all__ = ["app"]
 
 app = group(
     "index",
-    schema,
-    records,
-    files,
-    compiling,
-    maintain,
+    records.create,
+    records.ls,
+    records.schema,
+    records.stats,
+    records.put,
+    records.get,
+    records.delete,
+    records.sql,
+    files.import_,
+    files.export,
+    maintain.compile,
+    maintain.publish,
+    maintain.verify,
+    maintain.adopt,
+    maintain.reshard,
+    maintain.purge,
     help="Keep records by key: import, look up, query, compile, export.",
     epilog=lines(
         "Example: a CSV file into a new index; fold it into shards; look one up",

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 import limpet
-from limpet.cli import ago, lines, many, print_json, progress_bar, say, size_text
-from limpet.cli.index.options import EngineOption, IndexArgument, SkipDamagedOption, skipping
+from limpet.cli import ago, many, print_json, progress_bar, say, size_text
+from limpet.cli.index.options import EngineOption, IndexArgument, SkipDamagedOption, engine_of, opened, skipping
 from limpet.cli.options import STDIN, JsonOption, UrlOption, open_input, refuse_path, until_reader_leaves
 from limpet.errors import Invalid, LimpetError, Missing
 
@@ -23,24 +23,6 @@ if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.files import Exported, Import
 
-EPILOGS = {
-    "import": lines(
-        "Example: into an existing index; into a new one with the columns of the file; on four cores",
-        "$ limpet index import sites sites.csv -u s3://acme/prod",
-        "$ limpet index import sites sites.parquet --create --key domain -u s3://acme/prod",
-        "$ limpet index import sites sites.jsonl --engine processes=4 --skip-bad bad.jsonl -u s3://acme/prod",
-        "Exit codes: 0 all is in, but for what --skip-bad left out; 1 there is no such index or file, or the store "
-        "refused; 2 wrong usage, or a bad record; 130 interrupted.",
-    ),
-    "export": lines(
-        "Example: a file that spreadsheets and pandas read; to another program; into another index",
-        "$ limpet index export sites sites.csv -u s3://acme/prod",
-        "$ limpet index export sites - --format jsonl -u s3://acme/prod | jq .domain",
-        "$ limpet index export sites - --format jsonl -u ./a | limpet index import sites - --format jsonl -u ./b",
-        "Exit codes: 0 written; 1 there is no such index, it could not be read or written, or --skip-damaged left some "
-        "out (the file is written then); 2 wrong usage.",
-    ),
-}
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")]
 
@@ -103,6 +85,13 @@ def import_(
     In CSV an empty field is null and "" an empty string. A field that begins with an apostrophe and = + - or @, as
     `limpet index export` writes it, loses the apostrophe. With --create, a column is a string unless the first 1,000
     records are all of another type.
+
+    Example: into an existing index; into a new one with the columns of the file; on four cores
+    $ limpet index import sites sites.csv -u s3://acme/prod
+    $ limpet index import sites sites.parquet --create --key domain -u s3://acme/prod
+    $ limpet index import sites sites.jsonl --engine processes=4 --skip-bad bad.jsonl -u s3://acme/prod
+    Exit codes: 0 all is in, but for what --skip-bad left out; 1 there is no such index or file, or the store refused;
+      2 wrong usage, or a bad record; 130 interrupted.
     """
     from limpet.index.files import Import, identity
     from limpet.index.formats import FORMATS, ChunkLimits, name_of
@@ -150,7 +139,7 @@ def _target(
     if not create:
         fleet = limpet.open(url, create=False).check()
         return fleet, demand_index(fleet, index)
-    refuse_path(index, "index", lambda: demand_index(limpet.open(url, create=False).check(), index))
+    refuse_path(index, "index", lambda: opened(url, index))
     try:
         fleet = limpet.open(url, create=False).check()
         manifest = fleet.index(index).manifest
@@ -178,7 +167,6 @@ def _run(
 ) -> None:
     from limpet.app.fleet import absolute
     from limpet.app.indexes import ImportJob
-    from limpet.cli.index.engine import engine
     from limpet.index.formats import FORMATS
     from limpet.runtime import system
 
@@ -189,7 +177,7 @@ def _run(
     before = work.state.records
     explained = 0
     try:
-        with engine(engine_text, fleet.url) as place, progress() as show:
+        with engine_of(engine_text, fleet.url) as place, progress() as show:
             job = ImportJob(absolute(fleet.url), index) if place.executor else None
             for taken in work.run(job, place.executor, place.workers, show):
                 for bad in taken.bad[: WHY_SHOWN - explained]:
@@ -259,15 +247,21 @@ def export(
 
     In CSV, null is an empty field and an empty string is "". Text that a spreadsheet would run as a formula gets an
     apostrophe in front.
+
+    Example: a file that spreadsheets and pandas read; to another program; into another index
+    $ limpet index export sites sites.csv -u s3://acme/prod
+    $ limpet index export sites - --format jsonl -u s3://acme/prod | jq .domain
+    $ limpet index export sites - --format jsonl -u ./a | limpet index import sites - --format jsonl -u ./b
+    Exit codes: 0 written; 1 there is no such index, it could not be read or written, or --skip-damaged left some out
+      (the file is written then); 2 wrong usage.
     """
-    from limpet.app.indexes import demand_index
     from limpet.index.files import export as exporting
     from limpet.index.formats import name_of
 
     named = name_of(file, format)
     if file == STDOUT and json:
         raise Invalid("the records and --json cannot both go to stdout", hint="write the records into a file")
-    handle = demand_index(limpet.open(url, read_only=True).check(), index)
+    handle = opened(url, index, read_only=True)
     with skipping(skip_damaged) as on_damage:
         with until_reader_leaves():
             records = _write(file, lambda stream: exporting(handle, stream, named, on_damage))

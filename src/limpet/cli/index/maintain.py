@@ -1,54 +1,281 @@
-"""`limpet index verify`, `adopt`, `reshard` and `purge`: operations on a whole index."""
+"""`limpet index compile`, `publish`, `verify`, `adopt`, `reshard` and `purge`: operations on a whole index."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import limpet
-from limpet.cli import EXIT_FAILED, console, lines, many, print_json, say
-from limpet.cli.index.options import IndexArgument
-from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s
+from limpet.cli import (
+    EXIT_FAILED,
+    ago,
+    answer,
+    clean,
+    console,
+    many,
+    print_json,
+    requests_text,
+    say,
+    show,
+    size_text,
+    table,
+)
+from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of, opened
+from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, duration_s
+from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import IndexKeys
 
 if TYPE_CHECKING:
+    from limpet.app import Fleet
+    from limpet.index import CompileReport
     from limpet.index.maintain.import_existing import AdoptReport
     from limpet.index.maintain.verify import VerifyReport
+    from limpet.publish import Published
 
-EPILOGS = {
-    "verify": lines(
-        "Example: verify, then repair what can be derived",
-        "$ limpet index verify domains -u s3://acme/prod",
-        "$ limpet index verify domains --repair -u s3://acme/prod",
-        "Example: a shard is lost for good; go on with all the others",
-        "$ limpet index verify domains --accept-loss -u s3://acme/prod",
-        "Exit codes: 0 nothing is wrong, or all was repaired; 1 something is wrong, or there is no such index; 2 wrong "
-        "usage; 75 another repair, reshard or purge is running.",
-    ),
-    "adopt": lines(
-        "Example: import a folder of record files; then those beside the index's own, which nothing writes any more",
-        "$ limpet index adopt domains --from ./old/domains -u s3://acme/prod",
-        "$ limpet index adopt domains --quiesced -u s3://acme/prod",
-        "Example: make an index of shards that another program left where the index should be",
-        "$ limpet index adopt domains --key domain --quiesced -u ./fleet",
-        "Exit codes: 0 all were imported; 1 some were bad, or there is no such index or folder; 2 wrong usage.",
-    ),
-    "reshard": lines(
-        "Example: 4,096 shards instead of 256, while no process uses the index",
-        "$ limpet index reshard domains --depth 3 --quiesced -u s3://acme/prod",
-        "Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 "
-        "wrong usage; 75 another repair, reshard or purge is running.",
-    ),
-    "purge": lines(
-        "Example: drop tombstones that are older than 30 days, while no process uses the index",
-        "$ limpet index purge domains --older-than 30d --quiesced -u s3://acme/prod",
-        "Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 "
-        "wrong usage; 75 another repair, reshard or purge is running.",
-    ),
-}
+
+IDLE_MAX = 8
+COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records")
+
+
+def compile(
+    index: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Fold all waiting records, even where few of them wait.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until SIGTERM or Ctrl-C.")] = False,
+    every: Annotated[
+        float,
+        typer.Option(
+            "--every",
+            metavar="SECONDS",
+            min=1.0,
+            help="With --watch: the interval. While nothing waits, it grows up to eightfold.",
+        ),
+    ] = 60.0,
+    engine: EngineOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Fold waiting records into the shards, so that lookups and queries are cheap.
+
+    A shard is rewritten when enough records wait for it, or one has waited for a day; until then they are gathered into
+    packs. Readers see no difference. Any number of compilers may run at once, anywhere, and be killed at any moment.
+
+    Example: once; as a service, until it is stopped; on a Dask cluster
+    $ limpet index compile sites -u s3://acme/prod
+    $ limpet index compile --watch -u s3://acme/prod
+    $ limpet index compile sites --full --engine dask=tcp://10.0.0.5:8786 -u s3://acme/prod
+    Exit codes: 0 compiled, or stopped by a signal with --watch; 1 there is no such index, a shard is corrupt, or the
+      store refused; 2 wrong usage; 130 interrupted.
+    """
+    from limpet.app.indexes import demand_index
+
+    fleet = limpet.open(url, create=False).check()
+    for name in index or ():
+        demand_index(fleet, name)
+    with engine_of(engine, fleet.url) as place:
+        if watch:
+            _watch(fleet, index, place, every, full=full, json=json)
+        else:
+            _once(fleet, index, place, full=full, json=json)
+
+
+def _once(fleet: Fleet, names: list[str] | None, place: Engine, *, full: bool, json: bool) -> None:
+    reports: dict[str, CompileReport] = {}
+    failed: LimpetError | None = None
+    with fleet.meter.measure() as cost:
+        for name in names or fleet.indexes():
+            try:
+                reports[name] = fleet.index(name).compile(place.executor, full=full)
+            except Corrupt as error:
+                failed = failed or error
+            except Missing:
+                if names:
+                    raise
+    if json:
+        print_json({"indexes": {name: _facts(each) for name, each in reports.items()}, "requests": cost.requests})
+    elif reports or failed is None:
+        _print(reports, cost.requests, spread=place.executor is not None)
+    if failed is not None:
+        raise failed
+
+
+def _facts(report: CompileReport) -> dict[str, Any]:
+    return {each.name: getattr(report, each.name) for each in fields(report) if each.name not in ("folds", "merged")}
+
+
+def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, spread: bool) -> None:
+    if not reports:
+        say("there is no index to compile; `limpet index create` makes one")
+        return
+    figures = (*COUNTS, "written", "quarantined")
+    listed = table("index", *figures, right=figures)
+    for name, report in reports.items():
+        counts = [f"{getattr(report, each):,}" for each in COUNTS]
+        bad = f"[red]{report.quarantined:,}[/red]" if report.quarantined else "0"
+        listed.add_row(clean(name), *counts, size_text(report.written_bytes), bad)
+    show(listed)
+    for name, report in reports.items():
+        if report.strays:
+            said = f"{name}: {many(report.strays, 'folder')} of another depth"
+            show(f"[yellow]{clean(said)}[/yellow]; see `limpet index verify`")
+    show(requests_text(requests, " here, without those of the workers" if spread else ""))
+
+
+def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
+    """Compile until a signal comes. An unavailable store or a bad shard is reported, and tried again."""
+    from limpet.runtime import system
+    from limpet.worker.signals import STOP_SIGNALS, SignalPipe
+
+    runtime = system()
+    pause_s = every_s
+    with SignalPipe.catching(STOP_SIGNALS) as signals:
+        stop = SignalFlag(signals)
+        while not stop.is_set():
+            busy = False
+            try:
+                for name in names or fleet.indexes():
+                    began_s = runtime.elapsed_s()
+                    try:
+                        report = fleet.index(name).compile(place.executor, full=full, stop=stop.is_set)
+                    except (Corrupt, Unavailable, OutcomeUnknown) as error:
+                        _print_run({"index": name, "error": str(error), "hint": error.hint}, json=json)
+                        continue
+                    except Missing:
+                        if names:
+                            raise
+                        continue
+                    if report.objects or report.quarantined:
+                        busy = True
+                        _print_run(
+                            {"index": name, **_facts(report), "seconds": runtime.elapsed_s() - began_s}, json=json
+                        )
+            except (Unavailable, OutcomeUnknown) as error:
+                _print_run({"error": str(error), "hint": error.hint}, json=json)
+            pause_s = every_s if busy else min(2 * pause_s, IDLE_MAX * every_s)
+            stop.wait(pause_s)
+
+
+def _print_run(facts: dict[str, Any], *, json: bool) -> None:
+    """Print one line about one run: JSON on stdout, text on stderr."""
+    from limpet import records
+    from limpet.runtime import system
+
+    at = system().wall()
+    if json:
+        print(records.encode({"at": at, **facts}).decode(), flush=True)
+        return
+    if "error" in facts:
+        said = f"{facts.get('index', 'store')}: {facts['error']} (hint: {facts['hint']})"
+    else:
+        said = (
+            f"{facts['index']}: {many(facts['folded'], 'shard')} folded, {facts['packed']:,} packed, "
+            f"{many(facts['objects'], 'object')}, {many(facts['records'], 'record')} new, "
+            f"{size_text(facts['written_bytes'])} written in {ago(facts['seconds'])}"
+        )
+        said += f", {facts['quarantined']:,} to quarantine" if facts["quarantined"] else ""
+    print(f"{at:%H:%M:%S}Z {said}", file=sys.stderr, flush=True)
+
+
+def publish(
+    index: IndexArgument,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="NAMESPACE.NAME",
+            show_default="indexes.INDEX",
+            help="The table; created if it does not exist.",
+        ),
+    ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option(
+            "--catalog",
+            metavar="URL",
+            show_default=False,
+            help="Commit through the `limpet serve` there, with the first of LIMPET_API_TOKENS.",
+        ),
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Fold what waits into the shards first, or leave it out.")
+    ] = True,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog."),
+    ] = 20.0,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Publish an index as an Iceberg table for DuckDB, Polars, PyIceberg, Spark and others, or update its table.
+
+    Only shards that have changed since the last time are written, in one commit: readers see the old table or the new
+    one. If nothing has changed, nothing is written. Run it from cron, as often as you like.
+
+    Without --catalog, this process leads the catalog for a moment. If a `limpet serve` leads it, name it by --catalog.
+
+    Example: where no service runs; through the one that leads the catalog; under another name
+    $ limpet index publish sites -u s3://acme/prod
+    $ limpet index publish sites --catalog http://127.0.0.1:8181 -u s3://acme/prod
+    $ limpet index publish sites --table web.sites -u s3://acme/prod
+    Exit codes: 0 the table is up to date; 1 there is no such index, another process leads the catalog, or it could not
+      be read or written; 2 wrong usage, or a table that is not this index's.
+    """
+    from limpet.app.indexes import demand_index
+    from limpet.cli.catalog import demand_extra, identifier
+
+    demand_extra()
+    named = identifier(table, ".") if table is not None else None
+    fleet = limpet.open(url, create=False).check()
+    demand_index(fleet, index)
+    with console(stderr=True).status("publishing"):
+        done = _publish(fleet, index, named, catalog, compile=compile, wait_s=wait)
+    if json:
+        print_json(done)
+    else:
+        _print_published(done)
+
+
+def _publish(
+    fleet: Fleet,
+    index: str,
+    table: tuple[Sequence[str], str] | None,
+    service: str | None,
+    *,
+    compile: bool,
+    wait_s: float,
+) -> Published:
+    from limpet.catalog import NotLeader
+    from limpet.cli.catalog import writer_of
+
+    try:
+        return fleet.publish_index(index, table, compile=compile, through=writer_of(service), wait_s=wait_s)
+    except NotLeader as error:
+        if service is not None:
+            raise
+        raise NotLeader(str(error), hint="commit through it: --catalog http://HOST:PORT") from None
+
+
+def _print_published(done: Published) -> None:
+    name = clean(".".join((*done.namespace, done.table)))
+    if done.changed:
+        kept = done.files - done.files_added
+        files = f"{many(done.files_added, 'file')} written, {kept:,} kept, {done.files_removed:,} removed"
+        said = f"published {many(done.records, 'record')} of {clean(repr(done.index))} as the table {name}: {files}"
+    else:
+        said = f"the table {name} is up to date, with {many(done.records, 'record')}"
+    show(said, f"[dim]{clean(done.metadata_location)}[/dim]")
+
+
+# ---- repairs ----
 
 QuiescedOption = Annotated[
     bool, typer.Option("--quiesced", help="I have stopped everything that writes, compiles or reads the index.")
@@ -76,12 +303,18 @@ def verify(
 
     Without --repair and --accept-loss nothing is changed, and read-only credentials are enough. Restore a damaged shard
     from a backup if you have one; --accept-loss gives up what is lost. The index may be in use meanwhile.
-    """
-    from limpet.app.indexes import demand_index
 
-    handle = demand_index(limpet.open(url, create=False, read_only=not (repair or accept_loss)).check(), name)
+    Example: verify, then repair what can be derived
+    $ limpet index verify domains -u s3://acme/prod
+    $ limpet index verify domains --repair -u s3://acme/prod
+    Example: a shard is lost for good; go on with all the others
+    $ limpet index verify domains --accept-loss -u s3://acme/prod
+    Exit codes: 0 nothing is wrong, or all was repaired; 1 something is wrong, or there is no such index; 2 wrong
+      usage; 75 another repair, reshard or purge is running.
+    """
+    index = opened(url, name, read_only=not (repair or accept_loss))
     with console(stderr=True).status(f"reading {name!r}"):
-        report = handle.verify(repair=repair, accept_loss=accept_loss)
+        report = index.verify(repair=repair, accept_loss=accept_loss)
     if json:
         facts = ("ok", "shards", "records", "tombstones", "waiting", "read_bytes")
         print_json(
@@ -149,6 +382,13 @@ def adopt(
     Without --from, and if the folder has no manifest, an index is made in place: the records are put, the record files
     are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed. The
     place need not be a fleet before.
+
+    Example: import a folder of record files; then those beside the index's own, which nothing writes any more
+    $ limpet index adopt domains --from ./old/domains -u s3://acme/prod
+    $ limpet index adopt domains --quiesced -u s3://acme/prod
+    Example: make an index of shards that another program left where the index should be
+    $ limpet index adopt domains --key domain --quiesced -u ./fleet
+    Exit codes: 0 all were imported; 1 some were bad, or there is no such index or folder; 2 wrong usage.
     """
     from limpet.app.adopt import adopt_files, has_records
 
@@ -192,21 +432,22 @@ def reshard(
 
     Stop everything that uses the index first. If it is interrupted, run it again. With the depth that the index has, it
     only cleans up after a reshard that was abandoned.
-    """
-    from limpet.app.indexes import demand_index
 
-    handle = demand_index(limpet.open(url, create=False).check(), name)
+    Example: 4,096 shards instead of 256, while no process uses the index
+    $ limpet index reshard domains --depth 3 --quiesced -u s3://acme/prod
+    Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 wrong
+      usage; 75 another repair, reshard or purge is running.
+    """
+    handle = opened(url, name)
     with console(stderr=True).status(f"resharding {name!r}"):
         report = handle.reshard(depth, quiesced=quiesced)
-    if json:
-        print_json({"index": name, **asdict(report)})
-    elif report.before == depth:
-        say(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
-    else:
-        say(
+    text = f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed"
+    if report.before != depth:
+        text = (
             f"{name!r} has {many(report.shards, 'shard')} of depth {depth} now (it was {report.before}), with "
             f"{many(report.records, 'record')}, tombstones included"
         )
+    answer({"index": name, **asdict(report)}, text, json=json)
 
 
 def purge(
@@ -225,15 +466,15 @@ def purge(
 
     Stop everything that uses the index first: a program that later writes an older record of a deleted key brings it
     back. Waiting records are compiled first.
-    """
-    from limpet.app.indexes import demand_index
 
-    handle = demand_index(limpet.open(url, create=False).check(), name)
+    Example: drop tombstones that are older than 30 days, while no process uses the index
+    $ limpet index purge domains --older-than 30d --quiesced -u s3://acme/prod
+    Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 wrong
+      usage; 75 another repair, reshard or purge is running.
+    """
+    handle = opened(url, name)
     with console(stderr=True).status(f"purging {name!r}"):
         report = handle.purge(quiesced=quiesced, older_than_s=older_than)
-    if json:
-        print_json({"index": name, **asdict(report)})
-    else:
-        kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
-        shards = many(report.shards, "shard")
-        say(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")
+    kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
+    text = f"{many(report.dropped, 'tombstone')} dropped from {many(report.shards, 'shard')} of {name!r}{kept}"
+    answer({"index": name, **asdict(report)}, text, json=json)

@@ -1,65 +1,263 @@
-"""`limpet index put`, `get`, `delete` and `sql`: the records of an index."""
+"""`limpet index create`, `ls`, `schema` and `stats`; `put`, `get`, `delete` and `sql`: indexes and their records."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import limpet
-from limpet.cli import EXIT_FAILED, clean, lines, many, print_json, say, show
-from limpet.cli.index.options import (
-    IndexArgument,
-    KeysArgument,
-    SkipDamagedOption,
-    key_of,
-    skipping,
+from limpet.cli import (
+    EXIT_FAILED,
+    ago,
+    answer,
+    clean,
+    many,
+    now_of,
+    print_json,
+    requests_text,
+    say,
+    show,
+    size_text,
+    table,
+    when,
 )
-from limpet.cli.options import STDIN, JsonOption, UrlOption, until_reader_leaves
-from limpet.cli.sql import (
-    CsvOption,
-    MemoryOption,
-    ParquetOption,
-    QueryArgument,
-    bare,
-    demand_one_format,
-    print_answer,
-)
-from limpet.errors import Invalid
+from limpet.cli.index.options import IndexArgument, KeysArgument, SkipDamagedOption, field_of, key_of, opened, skipping
+from limpet.cli.options import STDIN, JsonOption, UrlOption, refuse_path, until_reader_leaves
+from limpet.cli.sql import CsvOption, MemoryOption, ParquetOption, QueryArgument, bare, demand_one_format, print_answer
+from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
-    pass
+    from limpet.index.describe import Waits
+    from limpet.index.storage import Manifest
 
-EPILOGS = {
-    "put": lines(
-        "Example: a record; one from another program",
-        """$ limpet index put sites '{"domain": "a.com", "title": "A"}' -u s3://acme/prod""",
-        "$ curl -s https://a.com/site.json | limpet index put sites - -u s3://acme/prod",
-        "Exit codes: 0 written; 1 there is no such index, or the store refused; 2 wrong usage, or a bad record.",
-    ),
-    "get": lines(
-        "Example: one record; several, one JSON object a line",
-        "$ limpet index get sites a.com -u s3://acme/prod",
-        "$ limpet index get sites a.com b.com --json -u s3://acme/prod",
-        "Exit codes: 0 all were found; 1 one is missing, or there is no such index; 2 wrong usage.",
-    ),
-    "delete": lines(
-        "Example:",
-        "$ limpet index delete sites a.com b.com -u s3://acme/prod",
-        "Exit codes: 0 deleted; 1 there is no such index, or the store refused; 2 wrong usage.",
-    ),
-    "sql": lines(
-        "Example: count, join two indexes, keep the answer as Parquet",
-        """$ limpet index sql "select count(*), max(updated_at) from sites" -u s3://acme/prod""",
-        """$ limpet index sql "select * from sites join owners using (domain)" --csv - -u s3://acme/prod""",
-        """$ limpet index sql "from sites where title is null" --parquet untitled.parquet -u s3://acme/prod""",
-        'A name that is no plain word needs quotes: `select * from "my-index"`. `show tables` lists the indexes, '
-        "`describe sites` the columns of one.",
-        "Exit codes: 0 answered; 1 there is no such fleet, it cannot be read, or --skip-damaged left some out; 2 wrong "
-        "usage or a wrong query.",
-    ),
-}
+
+def create(
+    index: IndexArgument,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", metavar="FILE", show_default=False, help="A data package or table schema, in JSON."),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", "-f", metavar="NAME:TYPE", show_default=False, help="A column; NAME:TYPE? may be null. Repeat."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The column that identifies a record."),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            "--depth", min=2, max=4, show_default="2", help="2, 3 or 4: an index has 256, 4,096 or 65,536 shards."
+        ),
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Create an index. If it exists, new columns are added to it.
+
+    The types are string, integer, number, boolean, date, datetime, object, array and any (JSON). Every record also has
+    `updated_at`, which decides between two records with one key.
+
+    256 shards are enough for some hundred million small records; a shard is rewritten as a whole.
+
+    Example: by columns (? means that it may be null); by a Frictionless data package or table schema
+    $ limpet index create sites --field domain:string --field title:string? --key domain -u s3://acme/prod
+    $ limpet index create sites --schema datapackage.json -u s3://acme/prod
+    Exit codes: 0 created, or it exists with these columns; 1 the store refused; 2 wrong usage, or other columns.
+    """
+    from limpet.app.indexes import manifest_of, package_of
+    from limpet.index.codec.types import typed, with_own
+
+    if (schema is None) is (not field):
+        raise Invalid("name the columns with --field or --schema", hint="--field domain:string --key domain")
+    if field and not key:
+        raise Invalid("name the key column", hint=f"--key {field[0].rpartition(':')[0] or 'NAME'}")
+    columns: Any = schema if schema is not None else package_of([field_of(each) for each in field or ()])
+    found = typed(columns, key)
+    if found.key is None:
+        raise Invalid("the schema names no primaryKey", hint="say which field is the key: --key NAME")
+    with_own(found.fields or (), found.key)  # refuses columns that make no sense before a fleet is made for them
+    refuse_path(index, "index", lambda: opened(url, index))
+    fleet = limpet.open(url).check()
+    before = manifest_of(fleet, index)
+    manifest = fleet.index(index, columns, key=key, depth=depth).manifest
+    if json:
+        print_json(_facts(index, manifest))
+        return
+    names = ", ".join(each.name for each in manifest.schema.columns)
+    if before is None:
+        said = f"created {index!r}"
+    elif before.schema_version < manifest.schema_version:
+        said = f"{index!r} was there, and has new columns now"
+    else:
+        said = f"{index!r} was there already; nothing was changed"
+    say(f"{said}: {16**manifest.depth:,} shards, key {manifest.key!r}, columns {names}")
+
+
+def ls(url: UrlOption = None, json: JsonOption = False) -> None:
+    """List the indexes. Changes nothing.
+
+    Records are as of the last compile: what waits is not counted. It costs a LIST, and a GET for each index.
+
+    Example:
+    $ limpet index ls -u s3://acme/prod
+    Exit codes: 0 listed; 1 there is no such fleet; 2 wrong usage.
+    """
+    fleet = limpet.open(url, read_only=True).check()
+    rows: list[dict[str, Any]] = []
+    for name in fleet.indexes():
+        try:
+            manifest = fleet.index(name).manifest
+        except Missing:
+            rows.append({"index": name, "error": "was never completed: create it again"})
+        except LimpetError as error:
+            rows.append({"index": name, "error": str(error)})
+        else:
+            counted = bool(manifest.records)
+            rows.append(
+                {
+                    "index": name,
+                    "key": manifest.key,
+                    "columns": len(manifest.schema.columns),
+                    "shards": 16**manifest.depth,
+                    "records": sum(manifest.records) if counted else None,
+                    "bytes": sum(manifest.sizes) if counted else None,
+                }
+            )
+    if json:
+        print_json(rows)
+        return
+    if not rows:
+        say(f"there is no index at {fleet.url}; `limpet index create` makes one")
+        return
+    figures = ("columns", "shards", "records", "size")
+    listed = table("index", "key", *figures, right=figures)
+    for row in rows:
+        if "error" in row:
+            listed.add_row(clean(row["index"]), f"[red]{clean(row['error'])}[/red]")
+            continue
+        records = "-" if row["records"] is None else f"{row['records']:,}"
+        size = "-" if row["bytes"] is None else size_text(row["bytes"])
+        listed.add_row(clean(row["index"]), clean(row["key"]), str(row["columns"]), f"{row['shards']:,}", records, size)
+    show(listed)
+
+
+def schema(
+    index: IndexArgument,
+    add: Annotated[
+        list[str] | None,
+        typer.Option("--add", metavar="NAME:TYPE", show_default=False, help="Add a column at the end. Repeat."),
+    ] = None,
+    allow_null: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-null",
+            metavar="NAME",
+            show_default=False,
+            help="Let a column be null. Change the types of all programs first: those that demand a value cannot read "
+            "such records.",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the columns of an index, add some, or let one be null.
+
+    A new column is null in the records that are there. Columns are never renamed, removed or given another type.
+
+    Example: the columns; one more
+    $ limpet index schema sites -u s3://acme/prod
+    $ limpet index schema sites --add visits:integer -u s3://acme/prod
+    Exit codes: 0 shown or added; 1 there is no such index; 2 wrong usage, or a column that it cannot have.
+    """
+    from limpet.app.indexes import add_columns, demand_index
+
+    added: list[str] = []
+    new = [field_of(each, always_optional=True) for each in add or ()]
+    fleet = limpet.open(url, create=False, read_only=not add and not allow_null).check()
+    for name in allow_null or ():
+        demand_index(fleet, index).allow_null(name)
+    if new:
+        manifest, added = add_columns(fleet, index, new)
+    else:
+        manifest = demand_index(fleet, index).manifest
+    if json:
+        print_json(_facts(index, manifest))
+        return
+    columns = table("column", "type", "")
+    for field in manifest.schema.columns:
+        notes = "key" if field.name == manifest.key else "" if field.required else "may be null"
+        columns.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
+    version = f"schema version {manifest.schema_version}, {16**manifest.depth:,} shards"
+    show(f"[bold]{clean(index)}[/bold]  {version}", columns)
+    if add:
+        say("")
+        say(f"added {', '.join(added)}" if added else "it has them already; nothing was changed")
+
+
+def _facts(index: str, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "index": index,
+        "key": manifest.key,
+        "depth": manifest.depth,
+        "schema_version": manifest.schema_version,
+        "fields": [
+            {"name": each.name, "type": each.type, "required": each.required} for each in manifest.schema.columns
+        ],
+    }
+
+
+def stats(index: IndexArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Count what an index holds, and what waits to be compiled. Changes nothing.
+
+    It lists every object of the index, at a request for each thousand; no record is read. Deleted records count until
+    `limpet index purge`.
+
+    Example:
+    $ limpet index stats sites -u s3://acme/prod
+    Exit codes: 0 shown; 1 there is no such index or fleet; 2 wrong usage.
+    """
+    from limpet.app.indexes import demand_index
+
+    fleet = limpet.open(url, read_only=True).check()
+    handle = demand_index(fleet, index)
+    with fleet.meter.measure() as cost:
+        found = handle.stats()
+    age_s = (now_of(found.oldest_at) - found.oldest_at).total_seconds() if found.oldest_at else None
+    if json:
+        oldest_s = None if age_s is None else round(age_s, 1)
+        print_json({**asdict(found), "oldest_s": oldest_s, "requests": cost.requests})
+        return
+    records = f"{found.records:,}" if found.records is not None else "not counted at depth 4"
+    largest = f", the largest {size_text(found.largest.bytes)} ({found.largest.id})" if found.largest else ""
+    rows = {
+        "records": f"{records} in the shards",
+        "size": f"{size_text(found.bytes)} in {found.shards:,} shards{largest}",
+        "waiting": f"{_waits(found.singles, 'single')}, {_waits(found.packs, 'pack')}",
+        "oldest": f"{ago(age_s)} ago" if age_s is not None else "nothing waits",
+        "compiled": f"last {when(found.compiled_at)}" if found.compiled_at else "never",
+        "schema": f"version {found.schema_version}, {many(found.columns, 'column')}, key {found.key!r}",
+        "quarantine": many(found.quarantined, "object") if found.quarantined else "empty",
+    }
+    show(f"[bold]{clean(found.name)}[/bold]")
+    for name, text in rows.items():
+        line = f"  {name:<11} {clean(text)}"
+        show(f"[red]{line}[/red]" if name == "quarantine" and found.quarantined else line)
+    show(requests_text(cost.requests))
+
+
+def _waits(waits: Waits, what: str) -> str:
+    return f"{many(waits.objects, what)} of {size_text(waits.bytes)}" if waits.objects else f"no {what}s"
+
+
+# ---- records ----
 
 STDIN_BYTES_MAX = 16 << 20
 
@@ -77,9 +275,13 @@ def put(
 
     Dates and times are strings such as 2026-11-05 and 2026-11-05T12:00:00Z. For many records, `limpet index import` is
     faster.
+
+    Example: a record; one from another program
+    $ limpet index put sites '{"domain": "a.com", "title": "A"}' -u s3://acme/prod
+    $ curl -s https://a.com/site.json | limpet index put sites - -u s3://acme/prod
+    Exit codes: 0 written; 1 there is no such index, or the store refused; 2 wrong usage, or a bad record.
     """
-    from limpet.app.indexes import demand_index
-    from limpet.index.formats.jsonl import json_decoder, parsed
+    from limpet.index.formats.text import json_decoder, parsed
 
     text: str | bytes = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1) if record == STDIN else record
     try:
@@ -88,23 +290,25 @@ def put(
         hint = """quote it for the shell: '{"domain": "a.com"}'"""
         many_lines = isinstance(text, bytes) and text.count(b"\n") > 1 and "Extra data" in str(error)
         raise Invalid(str(error), hint="many records: limpet index import" if many_lines else hint) from None
-    handle = demand_index(limpet.open(url, create=False).check(), index)
+    handle = opened(url, index)
     schema = handle.manifest.schema
     values = json_decoder(schema)(given)
     handle.put(values)
     key = values[schema.key]
-    if json:
-        print_json({"index": index, "key": key})
-    else:
-        say(f"put {str(key)!r} into {index!r}")
+    answer({"index": index, "key": key}, f"put {str(key)!r} into {index!r}", json=json)
 
 
 def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Print records by key. Changes nothing."""
-    from limpet import records
-    from limpet.app.indexes import demand_index
+    """Print records by key. Changes nothing.
 
-    handle = demand_index(limpet.open(url, read_only=True).check(), index)
+    Example: one record; several, one JSON object a line
+    $ limpet index get sites a.com -u s3://acme/prod
+    $ limpet index get sites a.com b.com --json -u s3://acme/prod
+    Exit codes: 0 all were found; 1 one is missing, or there is no such index; 2 wrong usage.
+    """
+    from limpet import records
+
+    handle = opened(url, index, read_only=True)
     schema = handle.manifest.schema
     wanted = [key_of(schema, key) for key in keys]
     found = {wanted[0]: handle.get(wanted[0])} if len(wanted) == 1 else handle.get_many(wanted)
@@ -144,20 +348,19 @@ def delete(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json
     """Delete records by key. A key without a record is no error.
 
     A later put brings a record back.
-    """
-    from limpet.app.indexes import demand_index
 
-    handle = demand_index(limpet.open(url, create=False).check(), index)
+    Example:
+    $ limpet index delete sites a.com b.com -u s3://acme/prod
+    Exit codes: 0 deleted; 1 there is no such index, or the store refused; 2 wrong usage.
+    """
+    handle = opened(url, index)
     schema = handle.manifest.schema
     wanted = [key_of(schema, key) for key in keys]
     for key in wanted:
         schema.key_text(key)
     for key in wanted:
         handle.delete(key)
-    if json:
-        print_json({"index": index, "deleted": wanted})
-    else:
-        say(f"deleted {many(len(wanted), 'key')} of {index!r}")
+    answer({"index": index, "deleted": wanted}, f"deleted {many(len(wanted), 'key')} of {index!r}", json=json)
 
 
 def sql(
@@ -175,6 +378,15 @@ def sql(
     """Query the indexes of a fleet in SQL. Each index is a table; records that wait to be compiled are included.
 
     Changes nothing. Only the indexes that the query names are read. Needs the extra `sql`.
+
+    Example: count, join two indexes, keep the answer as Parquet
+    $ limpet index sql "select count(*), max(updated_at) from sites" -u s3://acme/prod
+    $ limpet index sql "select * from sites join owners using (domain)" --csv - -u s3://acme/prod
+    $ limpet index sql "from sites where title is null" --parquet untitled.parquet -u s3://acme/prod
+    A name that is no plain word needs quotes: `select * from "my-index"`. `show tables` lists the indexes, `describe
+      sites` the columns of one.
+    Exit codes: 0 answered; 1 there is no such fleet, it cannot be read, or --skip-damaged left some out; 2 wrong usage
+      or a wrong query.
     """
     from limpet.index.sql import sql as ask
     from limpet.runtime import system

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from limpet.cli import group, lines
-from limpet.cli.queue import change, cost, push, show
+from limpet.cli.queue import change, show
 
 __all__ = ["app"]
 
 app = group(
     "queue",
-    push,
-    show,
-    cost,
-    change,
+    change.push,
+    show.ls,
+    show.failed,
+    show.peek,
+    show.show,
+    show.stats,
+    show.cost,
+    change.retry,
+    change.cancel,
+    change.pause,
+    change.resume,
+    change.purge,
+    change.sweep,
+    change.adopt,
     help="Push tasks, look at queues, retry what failed.",
     epilog=lines(
         "Example: push a task, see what waits and what failed, retry what failed",

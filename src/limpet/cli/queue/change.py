@@ -1,15 +1,18 @@
-"""What operators do to a queue: retry, cancel, pause, resume, purge, sweep, adopt."""
+"""What changes a queue: push, and what operators do: retry, cancel, pause, resume, purge, sweep, adopt."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 import limpet
-from limpet.cli import EXIT_FAILED, answer, confirm, console, lines, many, print_json, say
+from limpet.cli import EXIT_FAILED, answer, confirm, console, many, print_json, progress_bar, say
 from limpet.cli.options import (
+    DELAY_HELP,
+    STDIN,
     IdArgument,
     JsonOption,
     QueueArgument,
@@ -17,57 +20,131 @@ from limpet.cli.options import (
     UrlOption,
     WhereOption,
     YesOption,
+    duration_s,
+    open_input,
     refuse_path,
 )
 from limpet.cli.queue.show import nothing_failed
-from limpet.errors import Invalid, Missing
+from limpet.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
-    from limpet.queue import QueueAdoptReport
+    from limpet.app.push_file import FilePush
+    from limpet.queue import Queue, QueueAdoptReport
+
+
+def push(
+    queue: QueueArgument,
+    payload: Annotated[str | None, typer.Argument(metavar="JSON", help="The task: a JSON object.")] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", help="The task's name. A second push of it changes nothing.")
+    ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option("--delay", metavar="TIME", parser=duration_s, help=f"Run it after this time, {DELAY_HELP}."),
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="FILE", help="JSON objects, one a line; - is stdin.")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, max=1000, help="How many tasks of a file share an object.")
+    ] = 100,
+    create: Annotated[
+        bool, typer.Option("--create/--no-create", help="Whether a fleet or a queue that is not there is made.")
+    ] = True,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Push a task, or a file of tasks. The queue is made by its first push, and stderr then says "(new queue)".
+
+    A task is a JSON object of at most 256 KiB. Once the command has ended, no crash loses it.
+
+    Tasks of a file go in batches: 100 tasks in one object cost a hundredth of 100 objects. They get new ids
+    and are not deduplicated. At the first bad line it stops: nothing of that line's batch is pushed, and the line is
+    named.
+
+    Example: one task; the same task at most once; many, a hundred to an object
+    $ limpet queue push enrich '{"domain": "a.com"}' -u s3://acme/prod
+    $ limpet queue push enrich '{"domain": "a.com"}' --id a.com@2026-11 --delay 15m -u s3://acme/prod
+    $ limpet queue push enrich --file domains.jsonl -u s3://acme/prod
+    Exit codes: 0 pushed, or the id was pushed before; 1 the store refused; 2 wrong usage, or bad JSON.
+    """
+    from limpet.app.push_file import EXAMPLE, parse_payload
+
+    if (payload is None) is (file is None):
+        raise Invalid("say what to push: JSON, or --file", hint=EXAMPLE if file is None else "one of the two")
+    if file is not None:
+        if id is not None or delay is not None:
+            raise Invalid("--id and --delay are for a single task, not for --file", hint="leave them out")
+        with open_input(file) as stream:
+            handle, remark = _queue(url, queue, create=create)
+            _push_file(handle, stream, file, batch=batch, json=json)
+        _remark(remark)
+        return
+    assert payload is not None
+    task = parse_payload(payload, what="the payload")
+    handle, remark = _queue(url, queue, create=create)
+    pushed = handle.push(task, id=id, delay_s=delay or 0.0)
+    _remark(remark)
+    new, old = f"pushed {pushed.id} to {queue!r}", f"{pushed.id!r} was pushed to {queue!r} before; nothing was changed"
+    answer(pushed, new if pushed.created else old, json=json)
+
+
+def _queue(url: str | None, name: str, *, create: bool) -> tuple[Queue, str]:
+    """The queue to push to, and what to say if it is new, or its fleet is: it may be a typo.   Cost: 1 LIST more."""
+    from limpet.app.fleet import is_used
+
+    if create:
+        refuse_path(name, "queue", lambda: _queue(url, name, create=False))
+    fleet = limpet.open(url, create=create).check()
+    queue = fleet.queue(name, create=create)
+    if fleet.is_new:
+        return queue, f"(new fleet at {fleet.url})"
+    return queue, "(new queue)" if create and not is_used(fleet, queue) else ""
+
+
+def _remark(text: str) -> None:
+    if text:
+        say(text, err=True)
+
+
+def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: bool) -> None:
+    from limpet.app.push_file import BadLine, FilePush
+
+    work = FilePush(queue, batch)
+    try:
+        size = 0 if file == STDIN else os.path.getsize(file)
+        with progress_bar("pushing", total=size or None) as update:
+            for _ in work.run(stream):
+                update(completed=work.read_bytes, description=f"{many(work.pushed, 'task')} pushed")
+    except KeyboardInterrupt:
+        say(f"interrupted: {_so_far(work)}", err=True)
+        raise
+    except BadLine as error:
+        hint = _go_on(work, file) if work.pushed else error.hint
+        raise Invalid(f"{error}; {_so_far(work)}", hint=hint) from None
+    except LimpetError as error:
+        raise type(error)(f"{error}; {_so_far(work)}; more may have been", hint=error.hint) from error
+    facts = {name: getattr(work, name) for name in ("pushed", "batches", "first_id", "last_id")}
+    text = f"pushed {many(work.pushed, 'task')} to {queue.name!r} in {many(work.batches, 'batch', 'batches')}"
+    nothing = "the file has no line; nothing was pushed"
+    answer({"queue": queue.name, **facts}, text if work.pushed else nothing, json=json)
+
+
+def _so_far(work: FilePush) -> str:
+    if not work.pushed:
+        return "nothing was pushed"
+    return f"{many(work.pushed, 'task')} before line {work.next_line} went in"
+
+
+def _go_on(work: FilePush, file: str) -> str:
+    if file == STDIN:
+        return f"correct it, and push from line {work.next_line} on"
+    return f"correct it, then: tail -n +{work.next_line} {file} | limpet queue push {work.queue.name} --file -"
+
+
+# ---- what operators do ----
 
 IDS_SHOWN = 10
-
-EPILOGS = {
-    "retry": lines(
-        "Example: one task; all that failed; those whose error mentions a timeout, of the last two hours",
-        "$ limpet queue retry enrich a.com@2026-11 -u s3://acme/prod",
-        "$ limpet queue retry enrich --all -u s3://acme/prod",
-        "$ limpet queue retry enrich --where timeout --since 2h -u s3://acme/prod",
-        "$ limpet queue retry enrich --where 'error ~ 429|503' --since 1h -u s3://acme/prod",
-        "Exit codes: 0 done; 1 there is no such failed task or queue; 2 wrong usage.",
-    ),
-    "cancel": lines(
-        "Example:",
-        "$ limpet queue cancel enrich a.com@2026-11 -u s3://acme/prod",
-        "Exit codes: 0 cancelled; 1 it had ended, or there is no such task; 2 wrong usage.",
-    ),
-    "pause": lines(
-        "Example:",
-        "$ limpet queue pause enrich -u s3://acme/prod",
-        "Exit codes: 0 paused; 1 there is no such queue; 2 wrong usage.",
-    ),
-    "resume": lines(
-        "Example:",
-        "$ limpet queue resume enrich -u s3://acme/prod",
-        "Exit codes: 0 resumed; 1 there is no such queue; 2 wrong usage.",
-    ),
-    "purge": lines(
-        "Example:",
-        "$ limpet queue purge enrich --yes -u s3://acme/prod",
-        "Exit codes: 0 purged; 1 there is no such queue, or you said no; 2 wrong usage, or no terminal to ask.",
-    ),
-    "sweep": lines(
-        "Example:",
-        "$ limpet queue sweep enrich -u s3://acme/prod",
-        "Exit codes: 0 swept; 1 there is no such queue; 2 wrong usage.",
-    ),
-    "adopt": lines(
-        "Example: copy the tasks of another program's queue; then take it over, once that program has stopped",
-        "$ limpet queue adopt enrich --from ./old/queues/enrich -u s3://acme/prod",
-        "$ limpet queue adopt enrich --from ./old/queues/enrich --quiesced -u s3://acme/prod",
-        "Exit codes: 0 all were taken over; 1 some files were bad, or there are none; 2 wrong usage.",
-    ),
-}
 
 
 def retry(
@@ -82,6 +159,13 @@ def retry(
     """Queue failed tasks again, with fresh attempts: one by its id, all, or those that --where and --since name.
 
     A retried task has a new id: ~1, ~2 and so on are added to its old one. Commands that are given the old id find it.
+
+    Example: one task; all that failed; those whose error mentions a timeout, of the last two hours
+    $ limpet queue retry enrich a.com@2026-11 -u s3://acme/prod
+    $ limpet queue retry enrich --all -u s3://acme/prod
+    $ limpet queue retry enrich --where timeout --since 2h -u s3://acme/prod
+    $ limpet queue retry enrich --where 'error ~ 429|503' --since 1h -u s3://acme/prod
+    Exit codes: 0 done; 1 there is no such failed task or queue; 2 wrong usage.
     """
     chosen = where is not None or since is not None
     if id is not None and chosen:
@@ -111,8 +195,12 @@ def retry(
 def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Cancel a task that has not ended.
 
-    A handler that runs already is not stopped, and if it succeeds, that counts. A task of a batch cannot be cancelled
+    A running handler is not stopped, and if it succeeds, its result counts. A task of a batch cannot be cancelled
     alone, only the whole batch.
+
+    Example:
+    $ limpet queue cancel enrich a.com@2026-11 -u s3://acme/prod
+    Exit codes: 0 cancelled; 1 it had ended, or there is no such task; 2 wrong usage.
     """
     handle = limpet.open(url, create=False).check().queue(queue, create=False)
     try:
@@ -133,13 +221,22 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
 def pause(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Stop workers from claiming tasks of a queue, until `resume`.
 
-    Workers notice within a few seconds. What runs goes on, and tasks may still be pushed.
+    Workers notice within a few seconds. Running tasks continue, and tasks may still be pushed.
+
+    Example:
+    $ limpet queue pause enrich -u s3://acme/prod
+    Exit codes: 0 paused; 1 there is no such queue; 2 wrong usage.
     """
     _set_paused(queue, url, True, json=json)
 
 
 def resume(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Undo `pause`."""
+    """Undo `pause`.
+
+    Example:
+    $ limpet queue resume enrich -u s3://acme/prod
+    Exit codes: 0 resumed; 1 there is no such queue; 2 wrong usage.
+    """
     _set_paused(queue, url, False, json=json)
 
 
@@ -157,7 +254,11 @@ def _set_paused(queue: str, url: str | None, paused: bool, *, json: bool) -> Non
 def purge(queue: QueueArgument, yes: YesOption = False, url: UrlOption = None, json: JsonOption = False) -> None:
     """Delete every task that waits, delayed ones too. Receipts of tasks that have ended stay.
 
-    There is no undo. A handler that runs goes on, and if it succeeds, that counts.
+    There is no undo. A running handler is not stopped, and if it succeeds, its result counts.
+
+    Example:
+    $ limpet queue purge enrich --yes -u s3://acme/prod
+    Exit codes: 0 purged; 1 there is no such queue, or you said no; 2 wrong usage, or no terminal to ask.
     """
     handle = limpet.open(url, create=False).check().queue(queue, create=False)
     if not yes:
@@ -173,6 +274,10 @@ def sweep(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
 
     Workers do this by themselves, one of them once an hour. Nothing that waits or ended is lost by it: receipts stay,
     however old they are, until a worker whose retention_s they exceed removes them.
+
+    Example:
+    $ limpet queue sweep enrich -u s3://acme/prod
+    Exit codes: 0 swept; 1 there is no such queue; 2 wrong usage.
     """
     from limpet.app.fleet import in_store
 
@@ -207,6 +312,11 @@ def adopt(
 
     Without --quiesced nothing is deleted, tasks with a lease are skipped, and a task that the other program claims
     later runs twice.
+
+    Example: copy the tasks of another program's queue; then take it over, once that program has stopped
+    $ limpet queue adopt enrich --from ./old/queues/enrich -u s3://acme/prod
+    $ limpet queue adopt enrich --from ./old/queues/enrich --quiesced -u s3://acme/prod
+    Exit codes: 0 all were taken over; 1 some files were bad, or there are none; 2 wrong usage.
     """
     from limpet.app.adopt import adopt_tasks
 

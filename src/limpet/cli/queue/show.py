@@ -1,4 +1,5 @@
-"""`limpet queue ls`, `failed`, `peek`, `show` and `stats`: what waits, what ended and how. They change nothing."""
+"""`limpet queue ls`, `failed`, `peek`, `show`, `stats` and `cost`: what waits, what ended, and what it costs. They
+change nothing."""
 
 from __future__ import annotations
 
@@ -11,43 +12,13 @@ import typer
 
 import limpet
 from limpet import cli
-from limpet.cli import ago, clean, clean_lines, lines, many, now_of, pairs, print_json, say, table, when
+from limpet.cli import ago, clean, clean_lines, many, now_of, pairs, print_json, say, table, when
 from limpet.cli.options import IdArgument, JsonOption, QueueArgument, SinceOption, UrlOption, WhereOption
 from limpet.errors import Invalid, Missing
 
 if TYPE_CHECKING:
     from limpet.queue.inspect import Folder
 
-EPILOGS = {
-    "ls": lines(
-        "Example: all queues; what waits in one; what failed, as JSON",
-        "$ limpet queue ls -u s3://acme/prod",
-        "$ limpet queue ls enrich -u s3://acme/prod",
-        "$ limpet queue ls enrich --failed -n 100 --json -u s3://acme/prod",
-        "Exit codes: 0 listed; 1 there is no such queue or fleet; 2 wrong usage.",
-    ),
-    "failed": lines(
-        "Example: all; those of the last two hours whose error mentions a timeout",
-        "$ limpet queue failed enrich -u s3://acme/prod",
-        "$ limpet queue failed enrich --where timeout --since 2h -u s3://acme/prod",
-        "Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.",
-    ),
-    "peek": lines(
-        "Example:",
-        "$ limpet queue peek enrich -n 3 -u s3://acme/prod",
-        "Exit codes: 0 shown, or nothing waits; 1 there is no such queue or fleet; 2 wrong usage.",
-    ),
-    "show": lines(
-        "Example:",
-        "$ limpet queue show enrich a.com@2026-11 -u s3://acme/prod",
-        "Exit codes: 0 shown; 1 there is no such task, queue or fleet; 2 wrong usage.",
-    ),
-    "stats": lines(
-        "Example:",
-        "$ limpet queue stats enrich --json -u s3://acme/prod",
-        "Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.",
-    ),
-}
 
 FAILED_SHOWN = 20
 ID_WIDTH = 36
@@ -84,6 +55,12 @@ def ls(
 
     An entry is one task, or a batch of tasks that were pushed together. They come in the order of their names, which
     for ids that Limpet made is oldest first.
+
+    Example: all queues; what waits in one; what failed, as JSON
+    $ limpet queue ls -u s3://acme/prod
+    $ limpet queue ls enrich -u s3://acme/prod
+    $ limpet queue ls enrich --failed -n 100 --json -u s3://acme/prod
+    Exit codes: 0 listed; 1 there is no such queue or fleet; 2 wrong usage.
     """
     flags: dict[Folder, bool] = {"pending": pending, "failed": failed, "completed": completed, "scheduled": scheduled}
     states = [state for state, wanted in flags.items() if wanted]
@@ -159,6 +136,11 @@ def failed(
     """Show what failed and was not retried, grouped by error, the most frequent first. Changes nothing.
 
     Errors that differ only in their numbers are one group. `limpet queue retry` takes the same --where and --since.
+
+    Example: all; those of the last two hours whose error mentions a timeout
+    $ limpet queue failed enrich -u s3://acme/prod
+    $ limpet queue failed enrich --where timeout --since 2h -u s3://acme/prod
+    Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.
     """
     fleet = limpet.open(url, read_only=True).check()
     groups = fleet.queue(queue).failed(n, where=where, since_s=since)
@@ -196,6 +178,10 @@ def peek(
     """Show the payloads of some tasks that wait, without claiming them. Changes nothing.
 
     With a long backlog they come from a random place of it.
+
+    Example:
+    $ limpet queue peek enrich -n 3 -u s3://acme/prod
+    Exit codes: 0 shown, or nothing waits; 1 there is no such queue or fleet; 2 wrong usage.
     """
     fleet = limpet.open(url, read_only=True).check()
     found = fleet.queue(queue).peek(n)
@@ -215,6 +201,10 @@ def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Json
     """Show one task: where it is, who works on it, how it ended and why. Changes nothing.
 
     For a task that was retried, the last retry is shown. The id of a batch shows the batch.
+
+    Example:
+    $ limpet queue show enrich a.com@2026-11 -u s3://acme/prod
+    Exit codes: 0 shown; 1 there is no such task, queue or fleet; 2 wrong usage.
     """
     from limpet.app.fleet import in_store
 
@@ -279,6 +269,10 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     """Count the tasks of one queue, all of them. Changes nothing.
 
     It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
+
+    Example:
+    $ limpet queue stats enrich --json -u s3://acme/prod
+    Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.
     """
     from limpet.app.health import summaries
     from limpet.cli.fleet import APPROXIMATE
@@ -304,3 +298,108 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
         cli.show(f"  [red]{clean(facts['trouble'])}[/red]")
     if "approximate" in facts:
         cli.show(f"[dim]{APPROXIMATE}[/dim]")
+
+
+# ---- cost: beside SQS ----
+
+PROVIDERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+NAMES = {"s3": "S3", "gcs": "Cloud Storage", "azure": "Azure Blob Storage"}
+
+
+def cost(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Show what a queue costs in requests and dollars, beside SQS. Changes nothing.
+
+    Requests of a whole fleet are not metered. The figures are computed from the entries and receipts of the queue: each
+    stands for the requests that it took at least. Receipts that retention has removed are not in it.
+
+    Example:
+    $ limpet queue cost enrich -u s3://acme/prod
+    Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.
+    """
+    from limpet.app.fleet import in_store
+    from limpet.queue.cost import cost_facts, work_of
+
+    fleet = limpet.open(url, read_only=True).check()
+    handle = in_store(fleet.queue(queue), "be priced")
+    work, read = work_of(fleet.store, queue, fleet.runtime)
+    if not work.ended and not work.waiting:
+        fleet.queue(queue, create=False)
+    free = handle.provider != "bucket"
+    provider = PROVIDERS.get(fleet.url.partition("://")[0], "s3")
+    facts = cost_facts(work, provider, poll_s=handle.policy.poll_s, free=free)
+    facts = {"queue": queue, "receipts_read": read, **facts}
+    if json:
+        print_json(facts)
+    else:
+        _print_cost(facts, provider, free=free)
+
+
+def _idle_lines(facts: dict[str, Any], provider: str, *, free: bool) -> str:
+    idle, bell = facts["idle_worker"], facts["bell_an_hour_at_most"]
+    month = _money(idle["a_month_in_a_bucket"]["dollars"])
+    if free:
+        return f"An idle worker costs nothing here; in a bucket up to ${month} a month on {NAMES[provider]}."
+    asked = " + ".join(f"{count:,} {verb.upper()}s" for verb, count in idle["requests_an_hour"].items())
+    return (
+        f"An idle worker process makes up to {asked} an hour with poll_s={idle['poll_s']:g}: ${month} a month. "
+        "The PUTs renew its presence; LIMPET_PRESENCE=0 saves them.\n"
+        f"A push rings the bell: 1 PUT more, at most once a second and process, ${_money(bell['dollars'])} an hour."
+    )
+
+
+def _print_cost(facts: dict[str, Any], provider: str, *, free: bool) -> None:
+    from limpet.queue.cost import NOT_COUNTED
+
+    by_verb = ", ".join(f"{count:,} {verb.upper()}" for verb, count in facts["requests"].items() if count)
+    price = f"${_money(facts['dollars_in_a_bucket'])} on {NAMES[provider]}"
+    bills = table("a million tasks", "requests", "dollars", right=("requests", "dollars"))
+    for name, bill in facts["per_million"].items():
+        style = "bold" if name == "this_queue" else None
+        bills.add_row(_label(name), f"{bill['requests']:,}", f"${_money(bill['dollars'])}", style=style)
+    cli.show(
+        _heading(facts),
+        f"  so far, at least   {many(sum(facts['requests'].values()), 'request')}: {by_verb}",
+        f"  which cost         {f'nothing here; {price}' if free else price}\n",
+        bills,
+        f"\n{_verdict(facts['per_million'], provider)}",
+        _idle_lines(facts, provider, free=free),
+        f"[dim]Computed from {many(facts['entries'], 'receipt')} ({facts['receipts_read']:,} read), not metered. "
+        f"Not in it: {NOT_COUNTED}. List prices of {facts['prices_of']}, requests only, without free tiers.[/dim]",
+    )
+
+
+def _heading(facts: dict[str, Any]) -> str:
+    name = f"[bold]{clean(facts['queue'])}[/bold]"
+    if not facts["entries"]:
+        return f"{name}: nothing has ended yet; {many(facts['waiting_entries'], 'entry', 'entries')} waiting"
+    size, claims = facts["tasks"] / facts["entries"], facts["claims"] / facts["entries"]
+    often = "once" if claims == 1 else f"{claims:.3g} times"
+    return f"{name}: {many(facts['tasks'], 'task')} ended, {size:.3g} to an entry, each entry claimed {often}"
+
+
+def _label(name: str) -> str:
+    if name == "this_queue":
+        return "this queue, as it was used"
+    who, _, batch = name.partition("_")
+    title = {"limpet": "Limpet", "sqs": "SQS"}[who]
+    return f"{title}, one by one" if batch == "1" else f"{title}, {batch} at once"
+
+
+def _verdict(bills: dict[str, dict[str, Any]], provider: str) -> str:
+    """Which of the two is cheaper, in a sentence."""
+    from limpet.queue.cost import SQS_BATCH, break_even
+
+    mine, theirs = bills.get("this_queue", bills["limpet_100"])["dollars"], bills[f"sqs_{SQS_BATCH}"]["dollars"]
+    who = "this queue" if "this_queue" in bills else "Limpet with 100 at once"
+    if mine <= theirs:
+        return f"Limpet is cheaper: {who} takes {mine / theirs:.0%} of what SQS takes with {SQS_BATCH} at once."
+    times, enough = mine / theirs, break_even(provider=provider)
+    return (
+        f"SQS is cheaper: {who} costs {times:.3g} times as much as SQS with {SQS_BATCH} at once. "
+        f"Limpet is cheaper from {enough} tasks to an entry on, if they succeed at once."
+    )
+
+
+def _money(dollars: float) -> str:
+    """Enough digits to see the first two that count."""
+    return f"{dollars:.2f}" if dollars >= 1 else f"{dollars:.3g}" if dollars >= 0.001 else f"{dollars:.6f}"

@@ -1,4 +1,4 @@
-"""Formats for import and export, a module for each; `api` has their interface."""
+"""Formats for import and export: `text` and `parquet`; `api` has their interface."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from types import MappingProxyType
 
 from limpet.errors import Invalid
 from limpet.index.formats.api import Chunk, ChunkLimits, Decode, DecodeMany, FileHead, Format, LineReader, Mark, Sample
-from limpet.index.formats.csv import Csv
-from limpet.index.formats.jsonl import Jsonl
 from limpet.index.formats.parquet import Parquet
-from limpet.index.formats.usv import StrictUsv, Usv
+from limpet.index.formats.text import Csv, Jsonl, StrictUsv, Usv
 
 __all__ = [
     "FORMATS",

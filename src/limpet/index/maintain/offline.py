@@ -18,8 +18,7 @@ from limpet.index.codec.lines import END, stamp_text
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
-from limpet.index.maintain.verify import Repairs, misplaced_in, retire
-from limpet.index.maintain.whole import (
+from limpet.index.maintain import (
     ALL,
     BATCH_BYTES,
     BATCH_OBJECTS,
@@ -30,6 +29,7 @@ from limpet.index.maintain.whole import (
     record,
     sole,
 )
+from limpet.index.maintain.verify import Repairs, misplaced_in, retire
 from limpet.index.storage import Count, Fold, Manifest, sum_of, with_counts
 from limpet.index.writer import READ_NOW_S
 from limpet.keys import Key

@@ -18,7 +18,7 @@ from limpet.index.codec.lines import DELETED, END, UPDATED_AT, Schema, lines_of
 from limpet.index.compiler import is_unexplained, keep, read_quarantined
 from limpet.index.decide import DEPTHS, digest, keys_of, merge, newest, packed, rank, shard_ids, shard_of
 from limpet.index.describe import descriptions
-from limpet.index.maintain.whole import (
+from limpet.index.maintain import (
     ALL,
     WholeIndex,
     batches,
