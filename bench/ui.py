@@ -44,6 +44,11 @@ PAGE = 1000
 RUNS = 5
 EACH = 400
 """Tasks in each other queue of the directory: tmpfs has room for three million names."""
+SEEN = """new Promise((done) => {
+  const look = () => (document.querySelector("main td.name a") ? done(performance.now()) : requestAnimationFrame(look));
+  look();
+})"""
+"""The time since the navigation at which the table of queues is there."""
 FILES = ("", "/static/style.css", "/static/app.js", "/static/dom.js", "/static/api.js", "/api/config")
 
 
@@ -112,13 +117,10 @@ def _visible_s(url: str) -> float | None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=[*FLAGS])
         page = browser.new_page()
-        page.goto("about:blank")
-        began_s = time.monotonic()
         page.goto(f"{url}/ui")
-        page.get_by_role("link", name="q000", exact=True).last.wait_for()
-        seen_s = time.monotonic() - began_s
+        seen_ms: float = page.evaluate(SEEN)  # Playwright itself looks every half second only
         browser.close()
-    return seen_s
+    return seen_ms / 1000
 
 
 def _measure(name: str, fleet_of: Any) -> None:

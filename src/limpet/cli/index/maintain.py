@@ -380,7 +380,8 @@ def adopt(
     nothing.
 
     Without --from, and if the folder has no manifest, an index is made in place: the records are put, the record files
-    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed.
+    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed. The
+    place need not be a fleet before.
 
     Example: import a folder of record files; then those beside the index's own, which nothing writes any more
     $ limpet index adopt domains --from ./old/domains -u s3://acme/prod
@@ -389,9 +390,9 @@ def adopt(
     $ limpet index adopt domains --key domain --quiesced -u ./fleet
     Exit codes: 0 all were imported; 1 some were bad, or there is no such index or folder; 2 wrong usage.
     """
-    from limpet.app.adopt import adopt_files
+    from limpet.app.adopt import adopt_files, has_records
 
-    fleet = limpet.open(url, create=False).check()
+    fleet = limpet.open(url, create=from_ is None and has_records(url, name)).check()
     with console(stderr=True).status(f"taking files into {name!r}"):
         report, in_place = adopt_files(fleet, name, from_, schema, key, quiesced=quiesced)
     if json:
