@@ -23,7 +23,8 @@ from limpet import records
 from limpet.errors import Invalid
 from limpet.events import Event, EventSink
 from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, need
-from limpet.runtime import in_thread, system
+from limpet.queue.steps import in_order, known_type
+from limpet.runtime import system
 from limpet.worker.runner import Job, UserCall, current_task
 from limpet.worker.schedule import Cron
 
@@ -49,6 +50,7 @@ class PolicyFields(TypedDict, total=False):
     rate_per_s: float | None
     retention_s: float
     poll_s: float
+    durable: bool
 
 
 class OpenQueue(Protocol):
@@ -146,8 +148,8 @@ class Arguments:
         Read at the first call, not at decoration: an annotation may name what is defined further down.
         """
         names = getattr(inspect.unwrap(self._function), "__globals__", {})
-        others = None if self._catch_all is None else _known(self._catch_all.annotation, names)
-        return {name: _known(each.annotation, names) for name, each in self._named.items()}, others
+        others = None if self._catch_all is None else known_type(self._catch_all.annotation, names)
+        return {name: known_type(each.annotation, names) for name, each in self._named.items()}, others
 
 
 def _typed(value: Any, kind: Any) -> Any:
@@ -161,38 +163,6 @@ def _shown(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
     stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
     return f"{stars}{parameter.name}{kind}{default}"
-
-
-class _Note:
-    """Holds one annotation for `typing.get_type_hints`, so that one that cannot be read does not affect the others."""
-
-    def __init__(self, note: Any) -> None:
-        self.__annotations__ = {"it": note}
-
-
-def _known(note: Any, names: dict[str, Any]) -> Any:
-    """The annotation, if msgspec can build that type from JSON; else Any."""
-    if note is inspect.Parameter.empty:
-        return Any
-    try:
-        kind = typing.get_type_hints(_Note(note), names, include_extras=True)["it"]
-        described = msgspec.inspect.type_info(kind)
-    except (AttributeError, NameError, SyntaxError, TypeError):
-        return Any
-    return Any if _has_custom(described, set()) else kind
-
-
-def _has_custom(part: Any, seen: set[int]) -> bool:
-    if isinstance(part, msgspec.inspect.CustomType):
-        return True
-    if id(part) in seen:
-        return False
-    seen.add(id(part))
-    if isinstance(part, tuple):
-        return any(_has_custom(each, seen) for each in part)
-    if isinstance(part, msgspec.Struct):
-        return any(_has_custom(getattr(part, name), seen) for name in part.__struct_fields__)
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +274,7 @@ class TaskPush(Generic[P]):
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """`push`, for coroutines: it does not block the event loop."""
-        return await in_thread(self.push, *args, **kwargs)
+        return await in_order(self.push, *args, **kwargs)
 
 
 class TaskFunction(Generic[P, R]):
@@ -330,6 +300,8 @@ class TaskFunction(Generic[P, R]):
         self.cron = Cron(cron, cron_zone) if cron is not None else None
         self._tasks = tasks
         self._events = events
+        if queue.policy.durable:
+            need(queue.name, queue.provider, queue.supports, "steps")
         if self.cron is not None:
             need(queue.name, queue.provider, queue.supports, "ids")
         if self.cron is not None and self.arguments.required:
@@ -397,14 +369,17 @@ class TaskFunction(Generic[P, R]):
             run_at_once(self)
         return pushed
 
-    def push_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100) -> list[TaskHandle]:
+    def push_many(
+        self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100, id: str | None = None
+    ) -> list[TaskHandle]:
         """Push a task for each call: a tuple of arguments, or a dict of named ones. Returns their ids, in order.
 
-        Tasks are packed `batch` to an entry, which costs a fraction of single pushes. They cannot be given ids.
+        Tasks are packed `batch` to an entry, which costs a fraction of single pushes. With an `id`, the same call made
+        again pushes nothing.
         Raises: Invalid if any call does not fit, before anything is pushed; else see `Queue.push_many`.
         """
         payloads = [self._packed(n, call) for n, call in enumerate(calls)]
-        ids = list(self.queue.push_many(payloads, batch=batch))
+        ids = list(self.queue.push_many(payloads, batch=batch, id=id))
         if self._tasks and self._tasks.run_at_once:
             self._tasks.run_at_once(self)
         return ids
