@@ -461,3 +461,62 @@ def test_what_a_gather_costs(ground: Ground) -> None:
     ground.work(report, crawl)
     assert pushed.result().value == 40
     assert looks == [{"head": 1}, {"head": 1, "get": 4, "put": 1}]
+
+
+# ---- followers ----
+
+
+def test_a_follower_runs_when_the_task_has_ended(ground: Ground) -> None:
+    @ground.fleet.task("crawl", max_attempts=1)
+    def crawl(n: int) -> int:
+        if n == 3:
+            raise RuntimeError("a bad page")
+        return n * n
+
+    @ground.fleet.task("report")
+    def report(end: Any) -> Any:
+        return [end.state, end.value]
+
+    @ground.fleet.task("sum")
+    async def total(ends: Any) -> Any:
+        return [end.value for end in ends]
+
+    one, other = crawl.push(2).then(report), crawl.push(3).then(report)
+    crawl.push_many([(n,) for n in range(6)], batch=4, then=total)
+    ground.work(report, total, crawl)
+    assert one.result().value == ["completed", 4]
+    assert other.result().value == ["failed", None]
+    sums: Any = total.queue
+    [row] = sums.inspect.entries("completed")
+    assert sums.result(row["id"]).value == [0, 1, 4, None, 16, 25]
+
+
+def test_a_follower_needs_a_function_of_one_argument(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report(day: str, end: Any) -> None:
+        pass
+
+    with pytest.raises(Invalid, match="is called with results alone"):
+        report.queue.push({"day": "x", "end": 1}).then(report)
+
+
+# ---- what operators see ----
+
+
+def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.step(fetch, "a.com")
+        limpet.wait_signal("approved")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    inspect = queue.inspect
+    [row] = inspect.entries("pending")
+    assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    facts = inspect.describe(pushed.id)
+    assert facts is not None
+    assert facts["state"] == "suspended"
+    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
+    assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
