@@ -816,7 +816,10 @@ class BucketQueue(AsyncQueue):
 
         Cost: mostly 1 HEAD; nothing if it was looked at a moment ago.
         """
-        now, at_s = self.storage.exact_now(), self._runtime.elapsed_s()
+        timed = any(each.due_s is not None for each in seen.value.suspended.values())
+        now = self.storage.exact_now() if timed else self._store.now()
+        now = max(now, modified + timedelta(seconds=seen.value.wait_s))  # so much is known
+        at_s = self._runtime.elapsed_s()
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
         if not wanted:
             return True

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -562,9 +562,21 @@ def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **k
     return typing.cast(R, _typed(found.value.value, function, called))
 
 
+@overload
 def step_async(
-    function: Callable[..., Awaitable[R]] | Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any
-) -> Awaitable[R]:
+    function: Callable[..., Awaitable[R]], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Coroutine[Any, Any, R]: ...
+
+
+@overload
+def step_async(
+    function: Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Coroutine[Any, Any, R]: ...
+
+
+def step_async(
+    function: Callable[..., Any], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Coroutine[Any, Any, Any]:
     """`step`, for coroutines: of a coroutine function, or of a plain one, which then runs in a thread.
 
     Steps are numbered in the order of the calls of `step_async`, so several may be awaited at once.

@@ -95,7 +95,7 @@ class Sweeper:
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=grace_s)
         gone = self._drop_failed(before) + self._drop_pending(before) + self._drop_scheduled(before)
-        gone += self._drop_steps(before)
+        gone += self._drop_steps(min(before, self._store.now() - timedelta(seconds=GRACE_S)))
         if self._storage.closer is not None:
             self._storage.closer.flush()
         return gone
@@ -158,6 +158,8 @@ class Sweeper:
 
     def _drop_steps(self, before: datetime) -> int:
         """Steps and signals of tasks that have ended, except failed ones that may be retried.
+
+        Young ones are kept whatever the sweep's grace: a retry copies the steps of a task before it pushes it.
 
         Cost: 1 LIST per 1,000 of them, and for each entry that has some up to 2 LISTs and 1 HEAD.
         """
