@@ -27,10 +27,11 @@ test-full: have-python ## `test` plus the tests marked full: more servers, more 
 check: have-python ## lint and types only
 	@$(PYTHON) tools/budget.py check
 
-bench: have-python ## our store against bare calls; our queue, index and catalog against their peers
+bench: have-python ## our store against bare calls; our queue, durable tasks, index and catalog against their peers
 	@$(PYTHON) tools/install.py bench
 	@$(BIN)/python bench/kernel.py
 	@$(BIN)/python bench/queue.py
+	@$(BIN)/python bench/durable.py
 	@$(BIN)/python bench/index.py
 	@$(BIN)/python bench/catalog.py
 

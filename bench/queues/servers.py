@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.queues.api import NotHere
 
-__all__ = ["SERVERS", "moto_port", "postgres", "redis", "redis_port", "server_versions", "tied"]
+__all__ = ["SERVERS", "moto_port", "postgres", "postgres_port", "redis", "redis_port", "server_versions", "tied"]
 
 START_S = 30.0
 POSTGRES_PLACES = "/usr/lib/postgresql"
@@ -55,6 +55,20 @@ def moto_port(folder: Path) -> Iterator[int]:
 @contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """A Postgres with fsync on; yields the folder of its socket. Never run by root: it refuses that."""
+    with _postgres(folder, {"listen_addresses": ""}):
+        yield str(folder)
+
+
+@contextmanager
+def postgres_port(folder: Path) -> Iterator[int]:
+    """The same server on a TCP port of 127.0.0.1, which it yields."""
+    port = _free_port()
+    with _postgres(folder, {"listen_addresses": "127.0.0.1", "port": str(port)}):
+        yield port
+
+
+@contextmanager
+def _postgres(folder: Path, listens: dict[str, str]) -> Iterator[None]:
     initdb, server = _postgres_command("initdb"), _postgres_command("postgres")
     user = _postgres_user()
     data = folder / "data"
@@ -70,7 +84,7 @@ def postgres(folder: Path) -> Iterator[str]:
     if made.returncode != 0:
         raise RuntimeError(f"initdb failed: {made.stderr.strip()}")
     settings = {
-        "listen_addresses": "",
+        **listens,
         "unix_socket_directories": str(folder),
         "fsync": "on",
         "shared_buffers": "512MB",
@@ -79,7 +93,7 @@ def postgres(folder: Path) -> Iterator[str]:
     flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     command = [*tied("INT", *as_user), server, "-D", str(data), *flags]
     with _running(command, folder, lambda: b"ready to accept" in _log(folder).read_bytes(), signal.SIGINT):
-        yield str(folder)
+        yield
 
 
 SERVERS = {"redis": redis, "postgres": postgres}

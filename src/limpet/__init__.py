@@ -41,8 +41,19 @@ if _typing.TYPE_CHECKING:
         Result,
         Retry,
         Stats,
+        Suspend,
         Task,
         TaskHandle,
+        gather,
+        gather_async,
+        signal,
+        sleep,
+        sleep_async,
+        step,
+        step_async,
+        version,
+        wait_signal,
+        wait_signal_async,
     )
     from limpet.worker import RunningTask, current_task
 
@@ -77,6 +88,7 @@ __all__ = [
     "Retry",
     "RunningTask",
     "Stats",
+    "Suspend",
     "Task",
     "TaskFunction",
     "TaskHandle",
@@ -86,7 +98,17 @@ __all__ = [
     "Unsupported",
     "__version__",
     "current_task",
+    "gather",
+    "gather_async",
     "open",
+    "signal",
+    "sleep",
+    "sleep_async",
+    "step",
+    "step_async",
+    "version",
+    "wait_signal",
+    "wait_signal_async",
 ]
 
 _HOMES = {

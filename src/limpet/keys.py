@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from base64 import b32hexencode
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -67,6 +68,12 @@ _ENTRY_OBJECTS = frozenset((TASK, BATCH, LEASE, REMOTE))
 QueueObject = Literal["single", "batch", "scheduled", "completed", "failed", "part"]
 _QUEUE_OBJECTS: tuple[QueueObject, ...] = get_args(QueueObject)
 
+DERIVED = "z"
+"""How the names begin that Limpet derives from an id: no ULID begins so."""
+STEPS_MAX = 1000
+"""The most steps of one task."""
+
+_STEP = re.compile(r"([0-9]{1,3})\.(?:([0-9]{4})|signal-([^/]+))\.json")
 _MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]{1,4})?(\.[0-9]{1,4})?")
 _ULID = re.compile("[0-7][0-9a-hjkmnp-tv-z]{25}")
 _NOT_DIGITS = re.compile("[^0-9]")
@@ -248,6 +255,12 @@ def is_minted(id_: str) -> bool:
     return _MINTED.fullmatch(id_) is not None
 
 
+def derived(*parts: str | int) -> str:
+    """A name in the form of a minted one that is the same whenever it is derived from the same parts."""
+    told = "\0".join(map(str, parts)).encode(errors="surrogatepass")
+    return DERIVED + b32hexencode(hashlib.sha256(told).digest()[:16])[:25].decode().lower()
+
+
 def check_id(id_: str) -> str:
     """The entry of a user's id.   Raises: Invalid for an id that cannot be a name, or has the form of a minted id."""
     if not isinstance(id_, str) or RETRY_MARK in id_:
@@ -309,6 +322,15 @@ def parts_of_entry(key: str, pending: str) -> tuple[str, str] | None:
     if kind not in _ENTRY_OBJECTS or (kind in (TASK, BATCH) and is_batch(entry) != (kind == BATCH)):
         return None
     return entry, kind
+
+
+def parts_of_step(key: str) -> tuple[int, int | None] | None:
+    """The task of a batch (0 for a single one) and the number of one of its steps; None for a key that is not ours.
+
+    A signal has no number.
+    """
+    found = _STEP.fullmatch(key.rsplit("/", 1)[1])
+    return (int(found[1]), None if found[2] is None else int(found[2])) if found else None
 
 
 def due_name(due: datetime) -> str:
@@ -380,6 +402,11 @@ class QueueKeys:
         return f"{self.root}/parts"
 
     @property
+    def steps(self) -> str:
+        """Folder of the recorded steps of durable tasks, and of the signals that were sent to them."""
+        return f"{self.root}/steps"
+
+    @property
     def control(self) -> Key:
         """The settings that an operator has made: paused queues."""
         return Key(f"{self.root}/control.json")
@@ -421,6 +448,19 @@ class QueueKeys:
     def part(self, entry: str, id_: str) -> Key:
         """One part object of an entry."""
         return Key(f"{self.root}/parts/{entry}/{id_}.json")
+
+    def steps_of(self, entry: str) -> str:
+        """Folder of the steps and signals of an entry's tasks."""
+        return f"{self.root}/steps/{entry}"
+
+    def step(self, entry: str, n: int, number: int) -> Key:
+        """Step `number` of task `n` of an entry. It is named by its number alone, so that two versions of the code
+        cannot each record their own."""
+        return Key(f"{self.root}/steps/{entry}/{n}.{number:04d}.json")
+
+    def signal(self, entry: str, n: int, name: str) -> Key:
+        """A signal to task `n` of an entry.   Raises: Invalid for an empty or unprintable name."""
+        return Key(f"{self.root}/steps/{entry}/{n}.signal-{segment(name)}.json")
 
     def slot(self, number: int) -> Key:
         """One of the leases that limit the number of concurrent claims."""

@@ -21,7 +21,7 @@ from rich.console import Console
 import limpet
 from cli.harness import Here, Spawn, alive, poll
 from limpet.app import Fleet
-from limpet.demo import INDEX, KEY, DemoResult, expected, payload
+from limpet.demo import CUBES, FANNED, INDEX, KEY, DemoResult, expected, payload
 from limpet.demo.report import (
     DemoScreen,
     DemoState,
@@ -40,6 +40,9 @@ REPORT = (
     r"^ +\d+\.\d s   worker \d+ killed while it held batch \d+$",
     r"^ +\d+\.\d s   worker \d+ stopped while it held batch \d+$",
     r"^ +\d+\.\d s   worker \d+ killed while it merged records into shards$",
+    r"^ +\d+\.\d s   the durable task is suspended: waiting for \d+(?: of \d+)? tasks in 'demo-cube'$",
+    r"^ +\d+\.\d s   worker \d+ killed while it held 100 of them$",
+    r"^ +\d+\.\d s   all of them have ended: worker \d+ went on with the durable task, and it is done$",
     r"^ +\d+\.\d s   worker \d+ is refused: cells/slow-\d+\.json was already written with token 2; token 1 is too old$",
     r"^  ok    lost       0 tasks; 0 still pending$",
     r"^  ok    results    [\d,]+ read back, 0 wrong$",
@@ -48,6 +51,7 @@ REPORT = (
     r"^  ok    sql        the table above equals a scan of the index$",
     r"^  ok    takeovers  batch \d+ after \d+\.\d s and batch \d+ after \d+\.\d s$",
     r"^  ok    fencing    1 late write refused$",
+    r"^  ok    durable    1 attempt, the sum of 200 cubes is 396,010,000; a batch was taken over after \d+\.\d s$",
     r"^        requests   [\d,]+ for tasks: [\d,]+ PUT, ",
     r"^                   [\d,]+ for the index: [\d,]+ (?:PUT|GET), ",
     r"^        price      \$0\.\d{5} for tasks, \$0\.\d{5} for the index, on S3 ",
@@ -68,7 +72,7 @@ def _check_report(out: str) -> None:
     [(ran, asked, died)] = re.findall(AGAIN, out, re.M)
     assert int(ran) == int(asked) + int(died)
     assert int(ran) >= 2
-    assert 4 <= len(_pids(out)) <= 6
+    assert 6 <= len(_pids(out)) <= 9
     assert not [pid for pid in _pids(out) if alive(pid)]
     table = out.partition("\n           worker   records")[2].splitlines()
     workers = {int(row.split()[0]) for row in table[1:] if re.match(r" {11}\d+ ", row)}
@@ -113,6 +117,8 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     assert all(each.square == each.number**2 for each in records)
     assert f'limpet index sql "from {INDEX} limit 5" --url {home}/fleet\n' in out
     assert f"limpet index stats {INDEX} --url {home}/fleet\n" in out
+    cubes = limpet.open(home / "fleet").queue(CUBES).stats()
+    assert (cubes.pending, cubes.completed) == (0, FANNED)
 
 
 @pytest.mark.full

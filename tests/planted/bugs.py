@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planted.bug import Bug, Change
 from planted.catalog_bugs import CATALOG_BUGS
+from planted.durable_bugs import DURABLE_BUGS
 from planted.index_bugs import INDEX_BUGS
 from planted.queue_bugs import QUEUE_BUGS
 from planted.sync_bugs import SYNC_BUGS
@@ -431,5 +432,5 @@ _STORES = [
     ),
 ]
 
-BUGS = {bug.name: bug for bug in [*_ALL, *_STORES, *QUEUE_BUGS, *SYNC_BUGS, *INDEX_BUGS, *CATALOG_BUGS]}
+BUGS = {bug.name: bug for bug in [*_ALL, *_STORES, *QUEUE_BUGS, *DURABLE_BUGS, *SYNC_BUGS, *INDEX_BUGS, *CATALOG_BUGS]}
 """By name."""

@@ -387,8 +387,8 @@ QUEUE_BUGS = [
         0,
         (
             "Pusher.push",
-            "created = self.place(entry, task)\nif created:\n    self._storage.ring()",
-            "self._storage.ring()\ncreated = self.place(entry, task)",
+            "created = self.place(entry, task, fresh=fresh and entry == name)\nif created:\n    self._storage.ring()",
+            "self._storage.ring()\ncreated = self.place(entry, task, fresh=fresh and entry == name)",
         ),
     ),
     Bug(

@@ -12,6 +12,7 @@ import pytest
 from limpet.sim.actors import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
 from limpet.sim.catalog import STEPS as CATALOG_STEPS
+from limpet.sim.durable import STEPS as DURABLE_STEPS
 from limpet.sim.index import STEPS as INDEX_STEPS
 from limpet.sim.queue import STEPS as QUEUE_STEPS
 from limpet.sim.runs import SCENARIOS, RunSum, coverage_table, run_seeds
@@ -63,6 +64,25 @@ def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     missed = [(kind, step) for kind, step in _missed(total, QUEUE_STEPS) if kind != "store_clock_step"]
     assert not missed, f"no seed struck {missed}"
     assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
+
+
+@pytest.mark.timeout(600)
+def test_durable_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("durable", 0, SEEDS["durable"], jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\ndurable: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+    assert not total.broken, _told("durable", total)
+    assert total.runs == SEEDS["durable"]
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    assert min(total.actors) >= 3
+    for step in DURABLE_STEPS:
+        assert total.coverage["crash", step], f"no process died at {step}"
+        kinds = REQUEST_FAULTS[VERBS.get(step.split(".")[1], "put")]
+        missed = [kind for kind in kinds if not total.coverage[kind, step]]
+        rare = step == "steps.delete"  # most tasks end when the faults have stopped
+        assert len(missed) <= rare, f"no seed struck {step} with {missed}"
 
 
 def test_far_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ PLAIN: Mapping[str, Any] = {
     "entry": "a%20b",
     "id_": ULID,
     "key": "a.com",
+    "n": 0,
     "name": "x",
     "node": "pi-a",
     "number": 1,

@@ -9,6 +9,7 @@ SEEDS = {
     "directory": 2_000,
     "queue": 1_000,
     "queue_far": 500,
+    "durable": 1_000,
     "supervisor": 1_000,
     "index": 1_000,
     "index_far": 500,

@@ -22,8 +22,10 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid
 from limpet.events import Event, EventSink
+from limpet.keys import batch_of, count_of, is_batch
 from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, need
-from limpet.runtime import in_thread, system
+from limpet.queue.steps import gather, in_order, known_type
+from limpet.runtime import system
 from limpet.worker.runner import Job, UserCall, current_task
 from limpet.worker.schedule import Cron
 
@@ -33,6 +35,8 @@ HookKind = typing.Literal["start", "done", "retry", "fail"]
 
 _log = logging.getLogger("limpet.hooks")
 
+AFTER = "limpet:after"
+"""The payload's field by which a task is known that runs after others."""
 PUSH_OPTIONS = ("id", "delay_s", "at")
 METHOD = ("self", "cls")
 
@@ -49,6 +53,7 @@ class PolicyFields(TypedDict, total=False):
     rate_per_s: float | None
     retention_s: float
     poll_s: float
+    durable: bool
 
 
 class OpenQueue(Protocol):
@@ -146,8 +151,8 @@ class Arguments:
         Read at the first call, not at decoration: an annotation may name what is defined further down.
         """
         names = getattr(inspect.unwrap(self._function), "__globals__", {})
-        others = None if self._catch_all is None else _known(self._catch_all.annotation, names)
-        return {name: _known(each.annotation, names) for name, each in self._named.items()}, others
+        others = None if self._catch_all is None else known_type(self._catch_all.annotation, names)
+        return {name: known_type(each.annotation, names) for name, each in self._named.items()}, others
 
 
 def _typed(value: Any, kind: Any) -> Any:
@@ -161,38 +166,6 @@ def _shown(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
     stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
     return f"{stars}{parameter.name}{kind}{default}"
-
-
-class _Note:
-    """Holds one annotation for `typing.get_type_hints`, so that one that cannot be read does not affect the others."""
-
-    def __init__(self, note: Any) -> None:
-        self.__annotations__ = {"it": note}
-
-
-def _known(note: Any, names: dict[str, Any]) -> Any:
-    """The annotation, if msgspec can build that type from JSON; else Any."""
-    if note is inspect.Parameter.empty:
-        return Any
-    try:
-        kind = typing.get_type_hints(_Note(note), names, include_extras=True)["it"]
-        described = msgspec.inspect.type_info(kind)
-    except (AttributeError, NameError, SyntaxError, TypeError):
-        return Any
-    return Any if _has_custom(described, set()) else kind
-
-
-def _has_custom(part: Any, seen: set[int]) -> bool:
-    if isinstance(part, msgspec.inspect.CustomType):
-        return True
-    if id(part) in seen:
-        return False
-    seen.add(id(part))
-    if isinstance(part, tuple):
-        return any(_has_custom(each, seen) for each in part)
-    if isinstance(part, msgspec.Struct):
-        return any(_has_custom(getattr(part, name), seen) for name in part.__struct_fields__)
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +277,7 @@ class TaskPush(Generic[P]):
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """`push`, for coroutines: it does not block the event loop."""
-        return await in_thread(self.push, *args, **kwargs)
+        return await in_order(self.push, *args, **kwargs)
 
 
 class TaskFunction(Generic[P, R]):
@@ -330,6 +303,8 @@ class TaskFunction(Generic[P, R]):
         self.cron = Cron(cron, cron_zone) if cron is not None else None
         self._tasks = tasks
         self._events = events
+        if queue.policy.durable:
+            need(queue.name, queue.provider, queue.supports, "steps")
         if self.cron is not None:
             need(queue.name, queue.provider, queue.supports, "ids")
         if self.cron is not None and self.arguments.required:
@@ -397,20 +372,66 @@ class TaskFunction(Generic[P, R]):
             run_at_once(self)
         return pushed
 
-    def push_many(self, calls: Iterable[tuple[Any, ...] | dict[str, Any]], *, batch: int = 100) -> list[TaskHandle]:
+    def push_many(
+        self,
+        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        *,
+        batch: int = 100,
+        id: str | None = None,
+        then: TaskFunction[..., Any] | None = None,
+    ) -> list[TaskHandle]:
         """Push a task for each call: a tuple of arguments, or a dict of named ones. Returns their ids, in order.
 
-        Tasks are packed `batch` to an entry, which costs a fraction of single pushes. They cannot be given ids.
+        Tasks are packed `batch` to an entry, which costs a fraction of single pushes. With an `id`, the same call made
+        again pushes nothing. `then` is called with the list of their results when all have ended: see `Pushed.then`.
         Raises: Invalid if any call does not fit, before anything is pushed; else see `Queue.push_many`.
         """
         payloads = [self._packed(n, call) for n, call in enumerate(calls)]
-        ids = list(self.queue.push_many(payloads, batch=batch))
+        ids = list(self.queue.push_many(payloads, batch=batch, id=id))
+        if then is not None:
+            then.push_after(ids, many=True, id=None if id is None else f"{id}.then")
         if self._tasks and self._tasks.run_at_once:
             self._tasks.run_at_once(self)
         return ids
 
+    def push_after(self, tasks: Sequence[TaskHandle], *, many: bool = False, id: str | None = None) -> Pushed:
+        """Push a task that calls the function when these have ended: with their list of results if `many`, else with
+        one `Result`.   Raises: Invalid for more than one parameter without a default.   Cost: 1 PUT.
+        """
+        need(self.queue.name, self.queue.provider, self.queue.supports, "steps")
+        if len(self.arguments.required) > 1:
+            raise Invalid(f"{self.arguments.text} is called with results alone", hint="give the others a default")
+        if not tasks:
+            raise Invalid("there is nothing to wait for")
+        pushed = self.queue.push({AFTER: {"tasks": _shortened(tasks), "many": many}}, id=id)
+        if self._tasks and self._tasks.run_at_once:
+            self._tasks.run_at_once(self)
+        return pushed
+
+    def _handles(self, queue: str, name: str) -> list[TaskHandle]:
+        """The handles of a task, or of all tasks of a batch."""
+        assert self._tasks is not None
+        opened = self._tasks.open_queue(queue)
+        names = [f"{name}.{n}" for n in range(count_of(name))] if is_batch(name) else [name]
+        handles = [*map(TaskHandle, names)]
+        for handle in handles:
+            handle.queue = opened
+        return handles
+
+    def _follow(self, payload: Any) -> Any:
+        """Wait for the tasks of a follower, and call the function with their results."""
+        try:
+            after = records.converted(payload, _After)
+            handles = [handle for queue, name in after.tasks for handle in self._handles(queue, name)]
+        except (msgspec.ValidationError, ValueError) as error:
+            raise Fail(f"the payload does not say what to wait for: {error}") from None
+        ends = gather(handles)
+        return self.function(ends if after.many else ends[0])  # type: ignore[call-arg,arg-type]
+
     def handle(self, payload: Any) -> Any:
         """Run it as a worker does; a coroutine function's coroutine.   Raises: Fail for a payload that does not fit."""
+        if isinstance(payload, dict) and AFTER in payload:
+            return self._follow(payload[AFTER])
         named = self.arguments.unpack(payload)
         return self.function(**named)  # type: ignore[call-arg]  # `unpack` has compared them with its parameters
 
@@ -435,6 +456,27 @@ class TaskFunction(Generic[P, R]):
         raise Invalid(
             f"call {n} of push_many is a {type(call).__name__}", hint='write ("a.com",) or {"domain": "a.com"}'
         )
+
+
+class _After(msgspec.Struct):
+    """What a follower waits for: queues and ids, or the names of whole batches."""
+
+    tasks: list[tuple[str, str]]
+    many: bool
+
+
+def _shortened(tasks: Sequence[TaskHandle]) -> list[tuple[str, str]]:
+    """Queue and id of each task; where all tasks of a batch follow each other, that of the batch."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(tasks):
+        task = tasks[at]
+        part = batch_of(task)
+        count = count_of(part[0]) if part else 1
+        whole = part is not None and [*tasks[at : at + count]] == [f"{part[0]}.{n}" for n in range(count)]
+        found.append((task.queue.name, part[0] if part and whole else str(task)))
+        at += count if whole else 1
+    return found
 
 
 @contextmanager
@@ -471,7 +513,7 @@ class Tasks:
         """This machine's wall clock."""
         self.check = check
         """Connects to the fleet: `Fleet.check`."""
-        self._open_queue = open_queue
+        self.open_queue = open_queue
         self._events = events
         self._defined: dict[str, TaskFunction[..., Any]] = {}
         self.run_at_once: Callable[[TaskFunction[..., Any]], None] | None = None
@@ -507,7 +549,7 @@ class Tasks:
                     f"two functions are named task {called!r}: {_place(before.function)} and {_place(function)}",
                     hint="give one of them another name",
                 )
-            queue = self._open_queue(called, **policy)
+            queue = self.open_queue(called, **policy)
             task = TaskFunction(function, queue, cron=cron, cron_zone=cron_zone, tasks=self, events=self._events)
             self._defined[called] = task
             return task

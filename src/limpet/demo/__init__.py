@@ -1,7 +1,7 @@
 """`limpet demo`: a fleet at work while its processes are killed and stopped, and a report of what the store holds.
 
 `app` is what a user would write: the tasks that the workers run. `show` is the command: it starts a pool of workers on
-`app`, kills two of them and stops one. `report` is what it prints: the progress, and at the end what it read back,
+`app`, kills three of them and stops one. `report` is what it prints: the progress, and at the end what it read back,
 compared with what was pushed.
 This module says which tasks are pushed, and which result each of them must have.
 """
@@ -9,10 +9,28 @@ This module says which tasks are pushed, and which result each of them must have
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BATCH", "FOLDS", "INDEX", "KEY", "QUEUE", "DemoResult", "expected", "payload"]
+__all__ = [
+    "BATCH",
+    "CUBES",
+    "FANNED",
+    "FOLDS",
+    "INDEX",
+    "KEY",
+    "QUEUE",
+    "REPORTS",
+    "SLOW_CUBE",
+    "DemoResult",
+    "expected",
+    "payload",
+]
 
 QUEUE = "demo"
 FOLDS = "demo-fold"
+REPORTS = "demo-report"
+CUBES = "demo-cube"
+FANNED = 200
+"""The number of tasks that the durable task pushes and waits for."""
+SLOW_CUBE = 150
 INDEX = "results"
 KEY = "number"
 BATCH = 100

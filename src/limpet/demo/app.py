@@ -9,11 +9,12 @@ import json
 import os
 
 import limpet
-from limpet.demo import FOLDS, INDEX, KEY, QUEUE, DemoResult
+from limpet.demo import CUBES, FOLDS, INDEX, KEY, QUEUE, REPORTS, SLOW_CUBE, DemoResult
 from limpet.runtime import system
 
 WORK_S = 0.002
 SLOW_S = 1.5
+CUBE_S = 5.0
 TTL_S = 3.0
 
 URL = os.environ.get("LIMPET_URL", "memory://")
@@ -54,6 +55,39 @@ def fold() -> dict[str, int]:
     _note(None)
     report = results.compile()
     return {"objects": report.objects, "shards": report.folded}
+
+
+@fleet.task(REPORTS, ttl_s=TTL_S, durable=True)
+def add_cubes(n: int) -> dict[str, int]:
+    """Fan out, wait, fan in: a durable task. While it waits for the others it holds no worker and no lease.
+
+    What a step returned is recorded, and so is the push: a later attempt does not repeat them.
+    """
+    numbers = limpet.step(choose, n)
+    done = limpet.gather(cube.push_many([(each,) for each in numbers]))
+    return limpet.step(add_up, [result.value for result in done if result.ok])
+
+
+def choose(n: int) -> list[int]:
+    """The first step."""
+    return [*range(n)]
+
+
+def add_up(cubes: list[int]) -> dict[str, int]:
+    """The last step."""
+    return {"tasks": len(cubes), "total": sum(cubes), "worker": os.getpid()}
+
+
+@fleet.task(CUBES, ttl_s=TTL_S)
+def cube(n: int) -> int:
+    """One of the tasks that `add_cubes` waits for. One is slow at first; the demo kills its worker meanwhile."""
+    task = limpet.current_task()
+    assert task is not None
+    if n == SLOW_CUBE:
+        task.progress(f"token {task.token}")
+        if task.token == 1:
+            system().sleep(CUBE_S)
+    return n**3
 
 
 @atexit.register

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from limpet.cli import clean, many, table
 from limpet.cli.catalog import demand_extra
-from limpet.demo import INDEX, KEY, QUEUE, expected, payload
+from limpet.demo import FANNED, INDEX, KEY, QUEUE, REPORTS, expected, payload
 from limpet.errors import Unsupported
 from limpet.queue.cost import SQS_BATCH, sqs
 from limpet.runtime import system
@@ -162,13 +162,16 @@ class DemoScreen:
 
 @dataclass(frozen=True, slots=True)
 class DemoHistory:
-    """What the demo observed. `takeovers`: seconds by batch; `fenced`: the task whose late write was refused."""
+    """What the demo observed. `takeovers`: seconds by batch; `fenced`: the task whose late write was refused; `fan_id`:
+    the durable task, and `fan_taken_s`: how long it took until others had what a killed worker held."""
 
     ids: Sequence[str]
     takeovers: Mapping[int, float]
     refused: int
     fenced: int
     merged: int
+    fan_id: str
+    fan_taken_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +349,16 @@ def report(
             seen.refused == 1 and cell is not None and cell.value["token"] == 2,
         ),
     ]
+    fan = fleet.queue(REPORTS).result(seen.fan_id)
+    total = fan.value["total"] if fan.ok else 0
+    after = "never" if seen.fan_taken_s is None else f"after {seen.fan_taken_s:.1f} s"
+    checks.append(
+        screen.fact(
+            "durable",
+            f"{many(fan.attempts, 'attempt')}, the sum of {FANNED} cubes is {total:,}; a batch was taken over {after}",
+            fan.attempts == 1 and total == sum(n**3 for n in range(FANNED)) and seen.fan_taken_s is not None,
+        )
+    )
     screen.fact(
         "run twice",
         f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or was stopped",

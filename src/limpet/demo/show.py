@@ -1,4 +1,4 @@
-"""The command `limpet demo`: it starts a pool of workers, kills two of them, stops one, and reports."""
+"""The command `limpet demo`: it starts a pool of workers, kills three of them, stops one, and reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 import limpet
 from limpet.app.fleet import check_has_store
 from limpet.cli import EXIT_FAILED, clean, console, say
-from limpet.demo import BATCH, FOLDS, INDEX, KEY, QUEUE, DemoResult, payload
+from limpet.demo import BATCH, CUBES, FANNED, FOLDS, INDEX, KEY, QUEUE, REPORTS, DemoResult, payload
 from limpet.demo.report import DemoHistory, DemoProcess, DemoScreen, DemoState, ask, prices, publish, read_notes, report
 from limpet.errors import Invalid, LimpetError, Unavailable
 from limpet.runtime import system
@@ -26,6 +26,7 @@ from limpet.worker.pool import ProcessPool
 from limpet.worker.protocol import Message, WorkerEvent, WorkerOrder
 
 WORKERS = 4
+FAN_WORKERS = 2
 THREADS = 2
 TASKS = 5000
 TASKS_MIN = 2000
@@ -54,8 +55,9 @@ def demo(
 
     5,000 tasks wait in a queue that is a plain folder. One worker is killed while it holds a batch, another is stopped
     until a third one has taken its batch over; its late write is refused. The results go into an index, which the
-    workers compile at the same time; one of them is killed while it compiles. At the end everything is read back, also
-    with SQL. Exit code 0 means that every check passed. The temporary folder is then removed, unless --keep is given;
+    workers compile at the same time; one of them is killed while it compiles. Then a durable task pushes 200 others and
+    waits for them without a worker, while one of theirs is killed. At the end everything is read back, also with SQL.
+    Exit code 0 means that every check passed. The temporary folder is then removed, unless --keep is given;
     what was written to --url stays.
 
     Example:
@@ -128,6 +130,8 @@ class DemoRun:
         self._fenced = 0
         self._stopped = 0
         """The process that is stopped, or 0."""
+        self._fan_id = ""
+        self._fan_taken_s: float | None = None
         self._interrupted = self._trouble = False
         self._folding = False
         self._fold_at = FOLD_EVERY
@@ -143,7 +147,11 @@ class DemoRun:
         self.screen.say(f"[bold]Limpet demo[/bold]: {self.state.total:,} tasks, four workers, an index")
         self.screen.say(f"[dim]Everything is stored in {clean(self.place)}. There is no server.[/dim]")
         self._push()
-        self._work()
+        os.environ["LIMPET_DEMO_NOTES"] = str(self._notes)
+        self.screen.step("Four worker processes start. They share nothing but the store.")
+        self._work(WORKERS, self._strike())
+        del os.environ["LIMPET_DEMO_NOTES"]  # the prices are those of the tasks above
+        self._fan_out()
         return self._report()
 
     def _push(self) -> None:
@@ -157,9 +165,8 @@ class DemoRun:
         spent = self._index_fleet.meter.snapshot().total()
         self.screen.note(f"an index for their results: {shards} empty shards, created with {spent} requests")
 
-    def _work(self) -> None:
-        """Run the workers until the queues are empty, and the script beside them."""
-        os.environ["LIMPET_DEMO_NOTES"] = str(self._notes)
+    def _work(self, workers: int, script: Script) -> None:
+        """Run so many workers until the queues are empty, and the script beside them."""
         order = WorkerOrder(
             target="limpet.demo.app:fleet",
             handler=None,
@@ -173,11 +180,10 @@ class DemoRun:
             routine=True,
             count=True,
         )
-        self.screen.step("Four worker processes start. They share nothing but the store.")
-        self._script = self._strike()
+        self._script = script
         next(self._script)
         self.screen.open()
-        pool = ProcessPool(order, WORKERS, system(), self._hear, quiet_stdout=False)
+        pool = ProcessPool(order, workers, system(), self._hear, quiet_stdout=False)
         try:
             pool.run()
         finally:
@@ -226,6 +232,32 @@ class DemoRun:
         self.screen.step(f"Worker {_pid(fold)} is killed with kill -9, while it compiles the index.")
         self._kill(fold, "while it merged records into shards")
 
+    def _fan_out(self) -> None:
+        """A durable task: it pushes others and waits for them, while one of their workers is killed."""
+        self.screen.step(f"A durable task pushes {FANNED} others, and waits for them without a worker.")
+        self._fan_id = limpet.open(self.place).queue(REPORTS, durable=True).push({"n": FANNED}).id
+        self._work(FAN_WORKERS, self._strike_fan())
+
+    def _strike_fan(self) -> Script:
+        """Kill a worker of the tasks that the durable task waits for, once it waits."""
+        suspended = slow = None
+        while suspended is None or slow is None:
+            event = yield from self._until(lambda event: event.kind in ("suspended", "progress"))
+            if event.queue == CUBES:
+                slow = event
+            else:
+                suspended = event
+                self.screen.note(f"the durable task is [bold]suspended[/bold]: {clean(event.note)}")
+        self._kill(slow, f"while it held {BATCH} of them")
+        struck_at_s = self.screen.elapsed_s()
+        taken = yield from self._until(lambda event: event.kind == "progress" and event.id == slow.id)
+        self._fan_taken_s = self.screen.elapsed_s() - struck_at_s
+        who = f"worker {_pid(taken)} [green]took over[/green]"
+        self.screen.note(f"{who} with {clean(taken.note)}, after {self._fan_taken_s:.1f} s")
+        done = yield from self._until(lambda event: event.kind == "done" and event.queue == REPORTS)
+        self.screen.note(f"all of them have ended: worker {_pid(done)} went on with the durable task, and it is done")
+        yield from self._until(lambda _: False)
+
     def _until(self, holds: Callable[[WorkerEvent], bool]) -> Generator[None, WorkerEvent, WorkerEvent]:
         """Wait for an event of which that holds."""
         while True:
@@ -259,6 +291,8 @@ class DemoRun:
             case "ready":
                 process.state = "ready"
                 self.screen.note(f"worker {process.pid} started")
+            case _ if event.queue in (REPORTS, CUBES):
+                process.state = "works for the durable task"
             case "started":
                 folds = event.queue == FOLDS
                 process.state = "compiles the index" if folds else f"works on batch {self._batch(event.id)}"
@@ -324,7 +358,9 @@ class DemoRun:
             table = publish(self.screen, limpet.open(self.place))
         self.screen.step("Read everything back, and compare it with what was pushed.")
         notes = read_notes(self._notes)
-        seen = DemoHistory(self._ids, self._takeovers, self._refused, self._fenced, merged)
+        seen = DemoHistory(
+            self._ids, self._takeovers, self._refused, self._fenced, merged, self._fan_id, self._fan_taken_s
+        )
         passed = report(self.screen, fleet, seen, notes, answer, table)
         prices(
             self.screen,

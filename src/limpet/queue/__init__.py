@@ -25,6 +25,19 @@ from limpet.queue.api import (
 )
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.queue import BucketQueue
+from limpet.queue.steps import (
+    Suspend,
+    gather,
+    gather_async,
+    signal,
+    sleep,
+    sleep_async,
+    step,
+    step_async,
+    version,
+    wait_signal,
+    wait_signal_async,
+)
 from limpet.store.sources import BadFile
 
 __all__ = [
@@ -47,6 +60,17 @@ __all__ = [
     "Result",
     "Retry",
     "Stats",
+    "Suspend",
     "Task",
     "TaskHandle",
+    "gather",
+    "gather_async",
+    "signal",
+    "sleep",
+    "sleep_async",
+    "step",
+    "step_async",
+    "version",
+    "wait_signal",
+    "wait_signal_async",
 ]

@@ -28,6 +28,7 @@ Feature = Literal[
     "retry",
     "slots",
     "stats",
+    "steps",
 ]
 FEATURES: frozenset[Feature] = frozenset(get_args(Feature))
 """Every feature: per-task attempts, batches of any size, deduplication by id, results, and so on."""
@@ -55,6 +56,9 @@ class Policy:
     """How long receipts and results are kept, and so how long a user's id stays taken."""
     poll_s: float = 2.0
     """How often an idle worker asks a bucket whether something was pushed; a directory and memory cost no request."""
+    durable: bool = False
+    """Whether every push of a task is a step, so that an attempt that died after it finds it done. Else a task is
+    durable from its first `limpet.step` on."""
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
@@ -70,6 +74,13 @@ class Policy:
         check_ttl(self.ttl_s)
         if not self.retention_s >= 7 * 86400:
             raise Invalid("receipts must be kept for at least 7 days", hint="retention_s >= 604800")
+
+
+class Follower(Protocol):
+    """A task function that can be pushed to run after others."""
+
+    def push_after(self, tasks: Sequence[TaskHandle], *, many: bool = False) -> Pushed:
+        """Push a task that runs when these have ended."""
 
 
 class TaskHandle(str):
@@ -93,6 +104,10 @@ class TaskHandle(str):
         """`result`, for coroutines: the event loop goes on meanwhile."""
         return await self.queue.result_async(self, wait_s=wait_s)
 
+    def then(self, task: Follower) -> Pushed:
+        """Push a task that runs when this one has ended, with its `Result`.   See `Pushed.then`."""
+        return task.push_after([self])
+
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
@@ -109,6 +124,14 @@ class Pushed:
     async def result_async(self, *, wait_s: float = 0.0) -> Result:
         """`result`, for coroutines: the event loop goes on meanwhile."""
         return await self._handle().result_async(wait_s=wait_s)
+
+    def then(self, task: Follower) -> Pushed:
+        """`enrich.push("a.com").then(notify)`: push a task that calls `notify(result)` when this one has ended.
+
+        `result` is a `Result`: a failed task has ended too. The follower is a durable task: it holds no worker while it
+        waits.   Cost: 1 PUT.   Crash: without an id, a process that dies between the two pushes leaves no follower.
+        """
+        return self._handle().then(task)
 
     def _handle(self) -> TaskHandle:
         if not isinstance(self.id, TaskHandle):
@@ -172,6 +195,11 @@ class Result:
     def ready(self) -> bool:
         """Whether it has ended."""
         return self.state in ("completed", "failed", "cancelled")
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has completed."""
+        return self.state == "completed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +340,11 @@ class Queue(Protocol):
         Raises: Invalid for a payload that is not JSON or over 256 KiB; OutcomeUnknown (push again with the same id).
         """
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> Sequence[TaskHandle]:
-        """Add many tasks, packed `batch` to an entry; returns their ids, in order."""
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> Sequence[TaskHandle]:
+        """Add many tasks, packed `batch` to an entry; returns their ids, in order.
+
+        With an `id`, the same call made again adds nothing, and returns the same ids: the same payloads, and `batch`.
+        """
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:
         """Claim one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
@@ -377,9 +408,17 @@ class Queue(Protocol):
         """Warnings and tasks that were given up in this process, since the last call."""
 
     def retry(
-        self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
+        self,
+        id: str | None = None,
+        *,
+        all: bool = False,
+        where: str | None = None,
+        since_s: float | None = None,
+        from_scratch: bool = False,
     ) -> Sequence[str]:
         """Run failed tasks again, with fresh attempts; returns their new ids.
+
+        A durable task keeps its recorded steps, unless it starts `from_scratch`.
 
         Either one task by its `id`, or `all`. The latter may be narrowed to those whose error contains `where`, or with
         `error ~ PATTERN` has that regular expression in it (upper and lower case are the same), and to those that
@@ -388,6 +427,12 @@ class Queue(Protocol):
 
     def cancel(self, id: str) -> bool:
         """Cancel a task that has not ended; returns whether this call ended it."""
+
+    def signal(self, id: str, name: str, value: Any = None) -> bool:
+        """Send a signal to a task, which `limpet.wait_signal` waits for; whether this call was the first of that name.
+
+        Raises: Missing if there is no such task, or it has ended; Invalid for a value that is not JSON.
+        """
 
     def pause(self) -> None:
         """Stop all claims until `resume`. Tasks that are running go on."""

@@ -37,12 +37,12 @@ class Bell:
         self._due_s = float("inf")
         self._version: Version | None = None
 
-    def ring(self) -> None:
-        """Say that a task was pushed.   Cost: 1 PUT, at most once a second; nothing else."""
+    def ring(self, *, every_s: float = RING_EVERY_S) -> None:
+        """Say that a task was pushed.   Cost: 1 PUT, at most once in `every_s`; nothing else."""
         at_s = self._runtime.elapsed_s()
         with self._mutex:
             self._heard_at_s = at_s
-            if at_s - self._rung_at_s < RING_EVERY_S:
+            if at_s - self._rung_at_s < every_s:
                 return
             self._rung_at_s = at_s
         with suppress(LimpetError):  # the task is pushed; a worker finds it by its next listing
@@ -72,6 +72,12 @@ class Bell:
         """There is work in the queue: list for a while without asking."""
         with self._mutex:
             self._heard_at_s = self._runtime.elapsed_s()
+
+    @property
+    def listening(self) -> bool:
+        """Whether there was a ring or work a moment ago."""
+        with self._mutex:
+            return self._runtime.elapsed_s() - self._heard_at_s <= LISTEN_S
 
     def listed(self, at_s: float) -> None:
         """The queue was listed, beginning at `at_s`."""

@@ -40,6 +40,7 @@ from limpet.queue.decide import (
     start_order,
     task_receipt,
 )
+from limpet.queue.durable import origin_of
 from limpet.queue.entry import (
     DELAY_MAX_S,
     NOTHING,
@@ -49,6 +50,7 @@ from limpet.queue.entry import (
     Part,
     Receipt,
     Storage,
+    Suspension,
     result_bytes,
     task_name,
 )
@@ -160,6 +162,15 @@ class EntryTask:
         """Cost: 1 PUT, and 2 DELETEs if it ends the entry."""
         self._claim.fail(self._n, error, traceback)
 
+    def suspend(self, wait_s: float, suspension: Suspension) -> None:
+        """Cost: 1 PUT for the whole entry."""
+        self._claim.suspend(self._n, wait_s, suspension)
+
+    @property
+    def place(self) -> tuple[EntryClaim, int]:
+        """Its claim, and its number in the entry."""
+        return self._claim, self._n
+
 
 @dataclass(slots=True)
 class _StartGroup:
@@ -214,6 +225,7 @@ class EntryClaim:
         self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
         self._ended = self._announced = self._hurry = False
         self._inherited = [*record.failed]
+        self._suspended_before = record.suspended
         self._after: Callable[[], None] | None = None
         renewer.add(self)
 
@@ -225,6 +237,11 @@ class EntryClaim:
     def on_end(self, call: Callable[[], None]) -> None:
         """Call this once when the claim is over."""
         self._after = call
+
+    @property
+    def storage(self) -> Storage:
+        """Where the entry is."""
+        return self._storage
 
     @property
     def entry(self) -> str:
@@ -325,11 +342,14 @@ class EntryClaim:
         """Give up the tasks whose attempts are used up, and end an entry that has no other ones.
 
         Returns whether there are tasks left. If it fails, the claim is let run out, as after a crash.
+        Cost: for each of them 1 LIST and a failure.
         """
         record, count = self._lease.record, len(self.content.ids)
         try:
             for n in exhausted(record, count, self._policy):
                 before = error_of(record, n, count)
+                if n not in record.durable and self._storage.steps_of(self.entry, n):
+                    self.note_durable(n)  # its workers died before a heartbeat said so
                 self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
             self._waiting = [n for n in self._waiting if n in self._open]
             if not self.over:
@@ -397,6 +417,38 @@ class EntryClaim:
         if all_wait:
             self._conclude()
 
+    def suspend(self, n: int, wait_s: float, suspension: Suspension) -> None:
+        """Verdict: it goes on in a later claim. It is no attempt: the one that was charged is given back."""
+        with self._mutex:
+            if self._ended:
+                return
+            self._check_undecided(n)
+            self._progress.attempts[n] = max(0, self._attempts(n) - 1)
+            self._running.pop(n, None)
+            self._progress.due_s[n] = self._runtime.elapsed_s() + min(max(0.0, wait_s), DELAY_MAX_S)
+            self._progress.suspended[n] = suspension
+            all_wait = self._open == self._progress.due_s.keys()
+        if all_wait:
+            self._conclude()
+
+    def suspended_before(self, n: int) -> Suspension | None:
+        """The suspension of task `n` that this claim has ended."""
+        return self._suspended_before.get(n)
+
+    def note_durable(self, n: int) -> None:
+        """Task `n` records a step: its steps are removed with the entry."""
+        with self._mutex:
+            if n not in self._progress.durable:
+                self._progress.durable.append(n)
+
+    def _durable(self) -> set[int]:
+        """The tasks that have recorded steps."""
+        return {*self._lease.record.durable, *self._progress.durable}
+
+    def origin(self, n: int) -> str:
+        """The name from which those of the pushes of task `n` are derived."""
+        return origin_of(self._storage.keys, self.entry, n, batch=self.batch, kept=self.content.origin)
+
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
 
@@ -437,7 +489,7 @@ class EntryClaim:
                     last = not self._open
                 wrote = True
 
-        self._patiently(write)
+        self.patiently(write)
         if last:
             self._finish()
         return wrote
@@ -452,7 +504,7 @@ class EntryClaim:
         if not self.batch:
             self._progress.error = clean_text(error) or None
 
-    def _patiently(self, write: Callable[[], object]) -> None:
+    def patiently(self, write: Callable[[], object]) -> None:
         """Write an end; while the store cannot be reached, try again until the claim ends.
 
         Raises: OutcomeUnknown, Unavailable, if it cannot be reached by then.
@@ -534,7 +586,7 @@ class EntryClaim:
             with self._writing:
                 self._write_end()
 
-        self._patiently(finish)
+        self.patiently(finish)
 
     def _write_end(self) -> None:
         if self.batch:
@@ -549,7 +601,15 @@ class EntryClaim:
                 self._write_missing_receipts()
         if not self._ended:
             self._end()
-            self._storage.close(self.entry, batch=self.batch)
+            self._close()
+
+    def _close(self) -> None:
+        """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
+        durable = self._durable()
+        failed = {*self._lease.record.failed, *self._progress.failed} if durable else ()
+        self._storage.close(self.entry, batch=self.batch, steps=bool(durable.difference(failed)), keep=failed)
+        if self.content.caller:
+            self._storage.wake(self.content.caller)
 
     def _write_missing_receipts(self) -> None:
         """No task goes without a receipt: one that the lease called failed when we took it should have one.
@@ -616,7 +676,7 @@ class EntryClaim:
         returned = {n for n in self._open if n not in self._progress.due_s and n not in self._spent}
         self._hurry = self._hurry or not (self._progress.done or self._progress.due_s or self._spent)
         try:
-            self._patiently(lambda: self._free(returned))
+            self.patiently(lambda: self._free(returned))
         except (LeaseLost, OutcomeUnknown, Unavailable):
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
@@ -637,6 +697,8 @@ class EntryClaim:
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._lease.record, self._attempts(n)
+        if state == "failed" and n in self._durable():
+            about["origin"] = self.origin(n)
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
 
     def _write_receipt(self, n: int, receipt: Receipt) -> None:

@@ -10,8 +10,11 @@ handle. Two rules keep the removal safe:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 
+from limpet.errors import LimpetError
 from limpet.keys import QueueKeys
 from limpet.runtime import Runtime
 from limpet.store.api import Store
@@ -38,12 +41,18 @@ class Closer:
         self._step = runtime.mutex()
         self._tasks: dict[str, bool] = {}
         self._leases: dict[str, float] = {}
+        self._after: dict[str, Callable[[], object]] = {}
         self._owner: str | None = None
 
-    def add(self, entry: str, *, batch: bool) -> None:
-        """Remove an entry that a receipt ends.   Cost: 2 DELETEs, or a share of two bulk deletes."""
+    def add(self, entry: str, *, batch: bool, after: Callable[[], object] | None = None) -> None:
+        """Remove an entry that a receipt ends; call `after` when its task is gone, before its lease goes.
+
+        Cost: 2 DELETEs, or a share of two bulk deletes.
+        """
         with self._mutex:
             self._tasks[entry] = batch
+            if after is not None:
+                self._after[entry] = after
             self._start()
 
     def add_lease(self, entry: str) -> None:
@@ -98,6 +107,11 @@ class Closer:
                 return False
             keys = {self._keys.tasks(entry, batch=batch): entry for entry, batch in group.items()}
             errors = self._store.delete_many(keys)
+            for key, entry in keys.items():
+                after = self._after.pop(entry, None)
+                if after is not None and errors[key] is None:
+                    with suppress(LimpetError):  # a sweep removes what is left
+                        after()
             due_s = self._runtime.elapsed_s() + LINGER_S
             with self._mutex:
                 for key, entry in keys.items():

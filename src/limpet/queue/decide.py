@@ -27,6 +27,7 @@ from limpet.queue.entry import (
     Ended,
     EntryLease,
     Receipt,
+    Suspension,
 )
 
 T = TypeVar("T")
@@ -64,6 +65,10 @@ class Progress:
     parts: list[str] = field(default_factory=list)
     error: str | None = None
     errors: dict[int, AttemptRecord] = field(default_factory=dict)
+    suspended: dict[int, Suspension] = field(default_factory=dict)
+    """Tasks that have suspended themselves: they are in `due_s` too, and `attempts` has the attempt given back."""
+    durable: list[int] = field(default_factory=list)
+    """Tasks that have recorded steps."""
 
 
 def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
@@ -183,6 +188,11 @@ def _after_death(record: EntryLease, wall: datetime) -> dict[int, list[AttemptRe
     return _kept_errors(record.errors, died, ())
 
 
+def _still(suspended: dict[int, Suspension], waits: Collection[int]) -> dict[int, Suspension]:
+    """The suspensions of the tasks that wait."""
+    return {n: each for n, each in suspended.items() if n in waits} if suspended else suspended
+
+
 def must_charge(record: EntryLease, policy: Policy) -> bool:
     """Whether each task of this claim is charged by a separate swap just before its handler starts (H3, F19).
 
@@ -239,12 +249,15 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
     """The record with what the claim has decided so far. `at_s` is now, on the clock of `progress.due_s`."""
     done = _union(record.done, progress.done)
     started = {n: attempts for n, attempts in progress.attempts.items() if n not in progress.done}
+    waits = {**record.waits, **{n: _clamped(due_s - at_s) for n, due_s in progress.due_s.items()}}
     after = msgspec.structs.replace(
         record,
         attempts={**record.attempts, **started},
         done=done,
         failed=_union(record.failed, progress.failed),
-        waits={**record.waits, **{n: _clamped(due_s - at_s) for n, due_s in progress.due_s.items()}},
+        waits=waits,
+        suspended=_still({**record.suspended, **progress.suspended}, waits),
+        durable=_union(record.durable, progress.durable),
         results={**record.results, **progress.results},
         parts=_union(record.parts, progress.parts),
         error=progress.error or record.error,
@@ -316,6 +329,7 @@ def charged(record: EntryLease, tasks: Sequence[int]) -> EntryLease:
         attempt=attempts[tasks[0]],
         attempts={**record.attempts, **attempts},
         waits={m: wait_s for m, wait_s in record.waits.items() if m not in attempts},
+        suspended={m: each for m, each in record.suspended.items() if m not in attempts},
     )
     return _named(after, tasks)
 
@@ -341,7 +355,7 @@ def handed_back(record: EntryLease, returned: Collection[int], *, started: Colle
 
 def cancelled(record: EntryLease) -> EntryLease:
     """The record of an entry that no worker may take any more."""
-    return msgspec.structs.replace(record, state=State.CANCELLED, running=None, beside=[])
+    return msgspec.structs.replace(record, state=State.CANCELLED, running=None, beside=[], suspended={})
 
 
 def backoff_s(policy: Policy, attempts: int, chance: float) -> float:
@@ -428,8 +442,12 @@ def task_receipt(
     parts: list[str] | None = None,
     error: str | None = None,
     trace: str | None = None,
+    origin: str | None = None,
 ) -> Receipt:
-    """The receipt of task `n`. One that failed before keeps the errors of its attempts, this one's among them."""
+    """The receipt of task `n`. One that failed before keeps the errors of its attempts, this one's among them.
+
+    `origin`: it has recorded steps, and its pushes were named after that task.
+    """
     errors: list[AttemptRecord] = []
     if state == "failed" and record.errors.get(n):
         last = attempt_record(attempts, at=wall, worker=record.label, error=error or "", trace=trace)
@@ -450,6 +468,7 @@ def task_receipt(
         traceback=clean_text(trace[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX) if trace else None,
         errors=errors,
         retries=content.retries,
+        origin=origin,
     )
 
 

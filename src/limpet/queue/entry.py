@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Protocol
 
@@ -21,10 +21,19 @@ import msgspec
 from limpet import records
 from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Versioned, Won, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Unsupported
-from limpet.keys import Key, QueueKeys, batch_of, count_of, is_minted, name_of_receipt
+from limpet.keys import (
+    STEPS_MAX,
+    Key,
+    QueueKeys,
+    batch_of,
+    count_of,
+    is_minted,
+    name_of_receipt,
+    parts_of_step,
+)
 from limpet.lease import LeaseRecord
-from limpet.queue.api import Notice
-from limpet.queue.bell import Bell
+from limpet.queue.api import Notice, Outcome
+from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer
 from limpet.records import Count, Digest, Instant, Name, Positive, Text
 from limpet.runtime import Runtime
@@ -53,6 +62,7 @@ TaskNumbers = Annotated[list[TaskNumber], msgspec.Meta(max_length=BATCH_MAX)]
 TaskCount = Annotated[int, msgspec.Meta(ge=1, le=BATCH_MAX)]
 WaitSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=DELAY_MAX_S)]
 ByTask = msgspec.Meta(max_length=BATCH_MAX)
+NameOrUnset = Name | msgspec.UnsetType
 PartKeys = Annotated[list[Name], msgspec.Meta(max_length=10 * BATCH_MAX)]
 
 
@@ -71,7 +81,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     retries: Count = 0
     delayed: bool = False
     trace: TraceOrUnset = msgspec.UNSET
-    """The trace that its push belongs to. Limpet 0.1 does not know it."""
+    """The trace that its push belongs to. Limpet 0.1 does not know it, nor what follows."""
+    origin: NameOrUnset = msgspec.UNSET
+    """The task whose recorded steps it keeps, as a retry: the names of its pushes are derived from that one."""
+    caller: NameOrUnset = msgspec.UNSET
+    """The queue of the durable task that pushed it. That queue's workers are woken when it ends."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +97,9 @@ class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
     pushed_at: Instant
     write_id: Name
     trace: TraceOrUnset = msgspec.UNSET
+    named: bool | msgspec.UnsetType = msgspec.UNSET
+    """Its name is derived from an id, so it may have ended before. Limpet 0.1 does not know it, nor what follows."""
+    caller: NameOrUnset = msgspec.UNSET
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,6 +113,28 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 AttemptRecords = Annotated[list[AttemptRecord], msgspec.Meta(max_length=16)]
+
+
+AWAITS_MAX = 100
+REASON_CHARS_MAX = 300
+PUSHED_ENTRIES_MAX = 20_000
+GATHER_MAX = 10_000
+StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=STEPS_MAX)]
+
+
+class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a task does not run, and what it waits for. Times in seconds count from the lease's own LastModified."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
+    step: StepNumber
+    since: Instant
+    """When it was first suspended at this step. A label, and the base of the back-off."""
+    due_s: WaitSeconds | None = None
+    """When it runs again whatever it waits for; None if no time was set."""
+    awaits: Annotated[list[Name], msgspec.Meta(max_length=AWAITS_MAX)] = msgspec.field(default_factory=list)
+    """The keys of some of the entries that it waits for. Each is deleted soon after the entry has ended."""
+    signal: Name | None = None
+    """The name of the signal that it waits for."""
 
 
 class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,6 +167,10 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     """How many of `done`, the first ones, were done by the first claim: `first_done`."""
     contested: bool = False
     """Whether a claim of it was ever taken over from a holder that did not let go: it may still finish tasks."""
+    suspended: Annotated[dict[TaskNumber, Suspension], ByTask] = msgspec.field(default_factory=dict)
+    """The tasks that have suspended themselves; each is in `waits` too. Limpet 0.1 takes them for resting ones."""
+    durable: TaskNumbers = msgspec.field(default_factory=list)
+    """The tasks that have recorded steps, as far as the lease knows."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -157,6 +200,72 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retried_as: Text | None = None
     raw: Name | None = None
     """The key of bytes that could not be read, kept as they were."""
+    origin: Name | None = None
+    """Set if the task had recorded steps: the task from whose name those of its pushes are derived."""
+
+
+StepKind = Literal["step", "push", "sleep", "timer", "gather", "signal", "version"]
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step of a durable task. It is created once and never rewritten: the first record counts."""
+
+    kind: StepKind
+    name: Name
+    token: Annotated[int, msgspec.Meta(ge=0, le=TOKEN_MAX)]
+    label: Name = ""
+    """The worker that recorded it."""
+    began_at: Instant
+    at: Instant
+    """When it began and when it was recorded, by that worker's clock. Labels."""
+    value: msgspec.Raw = NOTHING
+    wait_s: WaitSeconds = 0.0
+    """Of a sleep or a timer: how long after this record's LastModified it is due."""
+
+
+class PushedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a push of a durable task has made: one task, or entries of several."""
+
+    id: Text | None = None
+    created: bool = True
+    entries: Annotated[list[Name], msgspec.Meta(max_length=PUSHED_ENTRIES_MAX)] = msgspec.field(default_factory=list)
+
+
+class GatheredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an awaited task had ended, or that it had not when the time was up."""
+
+    state: Outcome
+    value: msgspec.Raw = NOTHING
+    error: Annotated[str, msgspec.Meta(max_length=ERROR_CHARS_MAX)] | None = None
+    attempts: Count = 0
+    worker: Name | None = None
+
+
+class GatheredStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The ends of the tasks that a durable task has waited for, in their order.
+
+    `values`: whether the results are here. If they were too large, completed tasks are asked for them again, which
+    never change.
+    """
+
+    tasks: Annotated[list[GatheredTask], msgspec.Meta(max_length=GATHER_MAX)]
+    values: bool = True
+
+
+class SignalStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The value of a signal that a durable task has waited for; `came` is False if the time was up first."""
+
+    value: msgspec.Raw = NOTHING
+    came: bool = True
+
+
+class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A signal to a durable task. It is created once: the first of a name counts."""
+
+    name: Name
+    at: Instant
+    label: Name = ""
+    value: msgspec.Raw = NOTHING
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +298,8 @@ def new_task(
     retries: int = 0,
     delayed: bool = False,
     trace: str = "",
+    origin: str = "",
+    caller: str = "",
 ) -> TaskRecord:
     """A task to be pushed."""
     return TaskRecord(
@@ -200,6 +311,8 @@ def new_task(
         retries=retries,
         delayed=delayed,
         trace=trace or msgspec.UNSET,
+        origin=origin or msgspec.UNSET,
+        caller=caller or msgspec.UNSET,
     )
 
 
@@ -254,7 +367,7 @@ def lease_of(data: bytes, *, count: int, what: str) -> EntryLease:
         raise Corrupt(f"{what} has token {record.token}: no claim could have a higher one")
     numbered = (
         *(record.done, record.failed, record.attempts, record.waits, record.results, record.errors),
-        *(record.beside, record.suspects),
+        *(record.beside, record.suspects, record.suspended, record.durable),
     )
     highest = max((max(numbers) for numbers in numbered if numbers), default=0)
     if max(highest, record.running or 0) >= count:
@@ -262,7 +375,15 @@ def lease_of(data: bytes, *, count: int, what: str) -> EntryLease:
     return record
 
 
-def batch_bytes(payloads: Sequence[bytes], *, pushed_at: datetime, write_id: str, trace: str = "") -> bytes:
+def batch_bytes(
+    payloads: Sequence[bytes],
+    *,
+    pushed_at: datetime,
+    write_id: str,
+    trace: str = "",
+    named: bool = False,
+    caller: str = "",
+) -> bytes:
     """The object of a batch."""
     body = b"\n".join(payloads)
     header = BatchHeader(
@@ -271,6 +392,8 @@ def batch_bytes(payloads: Sequence[bytes], *, pushed_at: datetime, write_id: str
         pushed_at=pushed_at,
         write_id=write_id,
         trace=trace or msgspec.UNSET,
+        named=named or msgspec.UNSET,
+        caller=caller or msgspec.UNSET,
     )
     return records.encode(header) + b"\n" + body
 
@@ -303,6 +426,8 @@ EXACT_S = 3600.0
 RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
 """How much of an unreadable object is kept."""
 RECEIPT_CODEC = struct_codec(Receipt)
+STEP_CODEC = struct_codec(StepRecord)
+SIGNAL_CODEC = struct_codec(SignalRecord)
 CONTROL_CODEC = struct_codec(ControlRecord)
 
 
@@ -318,6 +443,8 @@ class Content(msgspec.Struct, frozen=True):
     retries: int
     minted: bool
     trace: str = ""
+    origin: str = ""
+    caller: str = ""
 
 
 class Journal(Protocol):
@@ -414,6 +541,7 @@ class Storage:
         self._exact_at_s: float | None = None
         self.closer = Closer(store, keys, runtime) if store.far else None
         self.bell = Bell(store, keys.bell, runtime) if store.far else None
+        self._callers: dict[str, Bell] = {}
 
     @property
     def journal(self) -> Journal:
@@ -426,6 +554,17 @@ class Storage:
         """Wake idle workers.   Cost: in a bucket 1 PUT, at most once a second."""
         if self.bell is not None:
             self.bell.ring()
+
+    def wake(self, queue: str) -> None:
+        """Wake the idle workers of another queue: a durable task of it may go on.
+
+        Cost: 1 PUT; in a bucket at most once a second.
+        """
+        bell = self._callers.get(queue)
+        with suppress(LimpetError):
+            if bell is None:
+                bell = self._callers[queue] = Bell(self.store, QueueKeys.of(queue).bell, self.runtime)
+            bell.ring(every_s=RING_EVERY_S if self.store.far else 0.0)
 
     def exact_now(self) -> datetime:
         """The store's clock to within a round trip.   Cost: once an hour 1 PUT + 1 HEAD, else nothing."""
@@ -442,6 +581,46 @@ class Storage:
     def receipt(self, key: Key) -> Cell[Receipt]:
         """A receipt."""
         return Cell(self.store, key, RECEIPT_CODEC, self.runtime, deletable=True)
+
+    def step(self, entry: str, n: int, number: int) -> Cell[StepRecord]:
+        """A step of a task."""
+        return Cell(self.store, self.keys.step(entry, n, number), STEP_CODEC, self.runtime, deletable=True)
+
+    def signal(self, entry: str, n: int, name: str) -> Cell[SignalRecord]:
+        """A signal to a task."""
+        return Cell(self.store, self.keys.signal(entry, n, name), SIGNAL_CODEC, self.runtime, deletable=True)
+
+    def steps_of(self, entry: str, n: int) -> dict[int, Key]:
+        """The recorded steps of one task, by number.   Cost: 1 LIST."""
+        after = f"{self.keys.steps_of(entry)}/{n}."
+        names = takewhile(
+            lambda stat: stat.key.startswith(after), self.store.list(self.keys.steps_of(entry), after=after)
+        )
+        found = ((parts_of_step(stat.key), stat.key) for stat in names)
+        return {part[1]: key for part, key in found if part is not None and part[1] is not None}
+
+    def step_blobs(self, entry: str, n: int) -> dict[int, Blob | LimpetError]:
+        """The recorded steps of one task, or why one cannot be read.   Cost: 1 LIST, 1 GET each, in bulk."""
+        keys = self.steps_of(entry, n)
+        blobs = self.store.get_many(keys.values())
+        return {number: blobs[key] for number, key in keys.items()}
+
+    def drop_steps_of(self, entry: str, n: int) -> None:
+        """Remove the steps and signals of one task.   Cost: 1 LIST, 1 DELETE each, in bulk."""
+        after = f"{self.keys.steps_of(entry)}/{n}."
+        stats = takewhile(
+            lambda stat: stat.key.startswith(after), self.store.list(self.keys.steps_of(entry), after=after)
+        )
+        self.store.delete_many([stat.key for stat in stats])
+
+    def drop_steps(self, entry: str, keep: Collection[int] = ()) -> None:
+        """Remove the steps and signals of an ended entry, except those of the tasks to `keep`.
+
+        Cost: 1 LIST, 1 DELETE each, in bulk.
+        """
+        stats = [*self.store.list(self.keys.steps_of(entry))]
+        parts = ((parts_of_step(stat.key), stat.key) for stat in stats)
+        self.store.delete_many([key for part, key in parts if part is not None and part[0] not in keep])
 
     def control(self) -> Cell[ControlRecord]:
         """What an operator has set."""
@@ -522,14 +701,21 @@ class Storage:
             return key
         return None
 
-    def close(self, entry: str, *, batch: bool) -> None:
+    def close(self, entry: str, *, batch: bool, steps: bool = False, keep: Collection[int] = ()) -> None:
         """Remove an entry that a receipt ends: the task, then the lease, so that a lease is never missed in between.
 
+        `steps`: it has recorded steps, which go after the task and before the lease; those of the tasks to `keep` stay.
         In a bucket this happens in the background, soon. A delete that fails leaves the rest to the next claim or
-        sweep.   Cost: 2 DELETEs (3 on a supervised node).
+        sweep.   Cost: 2 DELETEs (3 on a supervised node); for steps 1 LIST and 1 DELETE each more.
         """
         if self.closer is not None:
-            self.closer.add(entry, batch=batch)
+            self.closer.add(entry, batch=batch, after=partial(self.drop_steps, entry, keep) if steps else None)
+            return
+        if steps:
+            with suppress(LimpetError):
+                self.store.delete(self.keys.tasks(entry, batch=batch))
+                self.drop_steps(entry, keep)
+                self.store.delete(self.keys.lease(entry))
             return
         keys = [self.keys.tasks(entry, batch=batch), self.keys.lease(entry)]
         with suppress(LimpetError):
@@ -556,9 +742,11 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
     if not batch:
         task = read_task(blob.data, what=what)
         minted = is_minted(entry) and not task.delayed
-        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, task.trace or "")
+        told = (task.trace or "", task.origin or "", task.caller or "")
+        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, *told)
     header, body = batch_lines(blob.data, what=what)
     if header.count != count_of(entry):
         raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
-    return Content(ids, body.split(b"\n"), header.pushed_at, 0, True, header.trace or "")
+    told = (header.trace or "", "", header.caller or "")
+    return Content(ids, body.split(b"\n"), header.pushed_at, 0, not header.named, *told)

@@ -6,13 +6,15 @@ What cannot be read ends in failed/ with the reason, its bytes kept: never lost,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import (
     BATCH,
     RETRY_MARK,
@@ -29,15 +31,18 @@ from limpet.keys import (
 from limpet.lease import State
 from limpet.queue.api import Policy
 from limpet.queue.decide import attempts_of, cancelled, claimed, task_receipt
+from limpet.queue.durable import woken
 from limpet.queue.entry import (
     NOTHING,
     Content,
     ControlRecord,
     Ended,
     Receipt,
+    SignalRecord,
     Storage,
     TaskRecord,
     new_task,
+    payload_bytes,
     read_task,
     task_name,
 )
@@ -122,7 +127,9 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         retries=content.retries,
     )
     stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
-    storage.close(entry, batch=batch)
+    storage.close(entry, batch=batch, steps=seen is not None and bool(seen.value.durable))
+    if content.caller:
+        storage.wake(content.caller)
     return stands.state == "cancelled"
 
 
@@ -181,14 +188,17 @@ class Admin:
         self._inspect = inspect
         self._policy = policy
 
-    def retry(self, id_: str | None, *, all: bool, where: str | None, since_s: float | None) -> list[str]:
+    def retry(
+        self, id_: str | None, *, all: bool, where: str | None, since_s: float | None, from_scratch: bool = False
+    ) -> list[str]:
         """Push failed tasks again under their next id; returns the new ids. See `Queue.retry`."""
         if (id_ is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if id_ is None:
             since = None if since_s is None else self._storage.exact_now() - timedelta(seconds=since_s)
             failures = self._inspect.failures(where=where, since=since)
-            return [self._retry(key, seen) for key, seen in failures if _has_payload(seen.value)]
+            chosen = [(key, seen) for key, seen in failures if _has_payload(seen.value)]
+            return [self._retry(key, seen, from_scratch=from_scratch) for key, seen in chosen]
         if where is not None or since_s is not None:
             raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")
         key = self._keys.failed_of(entry_of(id_))
@@ -200,28 +210,50 @@ class Admin:
         if not _has_payload(seen.value):
             kept = f"its bytes are kept in {seen.value.raw}" if seen.value.raw else "push its payloads again"
             raise Invalid(f"{id_!r} cannot be retried: its receipt has no payload", hint=kept)
-        return [self._retry(key, seen)]
+        return [self._retry(key, seen, from_scratch=from_scratch)]
 
-    def _retry(self, key: Key, seen: Versioned[Receipt]) -> str:
-        """First push the retry, then mark the old receipt: a crash in between is repaired by the next call (H1)."""
+    def _retry(self, key: Key, seen: Versioned[Receipt], *, from_scratch: bool) -> str:
+        """First push the retry, then mark the old receipt: a crash in between is repaired by the next call (H1).
+
+        A durable task keeps its recorded steps, and the names of its pushes; not if it starts `from_scratch`.
+        """
         receipt = seen.value
         name = name_of_receipt(key)
         life = receipt.retries + 1
         entry = name.rpartition(RETRY_MARK)[0] if receipt.retries else name
         base = receipt.id.rpartition(RETRY_MARK)[0] if receipt.retries else receipt.id
+        kept = "" if from_scratch else receipt.origin or ""
         task = new_task(
             f"{base}{RETRY_MARK}{life}",
             bytes(receipt.payload),
             pushed_at=self._runtime.wall(),
             write_id=self._runtime.new_id(),
             retries=life,
+            origin=kept,
         )
+        if kept:
+            self._copy_steps(name, f"{entry}{RETRY_MARK}{life}")
         self._place(f"{entry}{RETRY_MARK}{life}", task)
         self._storage.ring()
         retried = msgspec.structs.replace(receipt, state="retried", retried_as=task.id)
         self._storage.journal.ended(name, False, key, retried)
         self._storage.receipt(key).attempt(seen, retried)
+        if receipt.origin:
+            part = batch_of(name)
+            self._storage.drop_steps_of(*part or (name, 0))
         return task.id
+
+    def _copy_steps(self, name: str, entry: str) -> None:
+        """Copy the recorded steps of a failed task to its next life, before that is pushed.
+
+        Cost: 1 LIST, 1 GET and 1 PUT for each.   Crash: a second call copies the rest; what no task has is swept.
+        """
+        old, n = batch_of(name) or (name, 0)
+        for number, blob in sorted(self._storage.step_blobs(old, n).items()):
+            if isinstance(blob, LimpetError):
+                raise blob
+            with suppress(Conflict):
+                self._store.put(self._keys.step(entry, 0, number), blob.data, when=Absent())
 
     def cancel(self, id_: str) -> bool:
         """Cancel an entry that has not ended; returns whether this call ended it. See `Queue.cancel`."""
@@ -238,6 +270,35 @@ class Admin:
         for key in later:
             self._cancel_scheduled(entry, key)
         return True
+
+    def signal(self, id_: str, name: str, value: Any) -> bool:
+        """Put the signal, then wake the task if it waits for it. See `Queue.signal`.
+
+        A task that suspends itself has looked for the signal before; if it came in between, the first look finds it.
+        """
+        part = batch_of(id_)
+        entry, n = part or (entry_of(id_), 0)
+        storage = self._storage
+        data = payload_bytes(records.builtins(value), what="the value of a signal")
+        there = storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
+        if not there and not self._inspect.scheduled(entry):
+            raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
+        wall, label = self._runtime.wall(), self._runtime.label
+        record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data))
+        outcome = storage.signal(entry, n, name).attempt(None, record)
+        lease = storage.lease(entry)
+        seen = lease.read()
+        for _ in range(CANCEL_TRIES_MAX):
+            after = None if seen is None else woken(seen.value, n, name)
+            if seen is None or after is None:
+                break
+            match lease.attempt(seen, after):
+                case Won() | Replaced():
+                    storage.wake(self._keys.name)
+                    break
+                case Lost(now) | Unclear(now):
+                    seen = now
+        return isinstance(outcome, Won | Replaced)
 
     def _swap_to_cancelled(self, entry: str) -> bool:
         """Mark the entry as cancelled, so that no worker takes it; False if there is no such entry."""

@@ -800,6 +800,12 @@ class Inspection:
                 state = "rests" if record.wait_s > age_s else "waits"
             case _:
                 state = "cancelled"
+        facts: dict[str, Any] = {}
+        if record.state is State.FREE and record.suspended:
+            first = min(record.suspended)
+            others = len(record.suspended) - 1
+            reason = record.suspended[first].reason + (f", and {others} more" if others else "")
+            facts = {"state": "suspended", "reason": reason, "suspended_at": record.suspended[first].since}
         return {
             "state": state,
             "attempt": record.attempt,
@@ -810,7 +816,24 @@ class Inspection:
             "ttl_s": record.ttl_s,
             "rests_s": round(max(0.0, record.wait_s - age_s), 1) if state == "rests" else 0.0,
             "error": record.error,
+            **facts,
         }
+
+    def _step_facts(self, entry: str, n: int) -> list[dict[str, Any]]:
+        """The recorded steps of a task, in order.   Cost: 1 LIST, 1 GET for each step, in bulk."""
+        found: list[dict[str, Any]] = []
+        for number, blob in sorted(self._storage.step_blobs(entry, n).items()):
+            try:
+                if isinstance(blob, LimpetError):
+                    raise blob
+                step = self._storage.step(entry, n, number).decode(blob).value
+            except LimpetError as error:
+                found.append({"number": number, "error": str(error)})
+                continue
+            took_s = round(max(0.0, (step.at - step.began_at).total_seconds()), 3)
+            about = {"kind": step.kind, "name": step.name, "worker": step.label, "at": step.at, "took_s": took_s}
+            found.append({"number": number, **about, "value": _shown(step.value)})
+        return found
 
     def _elsewhere(self, entry: str) -> dict[str, Any]:
         """On a supervised node: that a worker of another node holds an entry that waits here.   Cost: 1 GET."""
@@ -924,7 +947,9 @@ class Inspection:
             facts |= {"batch": entry, "attempt": attempts_of(lease, n)}
             if n in lease.done or n in lease.failed:  # its verdict is known before the batch has ended
                 facts["state"] = f"{'done' if n in lease.done else 'failed'}, and its batch goes on"
-        elif seen is not None and batch:
+        if seen is not None and n in {*seen.value.durable, *seen.value.suspended} and (part is not None or not batch):
+            facts["steps"] = self._step_facts(entry, n)
+        if seen is not None and batch and part is None:
             facts |= {"done": len(seen.value.done), "failed": [f"{entry}.{n}" for n in seen.value.failed]}
         return facts
 

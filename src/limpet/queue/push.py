@@ -8,7 +8,7 @@ from itertools import islice
 
 from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
-from limpet.keys import Key, check_id, due_name, is_minted, parts_of_scheduled
+from limpet.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
 from limpet.queue.api import Pushed
 from limpet.queue.entry import (
     BATCH_MAX,
@@ -37,53 +37,90 @@ class Pusher:
         self._keys = storage.keys
         self._runtime = storage.runtime
 
-    def push(self, payload: bytes, *, id: str | None, delay_s: float, trace: str = "") -> Pushed:
+    def push(
+        self,
+        payload: bytes,
+        *,
+        id: str | None,
+        delay_s: float,
+        trace: str = "",
+        name: str | None = None,
+        fresh: bool = False,
+        caller: str = "",
+    ) -> Pushed:
         """One task.   Cost: 1 PUT; with an id 1 PUT + 2 HEADs. Delayed: 1 PUT (with an id + 2 HEADs), and once an hour
         1 PUT + 1 HEAD for the store's clock.
+
+        A durable task pushes it under a derived `name`, if there is no id. `fresh`: no earlier attempt has used it, so
+        that the HEADs are left out. `caller`: the queue of that task.
         """
-        entry = check_id(id) if id is not None else None
+        entry = check_id(id) if id is not None else name
         if not 0 <= delay_s <= DELAY_MAX_S:
             raise Invalid(f"delay_s must be between 0 and {DELAY_MAX_S:g} seconds, not {delay_s:g}")
         write_id = self._runtime.new_id()
         entry = entry or write_id
         wall = self._runtime.wall()
-        task = new_task(id or entry, payload, pushed_at=wall, write_id=write_id, delayed=delay_s > 0, trace=trace)
+        again = delay_s > 0 or entry == name  # it may be made pending more than once
+        task = new_task(
+            id or entry, payload, pushed_at=wall, write_id=write_id, delayed=again, trace=trace, caller=caller
+        )
         if delay_s:
             return self._schedule(entry, task, delay_s)
-        created = self.place(entry, task)
+        created = self.place(entry, task, fresh=fresh and entry == name)
         if created:
             self._storage.ring()
         return Pushed(task.id, created)
 
-    def push_many(self, payloads: Iterable[bytes], *, batch: int, trace: str = "") -> list[str]:
-        """Many tasks, `batch` to an entry (fewer if they are large). All are checked before the first is pushed.
+    def push_many(
+        self,
+        payloads: Iterable[bytes],
+        *,
+        batch: int,
+        trace: str = "",
+        name: str | None = None,
+        fresh: bool = False,
+        caller: str = "",
+    ) -> list[str]:
+        """Many tasks, `batch` to an entry (fewer if they are large); their entries. All are checked before the first is
+        pushed.
 
-        Raises: OutcomeUnknown.   Cost: 1 PUT an entry.   Crash: whole entries are there or not.
+        `name`: the entries' names are derived from it, so that the same push made again finds them there or ended.
+        `fresh`, `caller`: as in `push`.
+        Raises: OutcomeUnknown.   Cost: 1 PUT an entry, with a name 2 HEADs more.   Crash: whole entries are there or
+        not.
         """
         if not 1 <= batch <= BATCH_MAX:
             raise Invalid(f"batch must be between 1 and {BATCH_MAX}, not {batch}")
-        ids: list[str] = []
+        made: list[str] = []
         packs = batched([*payloads], lambda payload: len(payload) + 1, size=ENTRY_BYTES_MAX // 2, count=batch)
         while some := [*islice(packs, AT_ONCE)]:
-            entries = [self._pack(payloads, trace) for payloads in some]
+            names = [None if name is None else derived(name, len(made) + k) for k in range(len(some))]
+            entries = [
+                self._pack(payloads, trace, name=each, caller=caller)
+                for payloads, each in zip(some, names, strict=True)
+            ]
             for put in entries:
                 self._storage.journal.pushed(put.key, put.data)
             answers = self._store.put_many(entries)
-            for put, payloads_ in zip(entries, some, strict=True):
+            for put in entries:
                 answer = answers[put.key]
+                created = True
                 if isinstance(answer, Conflict | OutcomeUnknown):
-                    self._put_resolved(put.key, put.data, unclear=answer)
+                    created = self._put_resolved(put.key, put.data, unclear=answer)
                 elif isinstance(answer, LimpetError):
-                    self._put_resolved(put.key, put.data)
+                    created = self._put_resolved(put.key, put.data)
                 entry = put.key.rsplit("/", 2)[1]
-                ids.extend(f"{entry}.{n}" for n in range(len(payloads_)))
+                made.append(entry)
+                if name is not None and created and not fresh and self._storage.ended(entry):
+                    self._storage.close(entry, batch=True)
             self._storage.ring()
-        return ids
+        return made
 
-    def place(self, entry: str, task: TaskRecord) -> bool:
+    def place(self, entry: str, task: TaskRecord, *, fresh: bool = False) -> bool:
         """The push rule: put if absent, then look for a receipt in failed/ and then in completed/ (H5, H6).
 
         Whether the task is now pending by this call. A receipt ends the name: the task is taken back.
+        `fresh`: the name cannot have ended before.
         Raises: OutcomeUnknown, after which the same push may be made again.
         Cost: 1 PUT, and for a name that was not minted for this push 2 HEADs.
         """
@@ -92,7 +129,7 @@ class Pusher:
         self._storage.journal.pushed(key, data)
         if not self._put_resolved(key, data, write_id=task.write_id):
             return False
-        if (is_minted(entry) and not task.delayed) or not self._storage.ended(entry):
+        if fresh or (is_minted(entry) and not task.delayed) or not self._storage.ended(entry):
             return True
         self._storage.close(entry, batch=False)
         return False
@@ -139,10 +176,17 @@ class Pusher:
         self._storage.ring()
         return Pushed(task.id, True)
 
-    def _pack(self, payloads: Sequence[bytes], trace: str) -> Put:
+    def _pack(self, payloads: Sequence[bytes], trace: str, *, name: str | None, caller: str) -> Put:
         write_id = self._runtime.new_id()
-        data = batch_bytes(payloads, pushed_at=self._runtime.wall(), write_id=write_id, trace=trace)
-        return Put(self._keys.tasks(f"{write_id}-{len(payloads)}", batch=True), data, Absent())
+        data = batch_bytes(
+            payloads,
+            pushed_at=self._runtime.wall(),
+            write_id=write_id,
+            trace=trace,
+            named=name is not None,
+            caller=caller,
+        )
+        return Put(self._keys.tasks(f"{name or write_id}-{len(payloads)}", batch=True), data, Absent())
 
     def _put_resolved(
         self, key: Key, data: bytes, *, write_id: str | None = None, unclear: LimpetError | None = None

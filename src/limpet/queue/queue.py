@@ -20,7 +20,18 @@ import msgspec
 from limpet import records
 from limpet.cell import Cell, Lost, Outcome, Replaced, Unclear, Versioned, Won
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import BATCH, LEASE, TASK, Key, QueueKeys, parts_of_entry, parts_of_scheduled
+from limpet.keys import (
+    BATCH,
+    LEASE,
+    TASK,
+    Key,
+    QueueKeys,
+    check_id,
+    count_of,
+    derived,
+    parts_of_entry,
+    parts_of_scheduled,
+)
 from limpet.lease import HeldLease, Renewer, State, VersionWatch
 from limpet.queue.adopt import Adopter, QueueAdoptReport
 from limpet.queue.api import (
@@ -41,10 +52,12 @@ from limpet.queue.api import (
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, claimable, claimed, waits_left
-from limpet.queue.entry import Content, EntryLease, Journal, Storage, encoded_payload
+from limpet.queue.durable import WaitingStep, look_again_s, looks
+from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
+from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime, in_thread, pause
 from limpet.store.api import Stat, Store, Version
@@ -64,6 +77,8 @@ YOUNG_READS_MAX = 8
 WIDTH_MAX = 256
 SCHEDULED_EVERY_S = 60.0
 LEASES_MAX = 10_000
+LOOK_AGAIN_S = 0.5
+"""After a ring, suspended entries are looked at again after this time: what ended may not have been removed at once."""
 
 
 @dataclass(slots=True)
@@ -347,6 +362,12 @@ class BucketQueue(AsyncQueue):
         self._token: str | None = None
         self._is_paused = False
         self._ask_control_at_s = float("-inf")
+        self._due_s = float("inf")
+        """When something that this process has seen is due, where no bell tells."""
+        self._gone: set[str] = set()
+        """Awaited entries that were seen to have ended."""
+        self._looks: dict[tuple[str, Version], tuple[float, float]] = {}
+        """Suspended entries, by the version of their lease: when to look at them again, and after which pause."""
         self._pusher = Pusher(self.storage)
         self._discovery = Discovery(self.storage, self._watch, ttl_s=self.policy.ttl_s)
         self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
@@ -361,23 +382,57 @@ class BucketQueue(AsyncQueue):
     def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
         """Cost: 1 PUT; with an id 1 PUT + 2 HEADs.   Crash: the task is there, or it is not."""
         data = encoded_payload(payload, self._payload_type)
-        if OTEL in sys.modules:
-            with span("push", self.name, "producer") as traced:
-                pushed = self._pusher.push(data, id=id, delay_s=delay_s, trace=traced.traceparent())
-                traced.set(message_id=pushed.id, created=pushed.created)
-        else:
-            pushed = self._pusher.push(data, id=id, delay_s=delay_s)
+        steps = RUNNING.get()
+        if steps is not None and steps.numbers_push(has_id=id is not None):
+            step = steps.push(self.name, partial(self._push_step, data, id, delay_s))
+            return Pushed(self._handle(step.id or ""), step.created)
+        pushed = self._push(data, id=id, delay_s=delay_s)
         return Pushed(self._handle(pushed.id), pushed.created)
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[TaskHandle]:
-        """Not deduplicated.   Cost: 1 PUT a batch.   Crash: whole batches are there or not."""
-        encoded = (encoded_payload(payload, self._payload_type) for payload in payloads)
+    def _push(self, data: bytes, **about: Any) -> Pushed:
         if OTEL not in sys.modules:
-            return [*map(self._handle, self._pusher.push_many(encoded, batch=batch))]
+            return self._pusher.push(data, **about)
         with span("push", self.name, "producer") as traced:
-            ids = self._pusher.push_many(encoded, batch=batch, trace=traced.traceparent())
-            traced.set(tasks=len(ids))
-        return [*map(self._handle, ids)]
+            pushed = self._pusher.push(data, trace=traced.traceparent(), **about)
+            traced.set(message_id=pushed.id, created=pushed.created)
+        return pushed
+
+    def _push_step(
+        self, data: bytes, id_: str | None, delay_s: float, name: str, fresh: bool, caller: str
+    ) -> PushedStep:
+        """The push of a durable task: under the derived name, unless it has an id."""
+        pushed = self._push(data, id=id_, delay_s=delay_s, name=name, fresh=fresh, caller=caller)
+        return PushedStep(id=pushed.id, created=pushed.created)
+
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
+        """Cost: 1 PUT a batch; with an id 2 HEADs more.   Crash: whole batches are there or not."""
+        encoded = (encoded_payload(payload, self._payload_type) for payload in payloads)
+        name = None if id is None else derived("many", check_id(id))
+        steps = RUNNING.get()
+        if steps is not None and steps.numbers_push(has_id=id is not None):
+            entries = steps.push(self.name, partial(self._push_steps, encoded, batch, name)).entries
+        else:
+            entries = self._push_many(encoded, batch=batch, name=name)
+        return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
+
+    def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
+        if OTEL not in sys.modules:
+            return self._pusher.push_many(encoded, **about)
+        with span("push", self.name, "producer") as traced:
+            entries = self._pusher.push_many(encoded, trace=traced.traceparent(), **about)
+            traced.set(tasks=sum(map(count_of, entries)))
+        return entries
+
+    def _push_steps(
+        self, encoded: Iterable[bytes], batch: int, named: str | None, name: str, fresh: bool, caller: str
+    ) -> PushedStep:
+        """As `_push_step`, for many tasks."""
+        fresh = fresh and named is None
+        entries = self._push_many(encoded, batch=batch, name=named or name, fresh=fresh, caller=caller)
+        return PushedStep(entries=entries)
+
+    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        return await in_order(self.push, payload, id=id, delay_s=delay_s)
 
     def _handle(self, id_: str) -> TaskHandle:
         handle = TaskHandle(id_)
@@ -442,7 +497,10 @@ class BucketQueue(AsyncQueue):
         """A directory and memory have one, a bucket has none."""
         keys = self.storage.keys
         pending, scheduled = self._store.change_token(keys.pending), self._store.change_token(keys.scheduled)
-        return None if pending is None or scheduled is None else f"{pending} {scheduled}"
+        if pending is None or scheduled is None:
+            return None
+        due = self._runtime.elapsed_s() >= self._due_s  # a task that rests or is suspended is to be looked at
+        return f"{pending} {scheduled} {self._store.change_token(keys.root)} {due}"
 
     def stats(self) -> Stats:
         """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
@@ -520,17 +578,31 @@ class BucketQueue(AsyncQueue):
         return self.storage.notices.take()
 
     def retry(
-        self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
+        self,
+        id: str | None = None,
+        *,
+        all: bool = False,
+        where: str | None = None,
+        since_s: float | None = None,
+        from_scratch: bool = False,
     ) -> Sequence[str]:
-        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more.
+        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 2 LISTs, and 1 GET,
+        1 PUT and 1 DELETE for each recorded step more.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
-        return self._admin.retry(id, all=all, where=where, since_s=since_s)
+        return self._admin.retry(id, all=all, where=where, since_s=since_s, from_scratch=from_scratch)
 
     def cancel(self, id: str) -> bool:
         """Cost: 1 PUT (1 GET + 1 PUT if it is claimed), 1 GET, 1 PUT, 2 DELETEs."""
         return self._admin.cancel(id)
+
+    def signal(self, id: str, name: str, value: Any = None) -> bool:
+        """Cost: 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it; else 1 HEAD if it is not held.
+
+        Crash: the signal is there, or it is not. A task that waits for it finds it within a minute.
+        """
+        return self._admin.signal(id, name, value)
 
     def pause(self) -> None:
         """Workers notice within a few seconds.   Cost: 1 GET + 1 PUT."""
@@ -576,8 +648,14 @@ class BucketQueue(AsyncQueue):
 
     def _expect(self, at: datetime, now: datetime) -> None:
         """An idle worker should look again at that time of the store's clock."""
+        self._expect_s(self._runtime.elapsed_s() + (at - now).total_seconds())
+
+    def _expect_s(self, at_s: float) -> None:
+        """The same, by this process's clock."""
         if self.storage.bell is not None:
-            self.storage.bell.expect(self._runtime.elapsed_s() + (at - now).total_seconds())
+            self.storage.bell.expect(at_s)
+        elif not self._due_s <= at_s:
+            self._due_s = at_s
 
     def _expect_scheduled(self, keys: Sequence[Key], now: datetime) -> None:
         for found in map(parts_of_scheduled, keys):
@@ -592,6 +670,8 @@ class BucketQueue(AsyncQueue):
 
     def _try_claim(self) -> EntryClaim | None:
         """Claim the first candidate that can be claimed, from the page in hand or a new one."""
+        if self._due_s <= self._runtime.elapsed_s():
+            self._due_s = float("inf")
         if self._runtime.elapsed_s() >= self._sweeper.due_s:
             self._sweeper.sweep_when_due()
         pages = self._discovery.pages
@@ -727,7 +807,52 @@ class BucketQueue(AsyncQueue):
             self._expect(ready.at, self._store.now())
         if ready.finish:
             finish_cancelled(self.storage, candidate.entry, batch=candidate.batch)
+        if ready.take and record.suspended and not self._can_go_on(seen, candidate, modified):
+            return None
         return seen if ready.take else None
+
+    def _can_go_on(self, seen: Versioned[EntryLease], candidate: Candidate, modified: datetime) -> bool:
+        """Whether a task of a suspended entry may have what it waits for. If not, it is looked at again later.
+
+        Cost: mostly 1 HEAD; nothing if it was looked at a moment ago.
+        """
+        timed = any(each.due_s is not None for each in seen.value.suspended.values())
+        now = self.storage.exact_now() if timed else self._store.now()
+        now = max(now, modified + timedelta(seconds=seen.value.wait_s))  # so much is known
+        at_s = self._runtime.elapsed_s()
+        wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
+        if not wanted:
+            return True
+        key = (candidate.entry, seen.version)
+        due_s, pace_s = self._looks.get(key, (0.0, 0.0))
+        bell = self.storage.bell
+        early = bell is None or bell.listening
+        if at_s < (due_s - pace_s + LOOK_AGAIN_S if early else due_s):
+            self._expect_s(due_s)
+            return False
+        if any(self._is_there(candidate.entry, look) for look in wanted):
+            self._looks.pop(key, None)
+            return True
+        pace_s = look_again_s((now - modified).total_seconds())
+        if len(self._looks) >= LEASES_MAX:
+            self._looks.clear()
+        self._looks[key] = (at_s + pace_s, pace_s)
+        self._expect_s(at_s + pace_s)
+        return False
+
+    def _is_there(self, entry: str, look: WaitingStep) -> bool:
+        """Whether a task has what it waits for: the signal, or the end of all entries that its lease names."""
+        if look.signal is not None and self.storage.exists(self.storage.keys.signal(entry, look.n, look.signal)):
+            return True
+        for key in look.awaits if look.signal is None else ():
+            if key in self._gone:
+                continue
+            if self.storage.exists(Key(key)):
+                return False
+            if len(self._gone) >= LEASES_MAX:
+                self._gone.clear()
+            self._gone.add(key)
+        return look.signal is None
 
     def _take(
         self, cell: Cell[EntryLease], seen: Versioned[EntryLease] | None, candidate: Candidate

@@ -12,9 +12,20 @@ from itertools import groupby, islice
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Unsupported
-from limpet.keys import LEASE, REMOTE, Key, batch_of, name_of_receipt, parts_of_entry, parts_of_scheduled
+from limpet.keys import (
+    LEASE,
+    REMOTE,
+    Key,
+    batch_of,
+    is_batch,
+    name_of_receipt,
+    parts_of_entry,
+    parts_of_scheduled,
+    parts_of_step,
+)
 from limpet.queue.api import Policy
 from limpet.queue.decide import lists_done
+from limpet.queue.durable import orphaned
 from limpet.queue.entry import Receipt, Storage, SweepRecord
 from limpet.store.api import Stat
 
@@ -79,10 +90,12 @@ class Sweeper:
         """One pass; returns the number of deleted objects. Objects younger than `grace_s` may be in use, and are kept.
 
         Cost: 1 LIST per 1,000 objects of pending/, scheduled/, failed/ and what of completed/ lies between them;
-        1 DELETE for each object that goes; 1 GET for each failed task of a batch.
+        1 DELETE for each object that goes; 1 GET for each failed task of a batch; 1 LIST per 1,000 recorded steps, and
+        up to 2 LISTs, 1 HEAD and 1 GET for each entry that has some.
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=grace_s)
         gone = self._drop_failed(before) + self._drop_pending(before) + self._drop_scheduled(before)
+        gone += self._drop_steps(min(before, self._store.now() - timedelta(seconds=GRACE_S)))
         if self._storage.closer is not None:
             self._storage.closer.flush()
         return gone
@@ -142,6 +155,48 @@ class Sweeper:
             keys = [key for entry in sorted(over) for key in entries[entry]]
             gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)
         return gone
+
+    def _drop_steps(self, before: datetime) -> int:
+        """Steps and signals of tasks that have ended, except failed ones that may be retried.
+
+        Young ones are kept whatever the sweep's grace: a retry copies the steps of a task before it pushes it.
+
+        Cost: 1 LIST per 1,000 of them, and for each entry that has some up to 2 LISTs and 1 HEAD.
+        """
+        gone = 0
+        stats = ((stat.key.rsplit("/", 2)[1], stat) for stat in self._store.list(self._keys.steps))
+        for entry, group in groupby(stats, key=lambda pair: pair[0]):
+            found = [(part[0], stat) for _, stat in group if (part := parts_of_step(stat.key))]
+            if not found or any(stat.modified > before for _, stat in found):
+                continue
+            waits = self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
+            waits = waits or any(self._keys_of_scheduled(entry))
+            over = orphaned({n for n, _ in found}, waits=waits, failed=() if waits else self._failed_tasks(entry))
+            keys = [stat.key for n, stat in found if n in over]
+            gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)
+        return gone
+
+    def _keys_of_scheduled(self, entry: str) -> Iterator[Key]:
+        for stat in self._store.list(self._keys.scheduled):
+            found = parts_of_scheduled(stat.key)
+            if found is not None and found[1] == entry:
+                yield stat.key
+
+    def _failed_tasks(self, entry: str) -> set[int]:
+        """The tasks of an entry that have failed and were not retried, or whose receipt cannot be read."""
+        names = {0: entry}
+        if is_batch(entry):
+            names = {n: f"{entry}.{n}" for n in self._storage.own_receipts(self._keys.failed, entry)}
+        failed: set[int] = set()
+        for n, name in names.items():
+            try:
+                seen = self._storage.receipt(self._keys.failed_of(name)).read()
+            except (Corrupt, Unsupported):
+                failed.add(n)
+                continue
+            if seen is not None and seen.value.state == "failed":
+                failed.add(n)
+        return failed
 
     def drop_parts(self, *, grace_s: float = GRACE_S, within_s: float = float("inf")) -> int:
         """Remove result parts that no receipt of their ended entry names: their writers lost the entry.

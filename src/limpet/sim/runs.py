@@ -29,6 +29,7 @@ SCENARIOS: dict[str, Scenario] = {
     "directory": partial(_run, "limpet.sim.directory", "DirectoryActors"),
     "queue": partial(_run, "limpet.sim.queue", "QueueActors"),
     "queue_far": partial(_run, "limpet.sim.queue", "FarQueueActors"),
+    "durable": partial(_run, "limpet.sim.durable", "DurableActors"),
     "supervisor": partial(_run, "limpet.sim.supervisor", "SupervisorActors"),
     "index": partial(_run, "limpet.sim.index", "IndexActors"),
     "index_far": partial(_run, "limpet.sim.index", "FarIndexActors"),

@@ -38,7 +38,12 @@ _UNSAFE = frozenset("*?${}\"'\\")  # wildcards, policy variables, templates, and
 _SWAPPED = ("cells/", "locks/", "manifests/", "queues/*/slots/", "sequence/")  # never put without a condition
 
 _ACTIONS: dict[Verb, str] = {"get": "s3:GetObject", "put": "s3:PutObject", "delete": "s3:DeleteObject"}
-_NAMED_BY_USERS = ("indexes/*/inbox/", "queues/*/parts/", "queues/*/pending/")  # with a user's name as a folder
+_NAMED_BY_USERS = (
+    "indexes/*/inbox/",
+    "queues/*/parts/",
+    "queues/*/pending/",
+    "queues/*/steps/",
+)  # with a user's name as a folder
 
 _GCP_ROLES: dict[str, Json] = {
     "limpetRead": {

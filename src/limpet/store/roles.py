@@ -61,6 +61,7 @@ _QUEUES: Grants = {
     "queues/*/completed/": _OWN,
     "queues/*/failed/": _OWN,
     "queues/*/parts/": _OWN,
+    "queues/*/steps/": _OWN,
     "queues/*/bell.json": _SWAP,
     "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }

@@ -24,6 +24,7 @@ EventKind = Literal[
     "failed",
     "lost",
     "handed_back",
+    "suspended",
     "overdue",
     "progress",
     "warning",
@@ -36,7 +37,7 @@ EventKind = Literal[
 ]
 
 
-ROUTINE: frozenset[EventKind] = frozenset(("started", "done"))
+ROUTINE: frozenset[EventKind] = frozenset(("started", "done", "suspended"))
 """The events of a task that runs without trouble."""
 
 
@@ -79,13 +80,17 @@ class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class TaskCounts(msgspec.Struct, frozen=True, kw_only=True, tag="counts", tag_field="what"):
-    """How many tasks of a worker ended in which way, how many run now, and how many ended per second lately."""
+    """How many tasks of a worker ended in which way, how many run now, and how many ended per second lately.
+
+    `suspended` counts the runs that ended because a durable task had to wait.
+    """
 
     done: int = 0
     failed: int = 0
     retried: int = 0
     lost: int = 0
     handed_back: int = 0
+    suspended: int = 0
     in_flight: int = 0
     rate_per_s: float = 0.0
 

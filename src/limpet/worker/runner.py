@@ -21,7 +21,8 @@ from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.events import EventSink, task_run
 from limpet.queue.api import Claim, Fail, Queue, Retry, Task
-from limpet.queue.claim import apply_error
+from limpet.queue.claim import EntryTask, apply_error
+from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from limpet.runtime import Flag, Runtime
 from limpet.tracing import OTEL, TaskSpan, span
 from limpet.worker.protocol import ROUTINE, EventKind, TaskCounts, WorkerEvent
@@ -38,7 +39,7 @@ LINE_CHARS_MAX = 500
 UNSTORABLE = "the handler returned, but its result cannot be stored"
 OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
 
-Outcome = Literal["done", "failed", "retried", "lost", "handed_back"]
+Outcome = Literal["done", "failed", "retried", "lost", "handed_back", "suspended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,9 @@ class WorkerReport:
         self._listener = listener
         self._silent: frozenset[EventKind] = frozenset() if listener is not None and routine else ROUTINE
         self._mutex = runtime.mutex()
-        self._counts: dict[Outcome, int] = dict.fromkeys(("done", "failed", "retried", "lost", "handed_back"), 0)
+        self._counts: dict[Outcome, int] = dict.fromkeys(
+            ("done", "failed", "retried", "lost", "handed_back", "suspended"), 0
+        )
         self._marks: list[tuple[float, int]] = [(runtime.elapsed_s(), 0)]
 
     def is_silent(self, kind: EventKind) -> bool:
@@ -180,10 +183,19 @@ class WorkerReport:
 class RunningTask:
     """The running task as its handler sees it."""
 
-    __slots__ = ("_say", "_task", "attempt", "queue")
+    __slots__ = ("_say", "_steps", "_task", "attempt", "queue")
 
-    def __init__(self, queue: str, task: Task, say: Callable[[str], None], *, attempt: int | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        task: Task,
+        say: Callable[[str], None],
+        *,
+        attempt: int | None = None,
+        steps: TaskSteps | None = None,
+    ) -> None:
         self.queue = queue
+        self._steps = steps
         self.attempt = task.attempt if attempt is None else attempt
         self._task = task
         self._say = say
@@ -216,6 +228,16 @@ class RunningTask:
         if self._task.fence is None:
             raise Unsupported(f"queue {self.queue!r} has no fencing", hint="a bucket or a directory has it")
         return self._task.fence
+
+    @property
+    def step_key(self) -> str:
+        """The idempotency key of the step whose function runs: the same in every attempt.
+
+        Raises: Invalid outside of `limpet.step`.
+        """
+        if self._steps is None:
+            raise Invalid("no step runs now", hint="step_key is for the function that limpet.step calls")
+        return self._steps.key
 
     def check(self) -> None:
         """Return if the claim is still held, as far as this process knows.   Raises: LeaseLost."""
@@ -252,7 +274,7 @@ def as_current(task: RunningTask) -> Iterator[None]:
 class UserCall:
     """A block that calls a user's code, and the error that came out of it: any error at all may.
 
-    `Exception`, KeyboardInterrupt and SystemExit stop here; what ends a thread from outside passes.
+    `Exception`, KeyboardInterrupt, SystemExit and `Suspend` stop here; what ends a thread from outside passes.
     """
 
     def __init__(self) -> None:
@@ -263,7 +285,7 @@ class UserCall:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
         self.error = error
-        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit, Suspend))
 
 
 class EventLoop:
@@ -568,10 +590,13 @@ class Runner:
     def _run_traced(self, now: _ActiveTask) -> None:
         self._active = now
         self._say(now, "started")
-        shown = RunningTask(now.job.queue.name, now.task, lambda note: self._say(now, "progress", note=note))
+        steps = TaskSteps(now.job.queue, now.task)
+        shown = RunningTask(
+            now.job.queue.name, now.task, lambda note: self._say(now, "progress", note=note), steps=steps
+        )
         value = None
         try:
-            current = _current.set(shown)
+            current, running = _current.set(shown), RUNNING.set(steps)
             try:
                 with UserCall() as call:
                     value = now.job.handle(now.task.payload)
@@ -579,10 +604,11 @@ class Runner:
                         value = self._loop.run(value, lambda: self._why_over(now))
             finally:
                 _current.reset(current)
+                RUNNING.reset(running)
             if now.span is None:
                 self._record(now, value, call.error)
             else:
-                if call.error is not None:
+                if call.error is not None and not isinstance(call.error, Suspend):
                     now.span.failed(call.error)
                 with span("ack", now.job.queue.name, "internal", message_id=now.task.id):
                     self._record(now, value, call.error)
@@ -596,7 +622,12 @@ class Runner:
     def _record(self, now: _ActiveTask, value: Any, error: BaseException | None) -> None:
         if error is None:
             self._done(now, value)
-        elif not now.handed_back:
+        elif now.handed_back:
+            return
+        elif isinstance(error, Suspend) and isinstance(now.task, EntryTask):
+            now.task.suspend(error.wait_s, error.suspension)
+            self._ended(now, "suspended", note=error.suspension.reason, after_s=error.wait_s)
+        else:
             self._raised(now, error)
 
     def _is_overdue(self, now: _ActiveTask) -> bool:
@@ -657,7 +688,7 @@ class Runner:
                     attempt=now.task.attempt,
                     worker=self.name,
                     took_s=took_s,
-                    outcome="released" if outcome == "handed_back" else outcome,
+                    outcome="released" if outcome in ("handed_back", "suspended") else outcome,
                     error="" if outcome == "done" else note,
                 )
             )

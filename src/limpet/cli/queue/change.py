@@ -153,12 +153,16 @@ def retry(
     all: Annotated[bool, typer.Option("--all", help="Retry every task that failed. Cancelled ones stay.")] = False,
     where: WhereOption = None,
     since: SinceOption = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Forget the recorded steps of durable tasks: run them all again.")
+    ] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Queue failed tasks again, with fresh attempts: one by its id, all, or those that --where and --since name.
 
     A retried task has a new id: ~1, ~2 and so on are added to its old one. Commands that are given the old id find it.
+    A durable task keeps its recorded steps, unless --from-scratch is given.
 
     Example: one task; all that failed; those whose error mentions a timeout, of the last two hours
     $ limpet queue retry enrich a.com@2026-11 -u s3://acme/prod
@@ -177,7 +181,7 @@ def retry(
         )
     handle = limpet.open(url, create=False).check().queue(queue, create=False)
     try:
-        ids = [*handle.retry(id, all=id is None, where=where, since_s=since)]
+        ids = [*handle.retry(id, all=id is None, where=where, since_s=since, from_scratch=from_scratch)]
     except Missing as missing:
         can_list = "peek" in handle.supports
         missing.hint = f"`limpet queue ls {queue} --failed` shows what failed" if can_list else "--all retries all"

@@ -109,6 +109,7 @@ def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
             pushed = f"{ago(row['age_s'])} ago"
             attempt = str(row["attempt"]) if row["attempt"] else "-"
             said = f"rests {ago(row['rests_s'])}" if row["state"] == "rests" else _coloured(row["state"])
+            said += f": {clean(row['reason'])}" if "reason" in row else ""
             tasks = f"{row['done']:,} of {row['tasks']:,}" if row["done"] else f"{row['tasks']:,}"
             return [id_, tasks, pushed, said, attempt, clean(row["worker"] or "-")]
         case "failed":
@@ -240,6 +241,12 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("task", clean(facts["id"])), ("state", _coloured(facts["state"]))]
     if "asked_for" in facts:
         rows.append(("retried", f"{clean(facts['asked_for'])} was retried as {clean(facts['id'])}"))
+    if "reason" in facts:
+        rows.append(("suspended", f"{clean(facts['reason'])}, since {when(facts['suspended_at'])}"))
+    for step in facts.get("steps", ()):
+        name = f"{step['kind']} {step['name']}" if "kind" in step else f"cannot be read: {step['error']}"
+        took = f", {step['took_s']:g} s, {when(step['at'])} in {step['worker']}" if "kind" in step else ""
+        rows.append((f"step {step['number']}", clean(name.strip() + took)))
     if facts.get("worker"):
         rows.append(("worker", clean(facts["worker"])))
     if "token" in facts:

@@ -170,13 +170,15 @@ class SqsQueue(AsyncQueue):
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
         return Pushed(self._handle(task.id), True)
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100) -> list[TaskHandle]:
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Each task is one message; a request carries at most `batch` of them, and at most ten.
 
         Raises: Invalid before anything is sent; Unavailable or OutcomeUnknown, with the places in `payloads` of the
         tasks that are not there or may not be.
         Cost: 1 request for ten tasks, or for 256 KiB.   Crash: some are there, some are not.
         """
+        if id is not None:
+            self._refuse("ids")
         if batch < 1:
             raise Invalid(f"batch must be at least 1, not {batch}")
         tasks = [self._task(payload) for payload in payloads]
@@ -303,7 +305,13 @@ class SqsQueue(AsyncQueue):
         return ()
 
     def retry(
-        self, id: str | None = None, *, all: bool = False, where: str | None = None, since_s: float | None = None
+        self,
+        id: str | None = None,
+        *,
+        all: bool = False,
+        where: str | None = None,
+        since_s: float | None = None,
+        from_scratch: bool = False,
     ) -> list[str]:
         """The new task is there before the failed one goes.
 
@@ -338,6 +346,10 @@ class SqsQueue(AsyncQueue):
     def cancel(self, id: str) -> bool:
         """Raises: Unsupported: SQS cannot find a message by its task."""
         self._refuse("cancel")
+
+    def signal(self, id: str, name: str, value: Any = None) -> bool:
+        """Raises: Unsupported: SQS has no place for a signal."""
+        self._refuse("steps")
 
     def pause(self) -> None:
         """Raises: Unsupported."""

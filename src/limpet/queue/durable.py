@@ -1,0 +1,227 @@
+"""The decisions about durable tasks: pure functions, no store and no clock.
+
+A durable task records what it has done, step by step, and may suspend itself without holding a worker. Two rules are
+enough: the first record of a step counts for every attempt, and a suspension is a free lease that knows what it waits
+for. See docs/design/0012-durable-tasks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from limpet.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
+from limpet.keys import QueueKeys, derived, queue_place
+from limpet.lease import State
+from limpet.queue.decide import open_tasks
+from limpet.queue.entry import (
+    AWAITS_MAX,
+    REASON_CHARS_MAX,
+    EntryLease,
+    StepKind,
+    StepRecord,
+    Suspension,
+    task_name,
+)
+
+LOOK_MIN_S = 2.0
+LOOK_MAX_S = 60.0
+UNKNOWN_S = 120.0
+"""After this time a task that is nowhere to be found counts as ended: it was purged, or its receipt has expired."""
+LOOK_PART = 4
+"""A task that has waited for a while is looked at again after this part of that time."""
+
+
+# ---- recorded steps ----
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStep:
+    """The step was recorded: this is its record."""
+
+    step: Versioned[StepRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """No attempt has recorded the step, as far as is known: run it, then record it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStep:
+    """Another step was recorded under this number: the code has changed."""
+
+    why: str
+
+
+def recall(
+    log: Mapping[int, Versioned[StepRecord]], number: int, kind: StepKind, name: str
+) -> KnownStep | NewStep | OtherStep:
+    """What an attempt does about its step `number`, of that kind and name."""
+    step = log.get(number)
+    if step is None:
+        return NewStep()
+    if is_other(step.value, kind, name):
+        return OtherStep(mismatch(number, step.value, kind, name))
+    return KnownStep(step)
+
+
+def is_other(record: StepRecord, kind: StepKind, name: str) -> bool:
+    """Whether a record is of another step than the one that was asked for."""
+    return (record.kind, record.name) != (kind, name)
+
+
+def mismatch(number: int, record: StepRecord, kind: StepKind, name: str) -> str:
+    """What is said of a step that was recorded under another name."""
+    return (
+        f"step {number} is recorded as {shown(record.kind, record.name)}, and the code asks for "
+        f"{shown(kind, name)}: the code has changed since the task began"
+    )
+
+
+def shown(kind: StepKind, name: str) -> str:
+    """A step as people see it."""
+    return f"{kind} {name!r}" if name else kind
+
+
+def agreed(outcome: Outcome[StepRecord]) -> Versioned[StepRecord]:
+    """The record that counts after an attempt to create it: the first one, whichever attempt wrote it.
+
+    Records are never rewritten, so the one that was read back is the first.
+    """
+    match outcome:
+        case Won(seen):
+            return seen
+        case Replaced(_, now) | Lost(now) | Unclear(now):
+            return now
+
+
+def origin_of(keys: QueueKeys, entry: str, n: int, *, batch: bool, kept: str) -> str:
+    """The name from which those of a task's pushes, and the keys of its steps, are derived.
+
+    `kept`: that of the first life, if this is a retry that keeps the recorded steps.
+    """
+    return kept or f"{keys.root}/{task_name(entry, n, batch=batch)}"
+
+
+def pushed_name(origin: str, number: int) -> str:
+    """The name of what step `number` pushes: every attempt derives the same."""
+    return derived("push", origin, number)
+
+
+def step_key(origin: str, number: int) -> str:
+    """The idempotency key of a step: the same in every attempt, and in every life that keeps the steps."""
+    return f"{origin}#{number}"
+
+
+def left_s(step: Versioned[StepRecord], now: datetime) -> float:
+    """How long a sleep or a timer still lasts. One that this process has just recorded has no LastModified yet."""
+    if step.modified is None:
+        return step.value.wait_s
+    return step.value.wait_s - (now - step.modified).total_seconds()
+
+
+def has_ended(state: str, waited_s: float) -> bool:
+    """Whether an awaited task has ended: a failed or cancelled one has, too.
+
+    One that is being made pending may be nowhere for a moment.
+    """
+    return state in ("completed", "failed", "cancelled") or (state == "unknown" and waited_s >= UNKNOWN_S)
+
+
+# ---- suspension ----
+
+
+def look_again_s(waited_s: float) -> float:
+    """How long after a look at what a task waits for the next one is due."""
+    return min(LOOK_MAX_S, max(LOOK_MIN_S, waited_s / LOOK_PART))
+
+
+def waiting(
+    before: Suspension | None,
+    *,
+    reason: str,
+    step: int,
+    wall: datetime,
+    awaits: Sequence[str] = (),
+    signal: str | None = None,
+    left: float | None = None,
+) -> tuple[float, Suspension]:
+    """How long a task rests that waits for other tasks or a signal, and the suspension.
+
+    `before`: that of the same task's last claim; a task that waits at the same step is looked at less and less often.
+    `left`: in how many seconds its own time is up.
+    """
+    since = before.since if before is not None and before.step == step else wall
+    wait_s = look_again_s((wall - since).total_seconds())
+    rest_s = wait_s if left is None else max(0.0, min(wait_s, left))
+    return rest_s, Suspension(
+        reason=reason[:REASON_CHARS_MAX],
+        step=step,
+        since=since,
+        due_s=None if left is None else max(0.0, left),
+        awaits=[*awaits[:AWAITS_MAX]],
+        signal=signal,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingStep:
+    """What to look for on behalf of one task: entries that must be gone, a signal that must be there."""
+
+    n: int
+    awaits: Sequence[str]
+    signal: str | None
+
+
+def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> list[WaitingStep]:
+    """What a worker looks for before it claims an entry that is due; empty if a task can go on whatever is found.
+
+    The entry can be claimed as soon as one task has what it waits for. Looks are hints: the claim asks for the results.
+    """
+    since_s = (now - modified).total_seconds()
+    found: list[WaitingStep] = []
+    if record.state is not State.FREE:
+        return found
+    for n in open_tasks(record, count):
+        if record.waits.get(n, 0.0) > since_s:
+            continue
+        each = record.suspended.get(n)
+        if each is None or not (each.awaits or each.signal) or (each.due_s is not None and each.due_s <= since_s):
+            return []
+        found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal))
+    return found
+
+
+def _is_entry(key: str) -> bool:
+    """Whether a key, which comes from a lease, is that of a task or a batch. Others are not looked at."""
+    place = queue_place(key)
+    return place is not None and place.kind in ("single", "batch")
+
+
+def woken(record: EntryLease, n: int, signal: str) -> EntryLease | None:
+    """The record of an entry whose task `n` waits for that signal, and may go on; None if it does not wait for it."""
+    each = record.suspended.get(n)
+    if record.state is not State.FREE or each is None or each.signal != signal:
+        return None
+    after = {**record.suspended, n: msgspec.structs.replace(each, signal=None, awaits=[])}
+    return msgspec.structs.replace(record, waits={**record.waits, n: 0.0}, wait_s=0.0, suspended=after)
+
+
+def until(suspension: Suspension, modified: datetime) -> datetime | None:
+    """When a suspended task goes on at the latest; None if it waits without a limit."""
+    return None if suspension.due_s is None else modified + timedelta(seconds=suspension.due_s)
+
+
+# ---- what is left ----
+
+
+def orphaned(tasks: Collection[int], *, waits: bool, failed: Collection[int]) -> set[int]:
+    """The tasks of an entry whose steps go. `waits`: the entry is pending or scheduled, so that all of them stay.
+
+    Those of a `failed` task stay for a retry, until its receipt expires.
+    """
+    return set() if waits else {n for n in tasks if n not in failed}

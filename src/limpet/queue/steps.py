@@ -1,0 +1,712 @@
+"""Durable tasks: `step`, `sleep`, `gather`, `wait_signal`, `version`, as a handler calls them.
+
+`TaskSteps` are the steps of one run of a task: what earlier attempts have recorded, and what this one adds. A handler
+that has to wait raises `Suspend`, which the worker turns into a free lease (`EntryClaim.suspend`). Outside of a task
+every function does the plain thing: it calls, sleeps, waits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from limpet import records
+from limpet.cell import Outcome, Versioned
+from limpet.errors import Corrupt, Invalid, LeaseLost, LimpetError, Unsupported
+from limpet.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
+from limpet.queue.api import Fail, Pushed, Queue, Result, Task, TaskHandle, need
+from limpet.queue.claim import EntryClaim, EntryTask
+from limpet.queue.durable import (
+    KnownStep,
+    OtherStep,
+    agreed,
+    has_ended,
+    is_other,
+    left_s,
+    mismatch,
+    pushed_name,
+    recall,
+    step_key,
+    waiting,
+)
+from limpet.queue.entry import (
+    DELAY_MAX_S,
+    ERROR_CHARS_MAX,
+    GATHER_MAX,
+    NOTHING,
+    GatheredStep,
+    GatheredTask,
+    PushedStep,
+    SignalStep,
+    StepKind,
+    StepRecord,
+    Suspension,
+    payload_bytes,
+)
+from limpet.runtime import in_thread, pause, system
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=msgspec.Struct)
+
+GATHERED_BYTES_MAX = 512 * 1024
+FOREVER_S = 10 * 366 * 86400.0
+UNREADABLE = "cannot be read; `limpet queue retry --from-scratch` runs the task without its recorded steps"
+PUSHED_BEFORE = (
+    "it pushed a task before its first step: each attempt would push again. "
+    "Declare the task with durable=True, or push after the first step"
+)
+
+
+class Suspend(BaseException):
+    """Ends a run of a durable task that has to wait. Do not catch it: the task goes on in a later run.
+
+    It is no `Exception`, so that a handler's `except Exception` does not stop it.
+    """
+
+    def __init__(self, wait_s: float, suspension: Suspension) -> None:
+        super().__init__(suspension.reason)
+        self.wait_s = wait_s
+        self.suspension = suspension
+
+
+class TaskSteps:
+    """The steps of one run of a task. It reads nothing before the first of them."""
+
+    _claim: EntryClaim
+    _n: int
+
+    __slots__ = ("_claim", "_log", "_mutex", "_n", "_next", "_pushed", "_queue", "_task", "_unread")
+
+    def __init__(self, queue: Queue, task: Task) -> None:
+        self._queue = queue
+        self._task = task
+        self._log: dict[int, Versioned[StepRecord]] | None = None
+        self._next = 0
+        self._pushed = False
+
+    @property
+    def key(self) -> str:
+        """The idempotency key of the step whose function runs.   Raises: Invalid outside of a step."""
+        number = _inside.get()
+        if number is None:
+            raise Invalid("no step runs now", hint="step_key is for the function that limpet.step calls")
+        return step_key(self._claim.origin(self._n), number)
+
+    # ---- numbers and records ----
+
+    def take(self) -> int:
+        """The number of the next step.   Raises: Invalid inside of a step; Fail for one too many; Unsupported."""
+        if _inside.get() is not None:
+            raise Invalid("a step inside of a step has no number", hint="call the function itself")
+        reserved = _reserved.get()
+        if reserved is not None:
+            _reserved.set(None)
+            return reserved
+        if self._log is None:
+            self._begin()
+        number = self._next
+        if number >= STEPS_MAX:
+            raise Fail(f"a task has at most {STEPS_MAX} steps; push other tasks for the rest")
+        self._next += 1
+        return number
+
+    def _begin(self) -> None:
+        """The first step.   Raises: Unsupported where there are no steps; Fail after a push that was not numbered."""
+        need(self._queue.name, self._queue.provider, self._queue.supports, "steps")
+        if not isinstance(self._task, EntryTask):
+            raise Unsupported(f"queue {self._queue.name!r} has no steps", hint="a bucket or a directory has them")
+        if self._pushed:
+            raise Fail(PUSHED_BEFORE)
+        self._claim, self._n = self._task.place
+        if self._claim.storage.journal.travels:
+            raise Unsupported(
+                f"queue {self._queue.name!r} is exchanged with other nodes, and steps are not",
+                hint="keep durable tasks in a queue that is not supervised",
+            )
+        self._mutex = self._claim.storage.runtime.mutex()
+        self._unread = self._replays
+        self._log = {}
+
+    @property
+    def _replays(self) -> bool:
+        """Whether an earlier attempt, or an earlier life, may have recorded steps."""
+        return self._claim.token > 1 or bool(self._claim.content.origin)
+
+    def _steps(self) -> dict[int, Versioned[StepRecord]]:
+        """What is recorded. A first claim knows that it is nothing.   Cost: 1 LIST, 1 GET for each step, in bulk."""
+        assert self._log is not None
+        with self._mutex:
+            if self._unread:
+                self._claim.patiently(self._read)
+                self._unread = False
+        return self._log
+
+    def _read(self) -> None:
+        assert self._log is not None
+        storage, entry = self._claim.storage, self._claim.entry
+        blobs = storage.step_blobs(entry, self._n)
+        if blobs:
+            self._claim.note_durable(self._n)
+        for number, blob in blobs.items():
+            try:
+                if isinstance(blob, LimpetError):
+                    raise blob
+                self._log[number] = storage.step(entry, self._n, number).decode(blob)
+            except (Corrupt, Unsupported) as error:
+                raise Fail(f"step {number} {UNREADABLE}: {error}") from None
+
+    def recalled(self, number: int, kind: StepKind, name: str) -> Versioned[StepRecord] | None:
+        """The record of a step; None if there is none.   Raises: Fail if it is of another step; LeaseLost."""
+        if self._task.lost:
+            raise LeaseLost(f"task {self._task.id!r} is no longer ours")
+        match recall(self._steps(), number, kind, name):
+            case KnownStep(step):
+                return step
+            case OtherStep(why):
+                raise Fail(why)
+        return None
+
+    def record(
+        self, number: int, kind: StepKind, name: str, value: bytes, *, began_at: datetime, wait_s: float = 0.0
+    ) -> Versioned[StepRecord]:
+        """Record a step, unless another attempt did so first: then theirs counts.
+
+        Raises: Fail if theirs is of another step.   Cost: 1 PUT, + 1 GET if another attempt was first.
+        """
+        step = self._agreed(number, kind, name, value, began_at=began_at, wait_s=wait_s)
+        if is_other(step.value, kind, name):
+            raise Fail(mismatch(number, step.value, kind, name))
+        return step
+
+    def _agreed(
+        self, number: int, kind: StepKind, name: str, value: bytes, *, began_at: datetime, wait_s: float = 0.0
+    ) -> Versioned[StepRecord]:
+        claim = self._claim
+        record = StepRecord(
+            kind=kind,
+            name=name,
+            token=claim.token,
+            label=claim.storage.runtime.label,
+            began_at=began_at,
+            at=self.wall(),
+            value=msgspec.Raw(value),
+            wait_s=wait_s,
+        )
+        cell = claim.storage.step(claim.entry, self._n, number)
+        outcomes: list[Outcome[StepRecord]] = []
+        claim.note_durable(self._n)
+        try:
+            claim.patiently(lambda: outcomes.append(cell.attempt(None, record)))
+        except (Corrupt, Unsupported) as error:
+            raise Fail(f"step {number} {UNREADABLE}: {error}") from None
+        step = agreed(outcomes[-1])
+        assert self._log is not None
+        self._log[number] = step
+        return step
+
+    def wall(self) -> datetime:
+        """This machine's clock, for labels."""
+        return self._claim.storage.runtime.wall()
+
+    # ---- waiting ----
+
+    def timer(self, numbers: Sequence[int], timeout_s: float | None, what: str) -> float | None:
+        """How much of a time limit is left; None if there is none. It counts from its first record."""
+        if timeout_s is None:
+            return None
+        return self._left_s(self._timed(numbers[0], "timer", what, timeout_s))
+
+    def sleep(self, number: int, seconds: float) -> None:
+        """Return if the time is over.   Raises: Suspend."""
+        left = self._left_s(self._timed(number, "sleep", "", seconds))
+        if left > 0:
+            wall = self.wall()
+            reason = f"sleeping until {wall + timedelta(seconds=left):%Y-%m-%d %H:%M:%S} UTC"
+            raise Suspend(left, Suspension(reason=reason, step=number, since=wall, due_s=min(left, DELAY_MAX_S)))
+
+    def _timed(self, number: int, kind: StepKind, name: str, wait_s: float) -> Versioned[StepRecord]:
+        found = self.recalled(number, kind, name)
+        return found or self.record(number, kind, name, b"null", began_at=self.wall(), wait_s=wait_s)
+
+    def _left_s(self, step: Versioned[StepRecord]) -> float:
+        storage = self._claim.storage
+        left = left_s(step, storage.store.now())
+        return left if left <= 0 or step.modified is None else left_s(step, storage.exact_now())
+
+    def _suspend(
+        self,
+        number: int,
+        reason: str,
+        left: float | None,
+        *,
+        awaits: Sequence[str] = (),
+        signal: str | None = None,
+    ) -> Suspend:
+        wait_s, suspension = waiting(
+            self._claim.suspended_before(self._n),
+            reason=reason,
+            step=number,
+            wall=self.wall(),
+            awaits=awaits,
+            signal=signal,
+            left=left,
+        )
+        return Suspend(wait_s, suspension)
+
+    def _waited_s(self, number: int) -> float:
+        before = self._claim.suspended_before(self._n)
+        if before is None or before.step != number:
+            return 0.0
+        return (self.wall() - before.since).total_seconds()
+
+    def gather(self, numbers: Sequence[int], handles: Sequence[TaskHandle], timeout_s: float | None) -> list[Result]:
+        """The ends of these tasks.   Raises: Suspend while some have not ended and there is time left."""
+        number, name = numbers[-1], f"{len(handles)} tasks"
+        left = self.timer(numbers, timeout_s, "gather")
+        found = self.recalled(number, "gather", name)
+        if found is None:
+            began_at = self.wall()
+            results = self._ends(number, handles, left)
+            found = self.record(number, "gather", name, _gathered_bytes(results), began_at=began_at)
+        gathered = _decoded(found.value.value, GatheredStep, number)
+        if len(gathered.tasks) != len(handles):
+            raise Fail(f"step {number} recorded the ends of {len(gathered.tasks)} tasks, not of {len(handles)}")
+        values = {} if gathered.values else {each.id: each.value for each in _results(handles)}
+        return [
+            Result(
+                str(id_),
+                each.state,
+                _json(each.value) if gathered.values else values.get(str(id_)) if each.state == "completed" else None,
+                error=each.error,
+                attempts=each.attempts,
+                worker=each.worker,
+            )
+            for id_, each in zip(handles, gathered.tasks, strict=True)
+        ]
+
+    def _ends(self, number: int, handles: Sequence[TaskHandle], left: float | None) -> list[Result]:
+        """How the tasks have ended.   Raises: Suspend.   Cost: 1 HEAD while the first of them has not, else that of
+        `results`: 1 GET for each completed entry."""
+        queues = sorted({handle.queue.name for handle in handles})
+        where = " and ".join(map(repr, queues[:3])) + (" and others" if len(queues) > 3 else "")
+        in_time = left is None or left > 0
+        keys = [*dict.fromkeys(key for handle in handles if (key := self._key_of(handle)) is not None)]
+        if in_time and keys and self._claim.storage.exists(keys[0]):
+            raise self._suspend(number, f"waiting for {len(handles)} tasks in {where}", left, awaits=keys)
+        results = _results(handles)
+        waited_s = self._waited_s(number)
+        open_ = [n for n, result in enumerate(results) if not has_ended(result.state, waited_s)]
+        if open_ and in_time:
+            said = f"waiting for {len(open_)} of {len(handles)} tasks in {where}"
+            awaits = [*dict.fromkeys(key for n in open_ if (key := self._key_of(handles[n])) is not None)]
+            raise self._suspend(number, said, left, awaits=awaits)
+        return results
+
+    def _key_of(self, handle: TaskHandle) -> Key | None:
+        """The key of the entry of an awaited task, if it is in the same store."""
+        storage = getattr(handle.queue, "storage", None)
+        if storage is None or storage.store is not self._claim.storage.store:
+            return None
+        part = batch_of(handle)
+        entry = part[0] if part else entry_of(handle)
+        return typing.cast(Key, storage.keys.tasks(entry, batch=is_batch(entry)))
+
+    def wait_signal(self, numbers: Sequence[int], name: str, timeout_s: float | None, default: Any) -> Any:
+        """The value of a signal.   Raises: Suspend.   Cost: 1 GET, and 1 PUT when it is there."""
+        number, claim = numbers[-1], self._claim
+        left = self.timer(numbers, timeout_s, f"signal {name}")
+        found = self.recalled(number, "signal", name)
+        if found is None:
+            began_at = self.wall()
+            try:
+                seen = claim.storage.signal(claim.entry, self._n, name).read()
+            except (Corrupt, Unsupported) as error:
+                raise Fail(f"the signal {name!r} cannot be read: {error}") from None
+            if seen is None and (left is None or left > 0):
+                raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name)
+            step = SignalStep(came=False) if seen is None else SignalStep(value=seen.value.value)
+            found = self.record(number, "signal", name, records.encode(step), began_at=began_at)
+        step = _decoded(found.value.value, SignalStep, number)
+        return _json(step.value) if step.came else default
+
+    def version(self, change: str) -> bool:
+        """Whether this task is on the new side of a change. On the old side no number is used."""
+        number = self.take()
+        log = self._steps()
+        if number in log:
+            new = not is_other(log[number].value, "version", change)
+        else:
+            new = not is_other(
+                self._agreed(number, "version", change, b"null", began_at=self.wall()).value, "version", change
+            )
+        if not new:
+            self._next -= 1
+        return new
+
+    # ---- pushes ----
+
+    def numbers_push(self, *, has_id: bool) -> bool:
+        """Whether a push is a step. In a task that is not durable so far it is not, and the task cannot become durable
+        after it, unless the push has an id."""
+        if _inside.get() is not None:
+            return False
+        if self._log is None and not self._queue.policy.durable:
+            self._pushed = self._pushed or not has_id
+            return False
+        return True
+
+    def push(self, queue: str, push: Callable[[str, bool, str], PushedStep]) -> PushedStep:
+        """Push once: `push(name, fresh, caller)` gets the name, and whether no earlier attempt can have used it.
+
+        Cost: that of the push, and 1 PUT.
+        """
+        number = self.take()
+        found = self.recalled(number, "push", queue)
+        if found is None:
+            began_at = self.wall()
+            name = pushed_name(self._claim.origin(self._n), number)
+            pushed = push(name, not self._replays, self._queue.name)
+            found = self.record(number, "push", queue, records.encode(pushed), began_at=began_at)
+        return _decoded(found.value.value, PushedStep, number)
+
+
+RUNNING: ContextVar[TaskSteps | None] = ContextVar("limpet_steps", default=None)
+"""The steps of the task that this code runs for."""
+_inside: ContextVar[int | None] = ContextVar("limpet_step", default=None)
+"""The number of the step whose function runs."""
+_reserved: ContextVar[int | None] = ContextVar("limpet_reserved", default=None)
+"""A number that was taken for the next step of this context: the order of calls counts, not that of threads."""
+
+
+@contextmanager
+def _in_step(number: int) -> Iterator[None]:
+    before = _inside.set(number)
+    try:
+        yield
+    finally:
+        _inside.reset(before)
+
+
+async def in_order(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """`call(...)`, which pushes, in a thread. In a durable task its number is taken now."""
+    steps = RUNNING.get()
+    if steps is None or not steps.numbers_push(has_id=True):
+        return await in_thread(call, *args, **kwargs)
+    before = _reserved.set(steps.take())
+    try:
+        return await in_thread(call, *args, **kwargs)
+    finally:
+        _reserved.reset(before)
+
+
+# ---- values ----
+
+
+def _decoded(data: msgspec.Raw, kind: type[S], number: int) -> S:
+    try:
+        return records.decode(bytes(data), kind, what=f"step {number}")
+    except Corrupt as error:
+        raise Fail(f"step {number} {UNREADABLE}: {error}") from None
+
+
+def _json(data: msgspec.Raw) -> Any:
+    return records.decode(bytes(data), typing.cast(type[Any], Any), what="the value of a step")
+
+
+def _value_bytes(value: Any, what: str) -> bytes:
+    """Raises: Invalid for what JSON cannot hold, or more than 256 KiB."""
+    try:
+        return payload_bytes(records.builtins(value), what=what)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(
+            f"{what} cannot be written as JSON: {error}",
+            hint="return plain values, dataclasses, msgspec structs, datetimes or enums",
+        ) from None
+
+
+def _results(handles: Sequence[TaskHandle]) -> list[Result]:
+    """The results of tasks of several queues, in order."""
+    found: dict[int, Result] = {}
+    by_queue: dict[int, list[int]] = {}
+    for n, handle in enumerate(handles):
+        by_queue.setdefault(id(handle.queue), []).append(n)
+    for places in by_queue.values():
+        results = handles[places[0]].queue.results([handles[n] for n in places])
+        found.update(zip(places, results, strict=True))
+    return [found[n] for n in range(len(handles))]
+
+
+def _gathered_bytes(results: Sequence[Result]) -> bytes:
+    def item(result: Result, *, value: bool) -> GatheredTask:
+        data = msgspec.Raw(records.encode(result.value)) if value and result.value is not None else NOTHING
+        error = result.error[:ERROR_CHARS_MAX] if result.error is not None else None
+        return GatheredTask(state=result.state, value=data, error=error, attempts=result.attempts, worker=result.worker)
+
+    data = records.encode(GatheredStep(tasks=[item(each, value=True) for each in results]))
+    if len(data) > GATHERED_BYTES_MAX:
+        short = [
+            msgspec.structs.replace(item(each, value=False), error=(each.error or "")[:40] or None, worker=None)
+            for each in results
+        ]
+        data = records.encode(GatheredStep(tasks=short, values=False))
+    return data
+
+
+class _Note:
+    """Holds one annotation for `typing.get_type_hints`, so that one that cannot be read does not affect the others."""
+
+    def __init__(self, note: Any) -> None:
+        self.__annotations__ = {"it": note}
+
+
+def known_type(note: Any, names: dict[str, Any]) -> Any:
+    """The annotation, if msgspec can build that type from JSON; else Any."""
+    if note is inspect.Parameter.empty:
+        return Any
+    try:
+        kind = typing.get_type_hints(_Note(note), names, include_extras=True)["it"]
+        described = msgspec.inspect.type_info(kind)
+    except (AttributeError, NameError, SyntaxError, TypeError):
+        return Any
+    return Any if _has_custom(described, set()) else kind
+
+
+def _has_custom(part: Any, seen: set[int]) -> bool:
+    if isinstance(part, msgspec.inspect.CustomType):
+        return True
+    if id(part) in seen:
+        return False
+    seen.add(id(part))
+    if isinstance(part, tuple):
+        return any(_has_custom(each, seen) for each in part)
+    if isinstance(part, msgspec.Struct):
+        return any(_has_custom(getattr(part, name), seen) for name in part.__struct_fields__)
+    return False
+
+
+def _typed(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -> Any:
+    """A recorded value as the function's return type.   Raises: Invalid if it does not fit."""
+    plain = _json(msgspec.Raw(data))
+    note = getattr(inspect.unwrap(function), "__annotations__", {}).get("return", inspect.Parameter.empty)
+    kind = known_type(note, getattr(inspect.unwrap(function), "__globals__", {}))
+    if kind is Any:
+        return plain
+    try:
+        return records.converted(plain, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"what step {name!r} returned does not fit its annotation: {error}") from None
+
+
+def _name_of(function: Callable[..., Any], name: str | None) -> str:
+    found = name if name is not None else getattr(function, "__qualname__", getattr(function, "__name__", ""))
+    if not found or (name is None and "<lambda>" in found):
+        raise Invalid(f"{function!r} has no name", hint='give the step one: limpet.step(f, name="...")')
+    return found.rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
+
+
+def _handles(tasks: Iterable[Any]) -> list[TaskHandle]:
+    found: list[TaskHandle] = []
+    for task in tasks:
+        each = task.id if isinstance(task, Pushed) else task
+        if not isinstance(each, TaskHandle):
+            raise Invalid(f"{each!r} does not say in which queue it is", hint="give what push and push_many return")
+        found.append(each)
+    if len(found) > GATHER_MAX:
+        raise Invalid(f"gather takes at most {GATHER_MAX} tasks, not {len(found)}", hint="gather them in parts")
+    return found
+
+
+def _seconds(seconds: float, what: str) -> float:
+    if not 0 <= seconds <= DELAY_MAX_S:
+        raise Invalid(f"{what} must be between 0 and {DELAY_MAX_S:g} seconds, not {seconds:g}")
+    return float(seconds)
+
+
+# ---- what a handler calls ----
+
+
+def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any) -> R:
+    """Call `function` and record what it returns: a later attempt of this task does not call it again.
+
+    All attempts get the same value, as the function's return type builds it from JSON. An exception records nothing
+    and ends the attempt as usual. `name` (default: the function's) tells this step from others when the code changes.
+    The function may run more than once if its worker dies before the record: `limpet.current_task().step_key` is an
+    idempotency key for its side effects. Outside of a task, the function is called and nothing is recorded.
+    Raises: Invalid for a result that is not JSON or over 256 KiB; Fail if another step was recorded under its number.
+    Cost: 1 PUT; in a later claim 1 LIST and 1 GET for each recorded step, once.
+    """
+    called = _name_of(function, name)
+    if inspect.iscoroutinefunction(function):
+        raise Invalid(f"{called} is a coroutine function", hint="await limpet.step_async(...)")
+    steps = RUNNING.get()
+    if steps is None:
+        return function(*args, **kwargs)
+    number = steps.take()
+    found = steps.recalled(number, "step", called)
+    if found is None:
+        began_at = steps.wall()
+        with _in_step(number):
+            value = function(*args, **kwargs)
+        data = _value_bytes(value, f"what step {called!r} returned")
+        _typed(data, function, called)
+        found = steps.record(number, "step", called, data, began_at=began_at)
+    return typing.cast(R, _typed(found.value.value, function, called))
+
+
+@overload
+def step_async(
+    function: Callable[..., Awaitable[R]], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Coroutine[Any, Any, R]: ...
+
+
+@overload
+def step_async(
+    function: Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Coroutine[Any, Any, R]: ...
+
+
+def step_async(
+    function: Callable[..., Any], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Coroutine[Any, Any, Any]:
+    """`step`, for coroutines: of a coroutine function, or of a plain one, which then runs in a thread.
+
+    Steps are numbered in the order of the calls of `step_async`, so several may be awaited at once.
+    """
+    called = _name_of(function, name)
+    steps = RUNNING.get()
+    return _step_async(steps, steps.take() if steps is not None else 0, function, called, args, kwargs)
+
+
+async def _step_async(
+    steps: TaskSteps | None, number: int, function: Callable[..., Any], called: str, args: Any, kwargs: Any
+) -> Any:
+    found = None if steps is None else await in_thread(steps.recalled, number, "step", called)
+    if found is None:
+        began_at = steps.wall() if steps is not None else None
+        with _in_step(number):
+            if inspect.iscoroutinefunction(function):
+                value = await function(*args, **kwargs)
+            else:
+                value = await in_thread(function, *args, **kwargs)
+        if steps is None or began_at is None:
+            return value
+        data = _value_bytes(value, f"what step {called!r} returned")
+        _typed(data, function, called)
+        found = await in_thread(partial(steps.record, number, "step", called, data, began_at=began_at))
+    return _typed(found.value.value, function, called)
+
+
+def sleep(seconds: float) -> None:
+    """Suspend this task for so long: no worker and no claim is held meanwhile, and no attempt is charged.
+
+    The time counts from its first record, by the store's clock. Outside of a task it sleeps.
+    Raises: Invalid for a negative time or one of more than a year.   Cost: 1 PUT, and 1 PUT for the suspension.
+    """
+    wait_s = _seconds(seconds, "a sleep")
+    steps = RUNNING.get()
+    if steps is None:
+        system().sleep(wait_s)
+    else:
+        steps.sleep(steps.take(), wait_s)
+
+
+def sleep_async(seconds: float) -> Awaitable[None]:
+    """`sleep`, for coroutines."""
+    wait_s = _seconds(seconds, "a sleep")
+    steps = RUNNING.get()
+    return pause(wait_s) if steps is None else in_thread(steps.sleep, steps.take(), wait_s)
+
+
+def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> list[Result]:
+    """The ends of these tasks, in their order: suspends this task until all of them have ended.
+
+    A failed task has ended, and so has a cancelled one: see `Result.ok` and `Result.error`. When `timeout_s` is up, the
+    others are `pending`. All attempts get the same ends. Outside of a task it waits.
+    Raises: Invalid for an id that is no handle of a push; Unsupported for tasks in SQS.
+    Cost: 1 HEAD for a look while the first of them runs, else 1 GET for each entry; 1 PUT at the end.
+    """
+    handles = _handles(tasks)
+    steps = RUNNING.get()
+    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
+    if steps is None:
+        return _waited(handles, FOREVER_S if limit_s is None else limit_s)
+    return steps.gather(_two(steps, limit_s), handles, limit_s)
+
+
+def gather_async(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> Awaitable[list[Result]]:
+    """`gather`, for coroutines."""
+    handles = _handles(tasks)
+    steps = RUNNING.get()
+    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
+    if steps is None:
+        return in_thread(_waited, handles, FOREVER_S if limit_s is None else limit_s)
+    return in_thread(steps.gather, _two(steps, limit_s), handles, limit_s)
+
+
+def _two(steps: TaskSteps, timeout_s: float | None) -> list[int]:
+    """The numbers of a step that waits: with a time limit, that is recorded under the first one."""
+    return [steps.take()] if timeout_s is None else [steps.take(), steps.take()]
+
+
+def _waited(handles: Sequence[TaskHandle], timeout_s: float) -> list[Result]:
+    until_s = system().elapsed_s() + timeout_s
+    for handle in handles:
+        handle.result(wait_s=max(0.0, until_s - system().elapsed_s()))
+    return _results(handles)
+
+
+def wait_signal(name: str, *, timeout_s: float | None = None, default: Any = None) -> Any:
+    """The value of the signal `name` to this task: suspends the task until `limpet.signal` has sent it.
+
+    When `timeout_s` is up, `default`. The first signal of a name counts, and stays.
+    Raises: Invalid outside of a task.   Cost: 1 GET for a look, 1 PUT at the end.
+    """
+    steps = _needed()
+    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
+    return steps.wait_signal(_two(steps, limit_s), name, limit_s, default)
+
+
+def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Awaitable[Any]:
+    """`wait_signal`, for coroutines."""
+    steps = _needed()
+    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
+    return in_thread(steps.wait_signal, _two(steps, limit_s), name, limit_s, default)
+
+
+def version(change: str) -> bool:
+    """Whether this task is on the new side of a change of its code, for ever.
+
+    A task that had come past this place before the change stays on the old side. Outside of a task: True.
+    Cost: 1 PUT the first time.
+    """
+    steps = RUNNING.get()
+    if steps is None:
+        return True
+    if not isinstance(change, str) or not 0 < len(change) <= records.NAME_MAX:
+        raise Invalid(f"a change is named by a short text, not {change!r}")
+    return steps.version(change)
+
+
+def signal(task: TaskHandle | Pushed, name: str, value: Any = None) -> bool:
+    """Send a signal to a task that waits for it now or later; whether this call was the first of that name.
+
+    Raises, Cost: as `Queue.signal`. For an id that is only a text, call `queue.signal(id, name, value)`.
+    """
+    [handle] = _handles([task])
+    return handle.queue.signal(handle, name, value)
+
+
+def _needed() -> TaskSteps:
+    steps = RUNNING.get()
+    if steps is None:
+        raise Invalid("only a task can wait for a signal", hint="call it in a handler that a worker runs")
+    return steps

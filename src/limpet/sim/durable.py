@@ -1,0 +1,460 @@
+"""Scenario: processes that push and work on durable tasks and the tasks which those push, through a faulty network.
+
+Each durable task records steps, fans out, waits for the ends, sleeps, and may wait for a signal. The invariants are
+checked on what every attempt saw, on the functions that ran, and on every mutation of the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.keys import RETRY_MARK, QueueKeys, batch_of, entry_of, is_batch, parts_of_step
+from limpet.lease import State
+from limpet.queue import BucketQueue, Fail, Policy, Result, Task
+from limpet.queue.claim import EntryClaim
+from limpet.queue.decide import attempts_of
+from limpet.queue.entry import EntryLease, Receipt
+from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
+from limpet.sim.bucket import Bucket, SimStore
+from limpet.sim.world import SimProcess, SimRuntime, Violation, World
+
+TURNS = 6
+FLOW, PART = "flow", "part"
+FLOWS, PARTS = QueueKeys.of(FLOW), QueueKeys.of(PART)
+KINDS = ("ok",) * 3 + ("flaky", "flaky", "fail", "fail", "signal", "signal", "batch")
+CHILD_KINDS = ("ok",) * 5 + ("flaky", "fail")
+RUN_S = 1_500.0
+HEAL_S = 6_000.0
+QUIET_S = 700.0
+"""After this time no duplicate of a request is in flight, and what is left of a crash is old enough for a sweep."""
+SLEEP_S = 15.0
+SIGNAL_S = 40.0
+
+STEPS = steps("completed: put", "lease: create free take takeover", "steps: delete list put read", "task: delete put")
+"""The steps of the protocol at which a process may be struck."""
+
+
+@dataclass(slots=True)
+class FlowRun:
+    """One run of a durable task: where it was seen, and how it ended."""
+
+    at_s: float
+    who: str
+    id: str
+    entry: str
+    n: int
+    token: int
+    attempt: int
+    ended: str = ""
+
+
+@dataclass(slots=True)
+class StepCall:
+    """One call of a step's function."""
+
+    at_s: float
+    run: FlowRun
+    number: int
+
+
+@dataclass(slots=True)
+class DurableModel:
+    """What was pushed, which functions ran, and what each attempt saw."""
+
+    world: World
+    pushed: list[str] = field(default_factory=list)
+    runs: list[FlowRun] = field(default_factory=list)
+    calls: list[StepCall] = field(default_factory=list)
+    seen: dict[tuple[str, int], Any] = field(default_factory=dict)
+    children: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The id of each task that a durable task has pushed, by that task and the child's place."""
+    returned: dict[str, set[Any]] = field(default_factory=dict)
+    """What the handler of each child returned."""
+    gathered: list[Result] = field(default_factory=list)
+
+    def saw(self, run: FlowRun, number: int, value: Any) -> None:
+        """An attempt got the value of a step.   Raises: Violation unless every attempt gets the same."""
+        at = (first_life(run.id), number)
+        before = self.seen.setdefault(at, value)
+        if before != value:
+            raise Violation(f"step {number} of {run.id} was {before!r}, and is {value!r} for {run.who}")
+
+    def pushed_child(self, run: FlowRun, place: int, id_: str) -> None:
+        """An attempt pushed a child, or found it pushed.   Raises: Violation unless it is always the same task."""
+        before = self.children.setdefault((first_life(run.id), place), id_)
+        if before != id_:
+            raise Violation(f"{run.id} pushed its child {place} as {before} and as {id_}")
+
+
+def first_life(id_: str) -> str:
+    """The id without the mark of a retry."""
+    return id_.partition(RETRY_MARK)[0]
+
+
+class DurableActors(Actors):
+    """Processes on separate machines, around the durable tasks of one queue and their children in another."""
+
+    def __init__(self, world: World, plan: RunPlan) -> None:
+        super().__init__(world, plan, slots=3, turns=TURNS)
+        self.bucket = Bucket(world, plan)
+        self.model = DurableModel(world)
+        chance = world.chance
+        self.far = chance(60) < 0.5
+        self.operators = chance(61) < 0.6
+        self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
+
+    def act(self) -> None:
+        self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
+        self.stop_faults()
+        newcomer = DurableActor(self, self.world.start("newcomer"))
+        self.alone(newcomer, newcomer.finish_everything, within_s=HEAL_S)
+        check_durable(self.bucket, self.plan, self.model)
+
+    def actor(self, process: SimProcess) -> DurableActor:
+        self.vary(process, newer=self.plan.mixed_versions)
+        return DurableActor(self, process)
+
+
+class DurableActor(Actor):
+    """A user, worker and operator of both queues."""
+
+    expected = (*Actor.expected, Conflict, Missing)
+
+    def __init__(self, actors: DurableActors, process: SimProcess) -> None:
+        runtime = SimRuntime(actors.world, process)
+        store = SimStore(actors.bucket, runtime)
+        store.far = actors.far
+        super().__init__(runtime, store)
+        self.actors = actors
+        self.model = actors.model
+        self.flows = BucketQueue(store, FLOW, runtime, policy=actors.policy)
+        plain = Policy(max_attempts=2, ttl_s=actors.policy.ttl_s, backoff_s=1.0)
+        self.parts = BucketQueue(store, PART, runtime, policy=plain)
+
+    def turns(self) -> Turns:
+        operator: Turns = [(0.08, self.retry_failed), (0.03, self.cancel), (0.04, self.sweep)]
+        return [
+            *(operator if self.actors.operators else []),
+            (0.14, self.push),
+            (0.08, self.send_signal),
+            (0.28, partial(self.work, self.parts)),
+            (1.0, partial(self.work, self.flows)),
+        ]
+
+    def rest(self) -> None:
+        self.runtime.sleep(self.chance() * 4)
+
+    def push(self) -> None:
+        """A durable task; some of them share an entry."""
+        kind = KINDS[int(self.chance() * len(KINDS))]
+        payload = {"what": kind, "slow": round(self.chance(), 2), "by": self.new_value()}
+        if kind == "batch":
+            self.model.pushed += self.flows.push_many([{**payload, "what": "ok"}, payload])
+        else:
+            self.model.pushed.append(self.flows.push(payload).id)
+
+    def retry_failed(self) -> None:
+        """An operator runs failed durable tasks again: they keep their steps."""
+        self.model.pushed += self.flows.retry(all=True)
+
+    def cancel(self) -> None:
+        """An operator ends a durable task."""
+        if self.model.pushed and not batch_of(id_ := self.model.pushed[int(self.chance() * len(self.model.pushed))]):
+            self.flows.cancel(id_)
+
+    def sweep(self) -> None:
+        """An operator tidies up."""
+        self.flows.sweep()
+        self.parts.sweep()
+
+    def send_signal(self) -> None:
+        """A signal from outside, to a task that waits for it or not."""
+        if self.model.pushed:
+            id_ = self.model.pushed[int(self.chance() * len(self.model.pushed))]
+            self.flows.signal(id_, "go", self.new_value())
+
+    def work(self, queue: BucketQueue) -> None:
+        """Claim something of a queue and do it, as a worker does."""
+        with queue.claim(wait_s=self.chance() * self.actors.plan.ttl_s) as claim:
+            if not isinstance(claim, EntryClaim):
+                return
+            for task in claim:
+                if queue is self.flows:
+                    self.run_flow(task, claim)
+                else:
+                    self.run_child(task)
+
+    def run_child(self, task: Task) -> None:
+        """Run a plain task."""
+        what, slow = task.payload["what"], float(task.payload["slow"])
+        self.runtime.sleep(slow * slow * 0.7 * self.actors.plan.ttl_s)
+        if what == "fail" or (what == "flaky" and task.attempt == 1):
+            task.retry(error="it fails")
+            return
+        value = self.new_value()
+        self.model.returned.setdefault(first_life(task.id), set()).add(value)
+        task.done(value)
+
+    def run_flow(self, task: Any, claim: EntryClaim) -> None:
+        """Run a durable task, as a worker does."""
+        part = batch_of(task.id)
+        now = self.world.now_s
+        run = FlowRun(now, self.process.name, task.id, claim.entry, part[1] if part else 0, claim.token, task.attempt)
+        self.model.runs.append(run)
+        token = RUNNING.set(TaskSteps(self.flows, task))
+        try:
+            value = self.flow(task, run)
+        except Suspend as error:
+            run.ended = "suspended"
+            task.suspend(error.wait_s, error.suspension)
+        except Fail as error:
+            run.ended = "failed"
+            if "it is to fail" not in str(error):
+                raise Violation(f"{task.id} failed: {error}") from None
+            task.fail(str(error))
+        except LimpetError as error:
+            run.ended = "failed"
+            task.retry(error=str(error))
+        else:
+            run.ended = "returned"
+            task.done(value)
+        finally:
+            RUNNING.reset(token)
+
+    def note_step(self, run: FlowRun, number: int, slow: float) -> str:
+        """The function of a step."""
+        self.model.calls.append(StepCall(self.world.now_s, run, number))
+        self.runtime.sleep(slow * slow * 0.7 * self.actors.plan.ttl_s)
+        return self.new_value()
+
+    def flow(self, task: Any, run: FlowRun) -> dict[str, Any]:
+        """The program of a durable task: the same whenever it runs. The numbers are those of its steps."""
+        what, slow = task.payload["what"], float(task.payload["slow"])
+        first = step(self.note_step, run, 0, slow, name="first")
+        self.model.saw(run, 0, first)
+        kinds = [CHILD_KINDS[int(self.world.chance(63, ord(char)) * len(CHILD_KINDS))] for char in task.payload["by"]]
+        of = first_life(run.id)
+        calls = [{"what": kind, "slow": slow, "of": f"{of} {place}"} for place, kind in enumerate(kinds[-3:])]
+        single = {"what": "ok", "slow": 0.5, "of": f"{of} single"}
+        handles: list[Any] = [*self.parts.push_many(calls, batch=2), self.parts.push(single).id]
+        for place, handle in enumerate(handles):
+            self.model.pushed_child(run, place, handle)
+        if run.attempt == 1 and what == "flaky":
+            raise Unavailable("it fails in its first attempt")
+        ends = gather(handles)
+        self.model.saw(run, 3, [(end.state, end.value) for end in ends])
+        self.model.gathered += ends
+        self.model.saw(run, 4, version("a change"))
+        sleep(SLEEP_S * slow)
+        if what == "signal":
+            self.model.saw(run, 6, wait_signal("go", timeout_s=SIGNAL_S * slow, default="none came"))
+            if run.attempt == 1:
+                raise Unavailable("it fails in its first attempt, after the wait")
+        last = step(self.note_step, run, 99, slow / 2, name="last")
+        self.model.saw(run, 99, last)
+        if what == "fail" and RETRY_MARK not in run.id:
+            raise Fail("it is to fail")
+        return {"first": first, "last": last}
+
+    def finish_everything(self) -> None:
+        """After the faults: work until nothing waits, with operators also what failed, then sweep."""
+        self.runtime.sleep(QUIET_S)
+        self.work_until_all_have_ended()
+        if self.actors.operators:
+            self.sweep()
+            self.retry_failed()
+            self.work_until_all_have_ended()
+        self.runtime.sleep(QUIET_S)
+        self.sweep()
+
+    def work_until_all_have_ended(self) -> None:
+        """Work on both queues until nothing waits."""
+        while True:
+            for queue in (self.parts, self.flows):
+                with suppress(OutcomeUnknown, Unavailable):
+                    self.work(queue)
+            if self.chance() < 0.3:
+                with suppress(*self.expected):
+                    self.send_signal()
+            if not (self.flows.stats().pending or self.parts.stats().pending):
+                break
+            self.runtime.sleep(1)
+
+
+# ---- what must hold ----
+
+
+def check_durable(bucket: Bucket, plan: RunPlan, model: DurableModel) -> None:
+    """Every invariant of durable tasks.   Raises: Violation."""
+    _all_have_ended(bucket, model)
+    _steps_are_written_once(bucket)
+    _steps_go_after_the_receipt(bucket)
+    _no_steps_are_left(bucket)
+    _children_are_pushed_once(bucket)
+    _recorded_steps_do_not_run_again(bucket, model)
+    _ends_are_those_of_the_tasks(bucket, model)
+    _suspensions_are_not_charged(bucket, model)
+
+
+def _receipt(bucket: Bucket, keys: QueueKeys, name: str) -> Receipt | None:
+    for key in (keys.completed_of(name), keys.failed_of(name)):
+        blob = bucket.objects.get(key)
+        if blob is not None:
+            return msgspec.json.decode(blob.data, type=Receipt)
+    return None
+
+
+def _all_have_ended(bucket: Bucket, model: DurableModel) -> None:
+    for keys in (FLOWS, PARTS):
+        left = [*bucket.below(keys.pending), *bucket.below(keys.scheduled)]
+        if left:
+            raise Violation(f"after the sweep there is still {left[0]}")
+    for id_ in model.pushed:
+        part = batch_of(id_)
+        names = [entry_of(id_), *([part[0]] if part else [])]
+        if not any(_receipt(bucket, FLOWS, name) for name in names):
+            raise Violation(f"the push of {id_} was acknowledged, and the task is nowhere")
+
+
+def _steps_are_written_once(bucket: Bucket) -> None:
+    """The first record counts, for good."""
+    first: dict[str, str] = {}
+    for applied in bucket.changes(f"{FLOWS.steps}/"):
+        if applied.data is None:
+            first.pop(applied.key, None)
+        elif applied.key in first:
+            raise Violation(f"{applied.who} replaced {applied.key}, which {first[applied.key]} had recorded")
+        else:
+            first[applied.key] = applied.who
+
+
+def _steps_go_after_the_receipt(bucket: Bucket) -> None:
+    """A step is removed when its task has ended; that of a failed one, when it is retried or cancelled."""
+    receipts: dict[str, Receipt] = {}
+    present: dict[str, float] = {}
+    for applied in bucket.changes(f"{FLOWS.root}/"):
+        if applied.key.startswith((f"{FLOWS.completed}/", f"{FLOWS.failed}/")) and applied.data is not None:
+            receipts[applied.key] = msgspec.json.decode(applied.data, type=Receipt)
+        if not applied.key.startswith(f"{FLOWS.steps}/"):
+            continue
+        if applied.data is not None:
+            present.setdefault(applied.key, applied.at_s)
+            continue
+        old_s = applied.at_s - present.pop(applied.key, applied.at_s)
+        entry = applied.key.rsplit("/", 2)[1]
+        part = parts_of_step(applied.key)
+        assert part is not None
+        name = f"{entry}.{part[0]}" if is_batch(entry) else entry
+        failed = receipts.get(FLOWS.failed_of(name))
+        done = FLOWS.completed_of(entry) in receipts or FLOWS.completed_of(name) in receipts
+        cancelled = receipts.get(FLOWS.failed_of(entry))
+        over = done or (cancelled is not None and cancelled.state == "cancelled")
+        ended = over or (failed is not None and failed.state != "failed")
+        if failed is not None and failed.state == "failed" and not over:
+            raise Violation(f"{applied.who} deleted {applied.key}, which a retry of the failed task needs")
+        if not ended and (FLOWS.tasks(entry, batch=is_batch(entry)) in bucket.objects or old_s < 60.0):
+            raise Violation(f"{applied.who} deleted {applied.key}, whose task no receipt ends")
+        if not ended and _was_pending(bucket, entry, applied.at_s):
+            raise Violation(f"{applied.who} deleted {applied.key}, whose task waits")
+
+
+def _was_pending(bucket: Bucket, entry: str, at_s: float) -> bool:
+    """Whether the task of an entry was there at that time."""
+    there = False
+    for applied in bucket.changes(FLOWS.tasks(entry, batch=is_batch(entry))):
+        if applied.at_s > at_s:
+            break
+        there = applied.data is not None
+    return there
+
+
+def _no_steps_are_left(bucket: Bucket) -> None:
+    for key in bucket.below(FLOWS.steps):
+        entry, part = key.rsplit("/", 2)[1], parts_of_step(key)
+        name = f"{entry}.{part[0]}" if part and is_batch(entry) else entry
+        blob = bucket.objects.get(FLOWS.failed_of(name))
+        receipt = msgspec.json.decode(blob.data, type=Receipt) if blob else None
+        if receipt is None or receipt.state != "failed":
+            raise Violation(f"{key} is left behind: its task has ended")
+
+
+def _children_are_pushed_once(bucket: Bucket) -> None:
+    """A task that a durable task pushes has one name, however often an attempt dies after the push."""
+    names: dict[str, str] = {}
+    for applied in bucket.changes(f"{PARTS.pending}/"):
+        if applied.data is None or applied.key.endswith("/lease.json"):
+            continue
+        entry, leaf = applied.key.rsplit("/", 2)[1:]
+        lines = applied.data.split(b"\n")[1:] if leaf == "tasks.jsonl" else [applied.data]
+        for line in lines:
+            body = msgspec.json.decode(line)
+            of = body.get("payload", body)["of"]
+            if names.setdefault(of, entry) != entry:
+                raise Violation(f"{applied.who} pushed the child of {of} as {entry}; it was pushed as {names[of]}")
+
+
+def _leases(bucket: Bucket) -> Iterator[tuple[Any, EntryLease]]:
+    return bucket.written(EntryLease, f"{FLOWS.pending}/", suffix="/lease.json")
+
+
+def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> None:
+    """A step that was recorded before a claim is not called in it."""
+    claims: dict[tuple[str, int], float] = {}
+    for applied, record in _leases(bucket):
+        claims.setdefault((applied.key.rsplit("/", 2)[1], record.token), applied.at_s)
+    recorded: dict[tuple[str, str], float] = {}
+    for applied in bucket.changes(f"{FLOWS.steps}/"):
+        if applied.data is not None and b'"kind":"step"' in applied.data:
+            name = "first" if b'"name":"first"' in applied.data else "last"
+            entry, leaf = applied.key.rsplit("/", 2)[1:]
+            recorded.setdefault((f"{entry}/{leaf.split('.')[0]}", name), applied.at_s)
+    for call in model.calls:
+        at_s = recorded.get((f"{call.run.entry}/{call.run.n}", "first" if call.number == 0 else "last"))
+        claimed_at_s = claims.get((call.run.entry, call.run.token), call.run.at_s)
+        if at_s is not None and at_s < claimed_at_s and not _ended_before(bucket, call.run.entry, claimed_at_s):
+            raise Violation(f"{call.run.who} ran step {call.number} of {call.run.id}, which was recorded before")
+
+
+def _ended_before(bucket: Bucket, entry: str, at_s: float) -> bool:
+    receipts = {FLOWS.completed_of(entry), FLOWS.failed_of(entry)}
+    return any(applied.key in receipts and applied.at_s <= at_s for applied in bucket.journal)
+
+
+def _ends_are_those_of_the_tasks(bucket: Bucket, model: DurableModel) -> None:
+    """A gather returns what the tasks returned, and `failed` only for one that failed or was given up."""
+    children = {*model.children.values()}
+    for end in model.gathered:
+        if end.id not in children or not end.ready:
+            raise Violation(f"a gather returned {end.id} as {end.state}")
+        if end.ok and end.value not in model.returned.get(end.id, ()):
+            raise Violation(f"a gather returned {end.value!r} for {end.id}, which its handler never did")
+        if not end.ok and PARTS.failed_of(end.id) not in {applied.key for applied in bucket.journal}:
+            raise Violation(f"a gather returned {end.id} as {end.state}, and it has not failed")
+
+
+def _suspensions_are_not_charged(bucket: Bucket, model: DurableModel) -> None:
+    """A task has at most as many attempts as it had runs that were not suspended, and one that runs."""
+    let_go: set[tuple[str, int, int]] = set()
+    started: dict[tuple[str, int], set[int]] = {}
+    for run in model.runs:
+        started.setdefault((run.entry, run.n), set()).add(run.token)
+    for applied, record in _leases(bucket):
+        entry = applied.key.rsplit("/", 2)[1]
+        if record.state is State.FREE:
+            let_go |= {(entry, n, record.token) for n in record.suspended}
+        named = {*record.beside, *([] if record.running is None else [record.running])}
+        for n in named:
+            started.setdefault((entry, n), set()).add(record.token)
+        for n in {*record.attempts}:
+            tokens = {token for token in started.get((entry, n), ()) if token <= record.token}
+            charged = {token for token in tokens if (entry, n, token) not in let_go}
+            if attempts_of(record, n) > len(charged):
+                raise Violation(f"{applied.who} wrote {attempts_of(record, n)} attempts of {entry}.{n}: {len(charged)}")

@@ -1,0 +1,178 @@
+"""Bugs planted in durable tasks: the list of the plan, and what else could go wrong with records and suspensions."""
+
+from __future__ import annotations
+
+from planted.bug import Bug, Change
+
+__all__ = ["DURABLE_BUGS"]
+
+
+def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "durable") -> Bug:
+    return Bug(name, row, seed, tuple(Change(f"queue.{where}", old, new) for where, old, new in changes), scenario)
+
+
+DURABLE_BUGS = [
+    _bug(
+        "an attempt uses its own result, though another was recorded first",
+        "steps: result recorded after use",
+        93,
+        (
+            "steps.step",
+            'found = steps.record(number, "step", called, data, began_at=began_at)',
+            'found = steps.record(number, "step", called, data, began_at=began_at)\nreturn value',
+        ),
+    ),
+    _bug(
+        "the last record of a step counts",
+        "steps: last writer wins",
+        93,
+        ("steps._agreed", "cell.attempt(None, record)", "cell.attempt(cell.read(), record)"),
+    ),
+    _bug(
+        "steps are removed before the receipt",
+        "steps: removed before the receipt",
+        0,
+        (
+            "EntryClaim._write_end",
+            "if self.batch:",
+            "if self._durable():\n    self._storage.drop_steps(self.entry)\nif self.batch:",
+        ),
+    ),
+    _bug(
+        "a suspension charges an attempt",
+        "suspension: no attempt",
+        0,
+        ("EntryClaim.suspend", "self._progress.attempts[n] = max(0, self._attempts(n) - 1)", ""),
+    ),
+    _bug(
+        "a gather waits for a failed task for ever",
+        "gather: a failed task has ended",
+        2,
+        ("durable.has_ended", 'state in ("completed", "failed", "cancelled")', 'state == "completed"'),
+    ),
+    _bug(
+        "a gather returns before all have ended",
+        "gather: exactly the ends",
+        0,
+        ("durable.has_ended", 'state in ("completed", "failed", "cancelled")', 'state != "scheduled"'),
+        ("TaskSteps._ends", "if in_time and keys and self._claim.storage.exists(keys[0]):", "if False:"),
+    ),
+    _bug(
+        "a push of a durable task has no derived name",
+        "pushes: made once",
+        48,
+        (
+            "Pusher.push",
+            "entry = check_id(id) if id is not None else name",
+            "entry = check_id(id) if id is not None else None",
+        ),
+    ),
+    _bug(
+        "the batches of a durable task have no derived names",
+        "pushes: made once",
+        18,
+        (
+            "TaskSteps.push",
+            "name = pushed_name(self._claim.origin(self._n), number)",
+            "name = self._claim.storage.runtime.new_id()",
+        ),
+    ),
+    _bug(
+        "the number of a step depends on what was recorded meanwhile",
+        "steps: numbered in the order of the calls",
+        0,
+        ("TaskSteps.take", "number = self._next", "number = max(self._next, len(self._log or ()))"),
+    ),
+    _bug(
+        "a later claim numbers its steps otherwise",
+        "steps: a zombie's step has the same number",
+        0,
+        ("TaskSteps.take", "number = self._next", "number = 2 * self._next + self._claim.token % 2"),
+    ),
+    _bug(
+        "a later claim does not read the recorded steps",
+        "steps: never run again",
+        0,
+        (
+            "TaskSteps._replays",
+            "self._claim.token > 1 or bool(self._claim.content.origin)",
+            "bool(self._claim.content.origin)",
+        ),
+    ),
+    _bug(
+        "a retry does not read the steps that it keeps",
+        "retry: keeps the steps",
+        3,
+        ("TaskSteps._replays", "self._claim.token > 1 or bool(self._claim.content.origin)", "self._claim.token > 1"),
+    ),
+    _bug(
+        "a retry does not copy the steps",
+        "retry: keeps the steps",
+        3,
+        ("_retry", "if kept:", "if False:"),
+    ),
+    _bug(
+        "a retry names its pushes after its own life",
+        "retry: pushes are found done",
+        0,
+        ("durable.origin_of", "return kept or", "return"),
+        scenario="queue/test_durable.py::test_a_retry_keeps_the_recorded_steps_and_the_names_of_its_pushes",
+    ),
+    _bug(
+        "a sweep removes the steps of tasks that wait",
+        "sweep: only what has ended",
+        52,
+        ("durable.orphaned", "return set() if waits else", "return"),
+    ),
+    _bug(
+        "a sweep removes the steps of failed tasks",
+        "sweep: only what has ended",
+        4,
+        ("durable.orphaned", "{n for n in tasks if n not in failed}", "{*tasks}"),
+    ),
+    _bug(
+        "steps that a zombie recorded are left behind",
+        "sweep: no steps are left",
+        8,
+        ("Sweeper.sweep", "gone += self._drop_steps(min(before, self._store.now() - timedelta(seconds=GRACE_S)))", ""),
+    ),
+    _bug(
+        "a sleep begins again with each attempt",
+        "sleep: counts from its first record",
+        0,
+        (
+            "durable.left_s",
+            "return step.value.wait_s - (now - step.modified).total_seconds()",
+            "return step.value.wait_s",
+        ),
+    ),
+    _bug(
+        "a signal is not looked for",
+        "signal: a task that waits finds it",
+        1,
+        ("durable.looks", "or (each.due_s is not None and each.due_s <= since_s)", ""),
+        ("BucketQueue._is_there", "if look.signal is not None and", "if False and"),
+        ("durable.woken", "if record.state is not State.FREE or each is None or each.signal != signal:", "if True:"),
+    ),
+    _bug(
+        "the timeout of a wait is not recorded",
+        "steps: all attempts agree",
+        40,
+        (
+            "TaskSteps.wait_signal",
+            'found = self.record(number, "signal", name, records.encode(step), began_at=began_at)',
+            "return _json(step.value) if step.came else default",
+        ),
+    ),
+    _bug(
+        "the ends of a gather are not recorded",
+        "steps: all attempts agree",
+        0,
+        (
+            "TaskSteps.gather",
+            'found = self.record(number, "gather", name, _gathered_bytes(results), began_at=began_at)',
+            "return results",
+        ),
+        scenario="queue/test_durable.py::test_the_ends_of_a_gather_stay_when_a_task_is_retried_later",
+    ),
+]

@@ -1,0 +1,522 @@
+"""Durable tasks on a clock that moves by hand: steps, sleeps, gathers and signals, as a worker runs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import limpet
+from limpet import Fail, Fleet
+from limpet.errors import Invalid, Missing
+from limpet.runtime import ulid
+from limpet.worker import Job, Worker, WorkerEvent
+from support.clock import ManualRuntime
+
+
+@dataclass
+class Page:
+    """What a step returns."""
+
+    url: str
+    status: int
+
+
+def fetch(url: str) -> Page:
+    """A step."""
+    return Page(url, 200)
+
+
+class Process(ManualRuntime):
+    """With ids of the form that a queue recognises as its own."""
+
+    def new_id(self) -> str:
+        return ulid(int(self.elapsed_s() * 1000), self.rng.getrandbits(80))
+
+
+class Ground:
+    """A fleet in memory, a process that works on it, and what it reported."""
+
+    def __init__(self) -> None:
+        self.runtime = Process()
+        self.fleet: Fleet = limpet.open("memory://", runtime=self.runtime)
+        self.events: list[WorkerEvent] = []
+        self.ran: list[Any] = []
+
+    def note(self, value: Any) -> Any:
+        """What a step does: it is noted, and returned."""
+        self.ran.append(value)
+        return value
+
+    def work(self, *tasks: Any, until_empty: bool = True) -> None:
+        jobs: list[Job] = [task.job for task in tasks]
+        Worker(jobs, self.runtime, listener=self.events.append, burst=True, until_empty=until_empty).run()
+
+    def kinds(self, *wanted: str) -> list[str]:
+        return [event.kind for event in self.events if not wanted or event.kind in wanted]
+
+    def left(self) -> list[str]:
+        """Every recorded step and signal."""
+        return [stat.key for stat in self.fleet.store.list("queues") if "/steps/" in stat.key]
+
+
+@pytest.fixture
+def ground() -> Ground:
+    return Ground()
+
+
+def test_a_recorded_step_is_not_run_again_by_a_later_attempt(ground: Ground) -> None:
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report(day: str) -> list[str]:
+        task = limpet.current_task()
+        assert task is not None
+        first = limpet.step(ground.note, f"{day}-1", name="first")
+        if task.attempt == 1:
+            raise RuntimeError("it fails after its first step")
+        return [first, limpet.step(ground.note, f"{day}-2", name="second")]
+
+    pushed = report.push("monday")
+    ground.work(report)
+    assert pushed.result().value == ["monday-1", "monday-2"]
+    assert ground.ran == ["monday-1", "monday-2"]
+    assert ground.left() == []
+
+
+def test_a_sleep_holds_no_worker_and_charges_no_attempt(ground: Ground) -> None:
+    at: list[float] = []
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> int:
+        limpet.step(ground.note, "before")
+        limpet.sleep(3600)
+        at.append(ground.runtime.elapsed_s())
+        task = limpet.current_task()
+        assert task is not None
+        return task.attempt
+
+    pushed = report.push()
+    began_s = ground.runtime.elapsed_s()
+    ground.work(report)
+    assert pushed.result().value == 1
+    assert ground.ran == ["before"]
+    assert 3600 <= at[0] - began_s < 3700
+    assert ground.kinds() == ["started", "suspended", "started", "done"]
+
+
+def test_gather_returns_the_end_of_each_task(ground: Ground) -> None:
+    @ground.fleet.task("crawl", max_attempts=1)
+    def crawl(n: int) -> int:
+        ground.note(n)
+        if n == 3:
+            raise RuntimeError("a bad page")
+        return n * n
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> dict[str, Any]:
+        done = limpet.gather(crawl.push_many([(n,) for n in range(6)], batch=4))
+        single = limpet.gather([crawl.push(7)])
+        return {
+            "sum": sum(r.value for r in done if r.ok),
+            "bad": [r.error for r in done if not r.ok],
+            "x": single[0].value,
+        }
+
+    pushed = report.push()
+    ground.work(report, crawl)
+    assert pushed.result().value == {"sum": 0 + 1 + 4 + 16 + 25, "bad": ["RuntimeError: a bad page"], "x": 49}
+    assert sorted(ground.ran) == [0, 1, 2, 3, 4, 5, 7]
+    assert ground.left() == []
+
+
+def test_the_ends_of_a_gather_stay_when_a_task_is_retried_later(ground: Ground) -> None:
+    seen: list[list[str]] = []
+    good: list[bool] = []
+
+    @ground.fleet.task("crawl", max_attempts=1)
+    def crawl() -> str:
+        if not good:
+            raise RuntimeError("a bad page")
+        return "good"
+
+    @ground.fleet.task("report", durable=True, backoff_s=60.0)
+    def report() -> str:
+        seen.append([end.state for end in limpet.gather([crawl.push()])])
+        if len(seen) == 1:
+            raise RuntimeError("it fails after the gather")
+        return seen[-1][0]
+
+    pushed = report.push()
+    ground.work(report, crawl, until_empty=False)
+    ground.runtime.sleep(5)
+    ground.work(report, until_empty=False)
+    good.append(True)
+    crawl.queue.retry(all=True)
+    ground.work(report, crawl)
+    assert seen == [["failed"], ["failed"]]
+    assert pushed.result().value == "failed"
+
+
+def test_a_retry_keeps_the_recorded_steps_and_the_names_of_its_pushes(ground: Ground) -> None:
+    keys: list[str] = []
+    broken = [True]
+
+    def charge() -> str:
+        task = limpet.current_task()
+        assert task is not None
+        keys.append(task.step_key)
+        if broken:
+            raise RuntimeError("no money")
+        return "charged"
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> list[str]:
+        return [limpet.step(ground.note, "reserved", name="reserve"), limpet.step(charge)]
+
+    report.push()
+    ground.work(report)
+    assert len(ground.left()) == 1
+    broken.clear()
+    [again] = report.queue.retry(all=True)
+    assert len(ground.left()) == 1
+    ground.work(report)
+    assert report.queue.result(again).value == ["reserved", "charged"]
+    assert ground.ran == ["reserved"]
+    assert keys[0] == keys[1]
+    assert ground.left() == []
+
+
+def test_a_retry_from_scratch_keeps_nothing(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> str:
+        limpet.step(ground.note, "reserved", name="reserve")
+        raise RuntimeError("no money")
+
+    report.push()
+    ground.work(report)
+    report.queue.retry(all=True, from_scratch=True)
+    ground.work(report)
+    assert ground.ran == ["reserved", "reserved"]
+    assert len(ground.left()) == 1
+
+
+def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> Any:
+        return limpet.wait_signal("approved", timeout_s=7 * 86400)
+
+    pushed = report.using(id="order-1").push()
+    ground.work(report, until_empty=False)
+    assert ground.kinds() == ["started", "suspended"]
+    assert limpet.signal(pushed, "approved", {"by": "ann"})
+    assert not report.queue.signal("order-1", "approved", {"by": "bob"}), "the first of a name counts"
+    ground.work(report, until_empty=False)
+    assert pushed.result().value == {"by": "ann"}
+    assert ground.left() == []
+    with pytest.raises(Missing):
+        limpet.signal(pushed, "approved")
+
+
+def test_a_wait_that_times_out_returns_the_default(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> Any:
+        return limpet.wait_signal("approved", timeout_s=600, default="nobody")
+
+    pushed = report.push()
+    began_s = ground.runtime.elapsed_s()
+    ground.work(report)
+    assert pushed.result().value == "nobody"
+    assert 600 <= ground.runtime.elapsed_s() - began_s < 700
+
+
+def test_a_gather_that_times_out_says_what_has_not_ended(ground: Ground) -> None:
+    @ground.fleet.task("crawl")
+    def crawl() -> None:
+        pass
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> list[str]:
+        return [end.state for end in limpet.gather([crawl.push()], timeout_s=30)]
+
+    pushed = report.push()
+    ground.work(report)  # no worker runs crawl
+    assert pushed.result().value == ["pending"]
+
+
+def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.step(ground.note, "before")
+        limpet.sleep(86400)
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    assert len(ground.left()) == 2
+    assert report.queue.cancel(pushed.id)
+    assert pushed.result().state == "cancelled"
+    assert ground.left() == []
+
+
+def test_changed_code_fails_with_both_names(ground: Ground) -> None:
+    names = ["reserve", "charge"]
+
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report() -> None:
+        limpet.step(ground.note, 1, name=names.pop(0))
+        raise RuntimeError("again")
+
+    pushed = report.push()
+    ground.work(report)
+    error = pushed.result().error
+    assert error is not None
+    assert "step 0 is recorded as step 'reserve', and the code asks for step 'charge'" in error
+
+
+def test_version_keeps_a_task_on_its_side_of_a_change(ground: Ground) -> None:
+    code = ["old"]
+
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report() -> list[Any]:
+        if code[0] == "new" and limpet.version("checks first"):
+            limpet.step(ground.note, "check")
+        limpet.step(ground.note, "act", name="act")
+        limpet.sleep(60)
+        return [limpet.step(ground.note, "end", name="end")]
+
+    report.push()
+    ground.work(report, until_empty=False)
+    code[0] = "new"
+    report.push()
+    ground.work(report)
+    assert sorted(ground.ran) == ["act", "act", "check", "end", "end"]
+
+
+def test_a_push_before_the_first_step_fails_with_the_reason(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report(n: int) -> None:
+        if n:
+            report.push(0)
+            limpet.step(ground.note, n)
+
+    pushed = report.push(1)
+    ground.work(report)
+    error = pushed.result().error
+    assert error is not None
+    assert "pushed a task before its first step" in error
+    assert ground.ran == []
+
+
+def test_steps_of_an_async_handler_run_at_once_and_are_numbered_by_their_calls(ground: Ground) -> None:
+    async def page(n: int) -> int:
+        await asyncio.sleep(0.01 * (3 - n))
+        ground.note(n)
+        return n
+
+    @ground.fleet.task("crawl")
+    async def crawl(n: int) -> int:
+        return 10 * n
+
+    @ground.fleet.task("report", durable=True, backoff_s=0.0)
+    async def report() -> list[Any]:
+        task = limpet.current_task()
+        assert task is not None
+        pages = await asyncio.gather(*(limpet.step_async(page, n, name=f"page {n}") for n in range(3)))
+        pushed = await asyncio.gather(*(crawl.push_async(n) for n in pages))
+        ends = await limpet.gather_async(pushed)
+        await limpet.sleep_async(30)
+        if task.attempt == 1:
+            raise RuntimeError("again")
+        return [end.value for end in ends]
+
+    pushed = report.push()
+    ground.work(report, crawl)
+    assert pushed.result().value == [0, 10, 20]
+    assert sorted(ground.ran) == [0, 1, 2]
+
+
+def test_tasks_of_a_batch_are_durable_each_for_itself(ground: Ground) -> None:
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report(n: int) -> int:
+        value: int = limpet.step(ground.note, n, name="note")
+        limpet.sleep(10 * n)
+        if n == 2:
+            raise Fail("the third one fails")
+        return value
+
+    ids = report.push_many([(n,) for n in range(4)])
+    ground.work(report)
+    assert [each.value for each in report.queue.results(ids)] == [0, 1, None, 3]
+    assert sorted(ground.ran) == [0, 1, 2, 3]
+    assert {key.rsplit("/", 1)[1].split(".")[0] for key in ground.left()} == {"2"}, "for a retry"
+
+
+def test_values_come_back_as_the_functions_return_type(ground: Ground) -> None:
+    seen: list[Page] = []
+
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report() -> None:
+        seen.append(limpet.step(fetch, "a.com"))
+        if len(seen) == 1:
+            raise RuntimeError("again")
+
+    report.push()
+    ground.work(report)
+    assert seen == [Page("a.com", 200), Page("a.com", 200)]
+
+
+def test_what_json_cannot_hold_is_refused(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.step(ground.note, object(), name="note")
+
+    pushed = report.push()
+    ground.work(report)
+    assert "cannot be written as JSON" in (pushed.result().error or "")
+    assert ground.left() == []
+
+
+def test_outside_of_a_task_steps_are_plain_calls() -> None:
+    assert limpet.step(fetch, "a.com") == Page("a.com", 200)
+    assert limpet.version("anything")
+    with pytest.raises(Invalid, match="only a task can wait"):
+        limpet.wait_signal("x")
+    with pytest.raises(Invalid, match="has no name"):
+        limpet.step(lambda: 1)
+
+
+def test_nested_steps_are_refused(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.step(lambda: limpet.step(ground.note, 1), name="outer")
+
+    pushed = report.push()
+    ground.work(report)
+    assert "a step inside of a step" in (pushed.result().error or "")
+
+
+def test_push_many_with_an_id_is_made_once(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    first = queue.push_many([{"n": n} for n in range(5)], id="today", batch=2)
+    assert queue.push_many([{"n": n} for n in range(5)], id="today", batch=2) == first
+    assert queue.stats().pending == 5
+    while claim := queue.claim():
+        with claim:
+            for task in claim:
+                task.done(task.payload["n"])
+    assert queue.push_many([{"n": n} for n in range(5)], id="today", batch=2) == first, "it stays so when it has ended"
+    assert queue.stats().pending == 0
+    assert [each.value for each in queue.results(first)] == [0, 1, 2, 3, 4]
+
+
+# ---- costs ----
+
+
+def _cost(ground: Ground, act: Callable[[], object]) -> dict[str, int]:
+    before = ground.fleet.meter.snapshot()
+    act()
+    return dict((ground.fleet.meter.snapshot() - before).requests)
+
+
+def test_what_steps_cost(ground: Ground) -> None:
+    costs: dict[str, dict[str, int]] = {}
+
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report() -> None:
+        task = limpet.current_task()
+        assert task is not None
+        for n in range(5):
+            if task.attempt == 1:
+                costs[f"step {n}"] = _cost(ground, lambda: limpet.step(ground.note, 1, name="note"))
+            else:
+                costs[f"replay {n}"] = _cost(ground, lambda: limpet.step(ground.note, 1, name="note"))
+        if task.attempt == 1:
+            raise RuntimeError("again")
+
+    report.push()
+    ground.work(report)
+    assert [costs[f"step {n}"] for n in range(5)] == [{"put": 1}] * 5
+    assert costs["replay 0"] == {"list": 1, "get": 5}
+    assert [costs[f"replay {n}"] for n in range(1, 5)] == [{}] * 4
+
+
+def test_what_a_gather_costs(ground: Ground) -> None:
+    looks: list[dict[str, int]] = []
+
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> int:
+        return n
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> int:
+        handles = crawl.push_many([(n,) for n in range(40)], batch=10)
+        before = ground.fleet.meter.snapshot()
+        try:
+            return len(limpet.gather(handles))
+        finally:
+            looks.append(dict((ground.fleet.meter.snapshot() - before).requests))
+
+    pushed = report.push()
+    ground.work(report, crawl)
+    assert pushed.result().value == 40
+    assert looks == [{"head": 1}, {"head": 1, "get": 4, "put": 1}]
+
+
+# ---- followers ----
+
+
+def test_a_follower_runs_when_the_task_has_ended(ground: Ground) -> None:
+    @ground.fleet.task("crawl", max_attempts=1)
+    def crawl(n: int) -> int:
+        if n == 3:
+            raise RuntimeError("a bad page")
+        return n * n
+
+    @ground.fleet.task("report")
+    def report(end: Any) -> Any:
+        return [end.state, end.value]
+
+    @ground.fleet.task("sum")
+    async def total(ends: Any) -> Any:
+        return [end.value for end in ends]
+
+    one, other = crawl.push(2).then(report), crawl.push(3).then(report)
+    crawl.push_many([(n,) for n in range(6)], batch=4, then=total)
+    ground.work(report, total, crawl)
+    assert one.result().value == ["completed", 4]
+    assert other.result().value == ["failed", None]
+    sums: Any = total.queue
+    [row] = sums.inspect.entries("completed")
+    assert sums.result(row["id"]).value == [0, 1, 4, None, 16, 25]
+
+
+def test_a_follower_needs_a_function_of_one_argument(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report(day: str, end: Any) -> None:
+        pass
+
+    with pytest.raises(Invalid, match="is called with results alone"):
+        report.queue.push({"day": "x", "end": 1}).then(report)
+
+
+# ---- what operators see ----
+
+
+def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.step(fetch, "a.com")
+        limpet.wait_signal("approved")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    inspect = queue.inspect
+    [row] = inspect.entries("pending")
+    assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    facts = inspect.describe(pushed.id)
+    assert facts is not None
+    assert facts["state"] == "suspended"
+    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
+    assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
