@@ -19,7 +19,7 @@ QUEUE_BUGS = [
     _bug(
         "retry swaps the receipt first",
         "H1",
-        449,
+        1382,
         ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
             "_retry",
@@ -360,7 +360,7 @@ QUEUE_BUGS = [
     _far(
         "a lease goes together with its task",
         "H9",
-        90,
+        403,
         ("queue.Closer._delete_tasks", "self._runtime.elapsed_s() + LINGER_S", "self._runtime.elapsed_s()"),
     ),
     _far(
@@ -414,7 +414,7 @@ QUEUE_BUGS = [
     _far(
         "a task that fails while it is handed back runs again",
         "found by the simulation of a worker",
-        139,
+        389,
         (
             "queue.EntryClaim.fail",
             "with self._writing:\n    if self._ended:\n        return\n    self._write_receipt(n, receipt)",
