@@ -101,7 +101,7 @@ def nav(pages: Path) -> list[Any]:
     return [
         {"Limpet": "README.md"},
         {"Quickstart": "docs/quickstart.md"},
-        {"Tutorials": those("docs/tutorials", ("scraper-fleet", "record-index", "lakehouse"))},
+        {"Tutorials": those("docs/tutorials", ("scraper-fleet", "durable-tasks", "record-index", "lakehouse"))},
         {"How-to": those("docs/how-to", GUIDES)},
         {"Reference": those("docs/reference", ("install", "cli", "python", "http", "bucket", "roles", "house"))},
         {"Comparisons": ["docs/comparisons.md", "bench/README.md", *those("bench/results")]},

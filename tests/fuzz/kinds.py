@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+import limpet
 from fuzz.process import JOBS_EVERY_S, serving, virtual_processes
 from fuzz.world import BUCKET, DISKS, NAME, URL, Bench, Built, FuzzStore, build, tolerated
 from limpet import testing
@@ -188,6 +189,65 @@ def work(bench: Bench) -> None:
     bench.pass_by(RETENTION_S)
     tolerated(lambda: testing.drain(fleet))
     tolerated(_swept_now, fleet)
+
+
+def _durable_task(fleet: Fleet) -> None:
+    """A task with steps, which waits for a signal."""
+
+    def double(n: int) -> int:
+        return 2 * n
+
+    @fleet.task("d", durable=True, max_attempts=2, backoff_s=0.0)
+    def d(n: int) -> list[Any]:
+        first = limpet.step(double, n)
+        ends = limpet.gather([part.push(first)])
+        return [first, ends[0].value, limpet.wait_signal("go"), limpet.step(double, first)]
+
+    @fleet.task("part")
+    def part(n: int) -> int:
+        return n + 1
+
+
+def _durable_fleet(bench: Bench) -> None:
+    fleet = bench.open()
+    _durable_task(fleet)
+    queue = fleet.queue("d")
+    for id_ in ("bad", "g1"):
+        queue.push({"n": 1}, id=id_)
+    for _ in range(3):
+        testing.drain(fleet)
+        bench.runtime.sleep(10.0)
+    assert queue.signal("bad", "go", 7)
+
+
+def run_durable(bench: Bench) -> None:
+    """Workers go on with suspended tasks when their signals have come; then a sweep, and a retry."""
+    fleet = bench.open()
+    _durable_task(fleet)
+    queue = fleet.queue("d")
+    tolerated(queue.signal, "bad", "go", 8)
+    queue.signal("g1", "go", 9)
+    for _ in range(2):
+        tolerated(lambda: testing.drain(fleet))
+        bench.pass_by(LATER_S)
+    _are_done(bench, fleet, "d", ["g1"])
+    assert isinstance(queue, BucketQueue)
+    tolerated(queue.sweep)
+    tolerated(lambda: queue.retry(all=True))
+    tolerated(lambda: testing.drain(fleet))
+    tolerated(queue.cancel, "bad")
+
+
+def show_durable(bench: Bench) -> None:
+    """What people type to look at durable tasks."""
+    bench.demand("g1" in bench.cli("queue", "ls", "d").out, "`queue ls` does not show the task beside")
+    for id_ in ("bad", "g1"):
+        bench.cli("queue", "show", "d", id_)
+        bench.cli("queue", "show", "d", id_, "--json")
+    bench.cli("queue", "sweep", "d")
+    bench.cli("queue", "retry", "d", "--all", "--from-scratch")
+    bench.cli("queue", "cancel", "d", "bad")
+    bench.demand("g1" in bench.cli("queue", "ls", "d").out, "`queue ls` does not show the task beside")
 
 
 def ring_bell(bench: Bench) -> None:
@@ -911,6 +971,7 @@ class _Until:
 
 
 _queues = cache(lambda: build(_queue_fleet))
+_durables = cache(lambda: build(_durable_fleet))
 _locks = cache(lambda: build(_lock_fleet))
 _indexes = cache(lambda: build(_index_fleet))
 _catalogs = cache(lambda: build(_catalog_fleet))
@@ -938,6 +999,10 @@ _NODES: tuple[Consumer, ...] = (sync_nodes, supervise, keep_supervising)
 
 def _queue(name: str, pattern: str, form: str = "json", resign: Resign | None = None) -> Kind:
     return Kind(name, "queue", _queues, f"queues/{pattern}", form, _QUEUE, resign)
+
+
+def _durable(name: str, pattern: str, *consumers: Consumer) -> Kind:
+    return Kind(name, "durable", _durables, f"queues/d/{pattern}", "json", consumers or (run_durable, show_durable))
 
 
 def _index(name: str, pattern: str, form: str = "json", consumers: Sequence[Consumer] = _INDEX) -> Kind:
@@ -974,6 +1039,11 @@ KINDS: dict[str, Kind] = {
         Kind("bell", "queue", _queues, "queues/q/bell.json", "json", (ring_bell, *_QUEUE)),
         _queue("slot", "s/slots/0.lock"),
         _queue("scheduled", "q/scheduled/.*", resign=_sign_task),
+        _durable("step", "steps/bad/0.0000.json"),
+        _durable("step-push", "steps/bad/0.0001.json"),
+        _durable("step-gather", "steps/bad/0.0002.json"),
+        _durable("signal", "steps/bad/0.signal-go.json"),
+        _durable("lease-suspended", "pending/bad/lease.json"),
         Kind("lock", "lock-cell", _locks, "locks/user/bad.lock", "json", _LOCKS),
         Kind("lock-held", "lock-cell", _locks, "locks/user/held.lock", "json", _LOCKS),
         Kind("cell", "lock-cell", _locks, "cells/bad.json", "json", _LOCKS),

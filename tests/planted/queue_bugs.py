@@ -19,7 +19,7 @@ QUEUE_BUGS = [
     _bug(
         "retry swaps the receipt first",
         "H1",
-        449,
+        1382,
         ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
             "_retry",
