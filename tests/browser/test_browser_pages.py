@@ -10,7 +10,7 @@ import pytest
 
 from browser.conftest import Dashboard
 from limpet.testing import drain
-from support.dashboard import HOLDER, HOSTILE
+from support.dashboard import HOLDER, HOSTILE, WAITING
 from support.servers.catalog import start_server
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -20,6 +20,7 @@ PLACES = (
     "",
     "queues",
     "queue/enrich",
+    "queue/orders",
     "indexes",
     "index/companies",
     "catalog",
@@ -98,6 +99,24 @@ def test_queue_page_shows_who_works_on_what(page: Any, dashboard: Dashboard) -> 
     assert page.url == dashboard.at("queue/enrich")
     page.goto(link)  # to the task
     expect(page.get_by_role("dialog")).to_contain_text("Traceback (most recent call last)")
+
+
+def test_a_suspended_task_shows_its_reason_and_its_steps(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at("queue/orders"))
+    suspended = page.locator(".panel", has=page.get_by_role("heading", name="Suspended, without a worker"))
+    expect(suspended.locator("tr", has_text=WAITING)).to_contain_text("waiting for the signal 'approved'")
+    suspended.get_by_role("button", name=WAITING).click()
+    dialog = page.get_by_role("dialog")
+    steps = dialog.locator(".steps")
+    expect(steps.locator("summary")).to_have_count(3)
+    expect(steps.locator("summary").nth(1)).to_contain_text("charge")
+    expect(steps.locator("summary").nth(1)).to_contain_text(" s")
+    expect(steps.locator(".waits")).to_contain_text("waiting for the signal 'approved'")
+    steps.locator("summary").nth(1).click()
+    expect(steps.locator("details[open] pre")).to_contain_text('"paid": "49.00"')
+    begins = steps.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.marginLeft))")
+    assert len(begins) == 4
+    assert begins == sorted(begins), "each step begins after the one before, and the wait after all of them"
 
 
 def test_workers_are_shown(page: Any, dashboard: Dashboard) -> None:

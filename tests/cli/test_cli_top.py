@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import limpet
 from cli.harness import Here, limpet_command, poll
 from limpet import keys
 from limpet.cli.work import ProgressTable
+from limpet.testing import drain
 from limpet.worker.protocol import EventKind, WorkerEvent
 from support.clock import EPOCH, ManualRuntime
 
@@ -120,6 +122,23 @@ def test_without_a_terminal_top_prints_one_reading(here: Here, tmp_path: Path) -
     assert [row[:2] for row in rows[2:4]] == [["\\x1b[31mbad", "1"], ["q", "1"]]
     assert done.out.splitlines()[-1].startswith("This has taken ")
     assert here("top", "-u", "nowhere").code == 1
+
+
+def test_a_suspended_task_is_shown_with_its_reason(here: Here, tmp_path: Path) -> None:
+    fleet = limpet.open(tmp_path / "fleet")
+
+    @fleet.task("orders")
+    def order(number: int) -> str:
+        return str(limpet.wait_signal(f"approved-{number}"))
+
+    order.push(7)
+    drain(fleet)
+    done = here("top", "-u", "fleet")
+    assert (done.code, done.err) == (0, "")
+    [row] = [line for line in done.out.splitlines() if line.lstrip().startswith("orders")]
+    assert "1 suspended: waiting for the signal 'approved-7'" in row
+    [shown] = json.loads(here("status", "-u", "fleet", "--json").out)["queues"]
+    assert (shown["suspended"], shown["resting"], shown["pending"]) == (1, 1, 1)
 
 
 def test_progress_is_told_by_queue_and_worker_and_survives_prints(terminal: Terminal, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from limpet.runtime import SystemRuntime
 from limpet.testing import drain
 from support.catalog import append
 
-__all__ = ["COLUMNS", "GONE", "HOLDER", "HOSTILE", "SCHEMA", "sample_fleet"]
+__all__ = ["COLUMNS", "GONE", "HOLDER", "HOSTILE", "SCHEMA", "WAITING", "sample_fleet"]
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 """A name and payload that would act, if a page took it for HTML."""
@@ -46,6 +46,8 @@ SCHEMA = {
 }
 HOLDER = "pi-4:2113"
 """The worker that holds a batch of which 59 tasks are done."""
+WAITING = "order-1017"
+"""The durable task that waits for a signal."""
 GONE = "spot-0b71"
 """The host of a worker that was killed: the screenshots make its presence old."""
 WORKERS = (("pi-3", 1877, 4), ("pi-4", 2113, 4), ("fargate-7c2f", 1, 16), (GONE, 1, 16))
@@ -107,6 +109,7 @@ def _queues(fleet: limpet.Fleet, hostile: bool) -> list[object]:
         _half_done(_on(fleet, worker).queue("enrich", ttl_s=600), done)
         for worker, done in ((HOLDER, 59), ("fargate-7c2f:1", 12))
     ]
+    _suspended(fleet)
     mail = fleet.queue("mail")
     mail.push_many({"to": f"user{n}@example.org"} for n in range(40))
     mail.pause()
@@ -118,6 +121,30 @@ def _queues(fleet: limpet.Fleet, hostile: bool) -> list[object]:
     if hostile:
         fleet.queue(HOSTILE).push({"text": HOSTILE}, id=HOSTILE)
     return held
+
+
+def _suspended(fleet: limpet.Fleet) -> None:
+    """A durable task with three recorded steps, which waits for a signal."""
+
+    @fleet.task("orders")
+    def order(number: int) -> str:
+        limpet.step(reserve, number)
+        limpet.step(charge, number)
+        limpet.sleep(0)
+        return str(limpet.wait_signal("approved"))
+
+    order.using(id=WAITING).push(1017)
+    drain(fleet)
+
+
+def reserve(number: int) -> dict[str, Any]:
+    """A step."""
+    return {"order": number, "shelf": "B-12"}
+
+
+def charge(number: int) -> dict[str, Any]:
+    """A step."""
+    return {"order": number, "paid": "49.00"}
 
 
 def _on(fleet: limpet.Fleet, label: str) -> limpet.Fleet:

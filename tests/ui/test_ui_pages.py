@@ -17,7 +17,7 @@ from limpet.testing import drain
 from limpet.ui import facts
 from limpet.ui import server as ui_server
 from support.catalog import append
-from support.costs import requests
+from support.costs import plus, requests
 from support.dashboard import COLUMNS, HOSTILE, SCHEMA
 from support.index import HOSTILE_SQL
 from ui.conftest import DashboardServer, Serve
@@ -430,3 +430,50 @@ def test_damaged_objects_do_not_hide_the_page(serve: Serve, fleet: Fleet) -> Non
     assert found["unreadable"]
     assert [each["count"] for each in found["groups"]] == [3, 2]
     assert found["pending"][0]["state"] == "corrupt"
+
+
+# ---- durable tasks ----
+
+
+def wait_after(fleet: Fleet, steps: int, value: str = "ok") -> str:
+    """A durable task that has recorded so many steps and is suspended; its id."""
+
+    @fleet.task("orders")
+    def order() -> None:
+        for n in range(steps):
+            limpet.step(lambda: value, name=f"step-{n}")
+        limpet.wait_signal("approved")
+
+    order.using(id="one").push()
+    drain(fleet)
+    return "one"
+
+
+def test_the_page_of_a_suspended_task_has_its_reason_and_steps(fleet: Fleet) -> None:
+    id_ = wait_after(fleet, 3)
+    found = facts.task_facts(fleet, "orders", id_)
+    assert (found["state"], found["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    assert [(each["number"], each["kind"], each["name"]) for each in found["steps"]] == [
+        (0, "step", "step-0"),
+        (1, "step", "step-1"),
+        (2, "step", "step-2"),
+    ]
+    assert found["steps"][0]["value"] == '"ok"'
+    by_steps = requests(fleet, lambda: facts.task_facts(fleet, "orders", id_))
+    other = limpet.open("memory://").check()
+    wait_after(other, 0)
+    plain = requests(other, lambda: facts.task_facts(other, "orders", id_))
+    assert by_steps == plus(plain, {"get": 3}), "1 GET for each step, beside a LIST for any number"
+    assert plain["list"] == 1
+    [row] = facts.queue_facts(fleet, "orders")["pending"]
+    assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+
+
+def test_steps_that_are_many_long_or_unreadable_are_bounded(fleet: Fleet) -> None:
+    id_ = wait_after(fleet, facts.STEPS_SHOWN + 5, "x" * 10_000)
+    fleet.store.put(QueueKeys.of("orders").step(id_, 0, facts.STEPS_SHOWN), b"{")
+    found = facts.task_facts(fleet, "orders", id_)
+    assert (len(found["steps"]), found["steps_before"]) == (facts.STEPS_SHOWN, 5)
+    assert len(found["steps"][0]["value"]) < facts.STEP_CHARS_MAX + 100
+    unreadable = [each["number"] for each in found["steps"] if "error" in each]
+    assert unreadable == [facts.STEPS_SHOWN]

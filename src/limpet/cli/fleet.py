@@ -40,9 +40,9 @@ def status(
 ) -> None:
     """Show the queues of a fleet and the locks that are held. Changes nothing.
 
-    in flight: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt. Both are part
-    of pending. oldest: the time since the push of the oldest task that has not ended. failed: tasks that failed or were
-    cancelled, and were not retried.
+    in flight: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt, or that are
+    suspended. Both are part of pending. oldest: the time since the push of the oldest task that has not ended. failed:
+    tasks that failed or were cancelled, and were not retried.
 
     Example:
     $ limpet status -u s3://acme/prod

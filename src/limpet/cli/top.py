@@ -26,6 +26,8 @@ SPARKS = "\u00b7\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 OTHER_COLUMNS = 92
 """Columns that the figures of a queue take; the rest is for its last minutes."""
 MINUTES_SHOWN = 30
+REASON_SHOWN = 80
+"""Characters shown of what a suspended task waits for."""
 DRAW_EVERY_S = 1.0
 OTHER_LINES = 10
 """Lines that are kept for what stands below the queues."""
@@ -138,9 +140,14 @@ def _queues(queues: Sequence[QueueSummary], overview: FleetOverview, minutes: in
             "-" if each.oldest_s is None else ago(each.oldest_s),
             "-" if rate is None else f"{rate.per_minute:,.1f}",
             "" if rate is None else _sparkline(rate.minutes[-minutes:]),
-            "[yellow]paused[/yellow]" if each.paused else clean(each.trouble),
+            "[yellow]paused[/yellow]" if each.paused else clean(each.trouble or _suspended(each)),
         )
     return listed
+
+
+def _suspended(each: QueueSummary) -> str:
+    """How many durable tasks wait without a worker, and what the first of them waits for."""
+    return f"{_figure(each, 'suspended')} suspended: {each.suspended_reason[:REASON_SHOWN]}" if each.suspended else ""
 
 
 def _figure(each: QueueSummary, name: str) -> str:

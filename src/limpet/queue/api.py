@@ -219,8 +219,9 @@ class Failure:
 class Stats:
     """How many tasks of a queue are in each state.
 
-    `in_flight` counts tasks whose worker renewed its claim lately, `resting` those that wait for their next attempt,
-    `done` those that are done in a batch that has not ended, as of its last heartbeat; all are part of `pending`.
+    `in_flight` counts tasks whose worker renewed its claim lately, `resting` those that wait for their next attempt or
+    are suspended, `done` those that are done in a batch that has not ended, as of its last heartbeat; all are part of
+    `pending`.
     """
 
     pending: int

@@ -62,6 +62,7 @@ from limpet.queue.entry import (
     Part,
     Receipt,
     Storage,
+    Suspension,
     lease_of,
     read_content,
     read_task,
@@ -228,11 +229,16 @@ class QueueSummary(Stats):
     """Why part of it is not known."""
     approximate: bool = False
     """Whether these are numbers of SQS. Then `completed`, `oldest_s`, `resting` and `done` are None."""
+    suspended: int = 0
+    """How many durable tasks wait without a worker; they are counted as pending and as resting."""
+    suspended_reason: str = ""
+    """What the one that has waited for the longest time waits for."""
 
     def facts(self) -> dict[str, Any]:
         """The fields for `--json`, without those that say nothing."""
         facts = {"queue": self.queue, **asdict(self)}
-        return {name: value for name, value in facts.items() if name not in ("trouble", "approximate") or value}
+        rare = ("trouble", "approximate", "suspended", "suspended_reason")
+        return {name: value for name, value in facts.items() if name not in rare or value}
 
 
 def count_queues(store: Store, queues: Iterable[str] | None, limits: Mapping[Folder, float]) -> list[QueueCount]:
@@ -305,9 +311,9 @@ def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSumma
     leases = sorted(count.leases, key=lambda stat: stat.modified, reverse=True)
     cut: set[str] = {*count.cut}
     if "pending" in cut:
-        cut |= {"done", "in_flight", "oldest_s", "resting"}
+        cut |= {"done", "in_flight", "oldest_s", "resting", "suspended"}
     if len(leases) > LEASES_READ_MAX:
-        cut |= {"done", "in_flight", "resting"}
+        cut |= {"done", "in_flight", "resting", "suspended"}
     work = _at_work(storage.store, leases[:LEASES_READ_MAX], now)
     if work.error is not None:
         raise work.error
@@ -317,7 +323,15 @@ def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSumma
     except (Corrupt, Invalid, Unsupported) as unread:  # the other queues are still shown
         trouble = f"cannot tell whether it is paused: {unread}"
     figures = _figures(count, work, now, paused=paused)
-    return QueueSummary(queue=count.queue, at_least=tuple(sorted(cut)), trouble=trouble, **figures)
+    reason = "" if work.suspended_longest is None else work.suspended_longest.reason
+    return QueueSummary(
+        queue=count.queue,
+        at_least=tuple(sorted(cut)),
+        trouble=trouble,
+        suspended=work.suspended,
+        suspended_reason=reason,
+        **figures,
+    )
 
 
 def _figures(count: QueueCount, work: LeaseCounts, now: datetime, *, paused: bool) -> dict[str, Any]:
@@ -337,12 +351,14 @@ def _figures(count: QueueCount, work: LeaseCounts, now: datetime, *, paused: boo
 
 @dataclass(slots=True)
 class LeaseCounts:
-    """How many tasks live workers hold, how many wait for their next attempt, and how many are done in batches that
-    have not ended; and the first error of the store."""
+    """How many tasks live workers hold, how many wait for their next attempt, how many are done in batches that have
+    not ended, and how many are suspended; and the first error of the store."""
 
     in_flight: int = 0
     resting: int = 0
     done: int = 0
+    suspended: int = 0
+    suspended_longest: Suspension | None = None
     error: LimpetError | None = None
 
 
@@ -358,9 +374,13 @@ def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> LeaseCounts
         with suppress(Corrupt, Unsupported):
             record = lease_of(blob.data, count=count, what=key)
             works, rests = at_work(record, count, modified=blob.modified, now=now)
+            suspended = record.suspended if record.state is State.FREE else {}
             found.in_flight += works
-            found.resting += rests
+            found.resting += max(rests, len(suspended))
             found.done += len(record.done)
+            found.suspended += len(suspended)
+            longest = [*suspended.values(), *filter(None, [found.suspended_longest])]
+            found.suspended_longest = min(longest, key=lambda each: each.since, default=None)
     return found
 
 

@@ -37,6 +37,8 @@ NOTES_SHOWN = 10
 ERROR_CHARS_MAX = 500
 TEXT_CHARS_MAX = 20_000
 CELL_CHARS_MAX = 1000
+STEP_CHARS_MAX = 2000
+STEPS_SHOWN = 200
 GROUP_IDS = 20
 PROBES = 3
 KINDS = {"n": "namespace", "t": "table", "v": "view"}
@@ -167,7 +169,7 @@ def _some_failed(reader: Inspection) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _entry_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "error": cut(row.get("error"))}
+    return {**row, "error": cut(row.get("error")), "reason": cut(row.get("reason"))}
 
 
 def _groups(failed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -197,14 +199,16 @@ def _groups(failed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
-    """Everything that the store has about a task: payload, result, and the traceback of each attempt.
+    """Everything that the store has about a task: payload, result, the traceback of each attempt, and recorded steps.
 
-    Raises: Missing; Unsupported on SQS.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task.
+    Raises: Missing; Unsupported on SQS.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task; for a durable task
+    that has not ended 1 LIST more, and 1 GET for each recorded step, in bulk.
     """
     found = inspection(fleet, queue, "show a task").describe(id_)
     if found is None:
         raise Missing(f"there is no task {id_!r} in queue {queue!r}", hint="receipts are kept for a time only")
-    shown = {name: value for name, value in found.items() if name not in ("payload", "result", "errors", "traceback")}
+    bounded = ("payload", "result", "errors", "traceback", "steps", "reason")
+    shown = {name: value for name, value in found.items() if name not in bounded}
     shown["error"] = cut(found.get("error"), TEXT_CHARS_MAX)
     shown["failed"] = [*found["failed"]][:ENTRIES_SHOWN] if isinstance(found.get("failed"), list) else []
     for name in ("payload", "result"):
@@ -219,7 +223,17 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
         }
         for each in found.get("errors", ())
     ]
+    steps = found.get("steps", ())
+    shown["reason"] = cut(found.get("reason"))
+    shown["steps"] = [_recorded_step(each) for each in steps[-STEPS_SHOWN:]]
+    shown["steps_before"] = max(0, len(steps) - STEPS_SHOWN)
     return shown
+
+
+def _recorded_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    if "error" in step:
+        return {"number": step["number"], "error": cut(step["error"])}
+    return {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
 
 
 def retry_group(fleet: Fleet, queue: str, kind: str) -> list[str]:

@@ -7,6 +7,7 @@ function fill(element, attributes, children) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "width%") element.style.width = `${Math.max(0, Math.min(100, value))}%`;
+    else if (name === "left%") element.style.marginLeft = `${Math.max(0, Math.min(100, value))}%`;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.flat(3).filter((each) => each !== null && each !== undefined && each !== false));

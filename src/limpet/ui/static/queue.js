@@ -1,4 +1,4 @@
-// A queue: who works on what, what rests, what comes later, what failed and why; and what can be done about it.
+// A queue: who works on what, what rests or is suspended, what comes later, what failed and why; and what can be done about it.
 
 import { get, post } from "./api.js";
 import { ago, badge, confirm, count, empty, facts, figure, h, link, moment, panel, path, problem, rate, reader, refill, short, span, table, tile, toast } from "./dom.js";
@@ -10,7 +10,7 @@ export function queuesPage() {
 }
 
 const tasks = (n) => `${count(n)} ${n === 1 ? "task" : "tasks"}`;
-const STATES = { held: "good", overdue: "bad", rests: "warn", completed: "good", failed: "bad", cancelled: "bad", corrupt: "bad" };
+const STATES = { held: "good", overdue: "bad", rests: "warn", suspended: "warn", completed: "good", failed: "bad", cancelled: "bad", corrupt: "bad" };
 
 function progress(entry) {
   if (entry.tasks < 2) return h("span", { class: "zero" }, "–");
@@ -18,6 +18,25 @@ function progress(entry) {
 }
 
 // ---- one task ----
+
+/** The recorded steps of a durable task, each with a bar that says when it ran, and what the task waits for. */
+function timeline(found) {
+  if (!found.steps.length && !found.reason) return null;
+  const runs = found.steps.filter((each) => each.at).map((each) => [Date.parse(each.at) - each.took_s * 1000, Date.parse(each.at)]);
+  const since = found.suspended_at ? Date.parse(found.suspended_at) : Date.now();
+  const first = Math.min(since, ...runs.map(([began]) => began));
+  const last = Math.max(found.reason ? Date.now() : first + 1, ...runs.map(([, ended]) => ended));
+  const bar = (began, ended, kind) => h("span", { class: "track phone-off" }, h("i", { class: kind, "left%": ((began - first) / (last - first)) * 98, "width%": Math.max(2, ((ended - began) / (last - first)) * 98) }));
+  const line = (each) => {
+    if (!each.at) return h("p", { class: "problem" }, `step ${each.number} cannot be read: ${each.error}`);
+    const ended = Date.parse(each.at);
+    return h("details", { class: "group", "data-key": `step ${each.number}` },
+      h("summary", {}, badge(each.kind), h("span", { class: "error mono" }, each.name || `step ${each.number}`), bar(ended - each.took_s * 1000, ended), h("span", { class: "faint nowrap" }, `${each.took_s} s`)),
+      h("div", { class: "pad" }, h("p", { class: "muted" }, `step ${each.number}, ${moment(each.at)}, in ${each.worker}`), h("pre", {}, each.value)));
+  };
+  const waits = found.reason ? h("div", { class: "waits" }, badge("waits", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap" }, ago(found.suspended_at))) : null;
+  return h("div", { class: "steps" }, h("h3", {}, "Steps"), found.steps_before ? h("p", { class: "muted" }, `${count(found.steps_before)} steps before these are not shown`) : null, h("div", { class: "panel" }, found.steps.map(line), waits));
+}
 
 async function showTask(queue, id, writes, changed) {
   const body = h("div", { class: "content" }, empty("Reading the task…"));
@@ -40,6 +59,7 @@ async function showTask(queue, id, writes, changed) {
   if (attempts.length) attempts.at(-1).open = true;
   refill(body,
     facts(["State", badge(found.state, STATES[found.state])], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], ["Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
+    timeline(found),
     attempts.length ? h("div", {}, h("h3", {}, "Attempts"), h("div", { class: "panel" }, attempts)) : null,
     found.traceback && !attempts.length ? h("div", {}, h("h3", {}, "Traceback"), h("pre", {}, found.traceback)) : null,
     found.payload === undefined ? null : h("div", {}, h("h3", {}, "Payload"), h("pre", {}, found.payload)),
@@ -113,11 +133,13 @@ export function queuePage(state, queue, task) {
     const rows = details.pending;
     const work = rows.filter((each) => ["held", "overdue", "held elsewhere"].includes(each.state));
     const rests = rows.filter((each) => each.state === "rests");
-    const waits = rows.filter((each) => !work.includes(each) && !rests.includes(each));
+    const suspended = rows.filter((each) => each.state === "suspended");
+    const waits = rows.filter((each) => !work.includes(each) && !rests.includes(each) && !suspended.includes(each));
     const more = details.pending_more ? "of the first 100 entries" : "";
     return [
       panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", ""], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", "phone-off"]], work.map((each) => [opens(each.id), [each.worker ?? "–", each.state === "held" ? null : h("span", { class: "phone-only" }, " ", badge(each.state, STATES[each.state]))], progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", badge(each.state, STATES[each.state])])) : empty("No worker holds a task.")),
       rests.length ? panel("Resting before the next attempt", more, table("rests", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num phone-off"], ["Progress", "phone-off"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
+      suspended.length ? panel("Suspended, without a worker", more, table("suspended", [["Task", "id"], ["Reason", "wide"], ["Since", "num nowrap"], ["Attempt", "num phone-off"]], suspended.map((each) => [opens(each.id), each.reason, ago(each.suspended_at), figure(each.attempt)]))) : null,
       panel("Waiting", more, waits.length ? table("waits", [["Task", "id"], ["Pushed", "num nowrap"], ["Tasks", "num"], ["Attempt", "num phone-off"], ["State", ""]], waits.slice(0, 25).map((each) => [opens(each.id), `${span(each.age_s)} ago`, count(each.tasks), figure(each.attempt), badge(each.state, STATES[each.state])])) : empty("Nothing waits."), waits.length > 25 ? h("p", { class: "empty" }, `and ${count(waits.length - 25)} more${details.pending_more ? ", at least" : ""}`) : null),
       details.scheduled.length ? panel("Scheduled", details.scheduled_more ? "the first 100" : "", table("scheduled", [["Task", "id"], ["Due", "num nowrap"], ["At", "nowrap phone-off"]], details.scheduled.slice(0, 25).map((each) => [opens(each.id), each.due_in_s > 0 ? `in ${span(each.due_in_s)}` : "now", moment(each.due_at)]))) : null,
     ];
@@ -134,7 +156,7 @@ export function queuePage(state, queue, task) {
       summary ? h("div", { class: "tiles" },
         tile("Waiting", short(summary.waiting) + bound("pending"), { zero: !summary.waiting, sub: `${short(summary.scheduled)} scheduled` }),
         tile("In flight", short(summary.in_flight) + bound("in_flight"), { zero: !summary.in_flight, sub: `${short(summary.done)} done in batches` }),
-        tile("Resting", short(summary.resting) + bound("resting"), { zero: !summary.resting, sub: "until the next try" }),
+        tile("Resting", short(summary.resting) + bound("resting"), { zero: !summary.resting, sub: summary.suspended ? `${short(summary.suspended)}${bound("suspended")} suspended` : "until the next try" }),
         tile("Failed", short(summary.failed) + bound("failed"), { bad: summary.failed > 0, zero: !summary.failed, sub: "not retried" }),
         tile("Completed", short(summary.completed) + bound("completed"), { zero: !summary.completed, sub: "receipts kept" }),
         tile("Oldest", oldest(summary, found.read_at.queues), { zero: summary.oldest_s === null, sub: "not ended" }),
