@@ -121,7 +121,7 @@ def test_a_completed_receipt_that_is_created_late(world: World) -> None:
     two = world.process(max_attempts=1)
     two.drain()
     pending: list[Any] = []
-    store = zombie._claim._storage.store
+    store = zombie._claim.storage.store
     store.puts.append(late(pending))  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="is unknown"):
         zombie.done("late")

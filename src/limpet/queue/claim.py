@@ -202,7 +202,7 @@ class EntryClaim:
     ) -> None:
         self.content = content
         self.batch = batch
-        self._storage = storage
+        self.storage = storage
         self._runtime = storage.runtime
         self._policy = policy
         self._decoder = decoder
@@ -225,7 +225,8 @@ class EntryClaim:
         self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
         self._ended = self._announced = self._hurry = False
         self._inherited = [*record.failed]
-        self._suspended_before = record.suspended
+        self.suspended_before = record.suspended
+        """By task: its suspension when this claim began."""
         self._after: Callable[[], None] | None = None
         renewer.add(self)
 
@@ -237,11 +238,6 @@ class EntryClaim:
     def on_end(self, call: Callable[[], None]) -> None:
         """Call this once when the claim is over."""
         self._after = call
-
-    @property
-    def storage(self) -> Storage:
-        """Where the entry is."""
-        return self._storage
 
     @property
     def entry(self) -> str:
@@ -348,7 +344,7 @@ class EntryClaim:
         try:
             for n in exhausted(record, count, self._policy):
                 before = error_of(record, n, count)
-                if n not in record.durable and self._storage.steps_of(self.entry, n):
+                if n not in record.durable and self.storage.steps_of(self.entry, n):
                     self.note_durable(n)  # its workers died before a heartbeat said so
                 self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
             self._waiting = [n for n in self._waiting if n in self._open]
@@ -369,7 +365,7 @@ class EntryClaim:
                 self._lease.rewrite(self._written)
                 if not self._announced:
                     self._announced = True
-                    self._storage.journal.held(self._storage.keys, self.entry, self.batch)
+                    self.storage.journal.held(self.storage.keys, self.entry, self.batch)
 
     def _running_since_s(self) -> float:
         """When the task that has run longest was started; if none runs, the last one."""
@@ -431,10 +427,6 @@ class EntryClaim:
         if all_wait:
             self._conclude()
 
-    def suspended_before(self, n: int) -> Suspension | None:
-        """The suspension of task `n` that this claim has ended."""
-        return self._suspended_before.get(n)
-
     def note_durable(self, n: int) -> None:
         """Task `n` records a step: its steps are removed with the entry."""
         with self._mutex:
@@ -447,16 +439,16 @@ class EntryClaim:
 
     def origin(self, n: int) -> str:
         """The name from which those of the pushes of task `n` are derived."""
-        return origin_of(self._storage.keys, self.entry, n, batch=self.batch, kept=self.content.origin)
+        return origin_of(self.storage.keys, self.entry, n, batch=self.batch, kept=self.content.origin)
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
 
         `unread`: its payload may not even be JSON; then its bytes are kept as they are.
         """
-        raw = self._storage.kept_payload(self.entry, self.content.payloads[n]) if unread else None
+        raw = self.storage.kept_payload(self.entry, self.content.payloads[n]) if unread else None
         if self.fail(n, error, raw=raw):
-            self._storage.notices.failed(self.content.ids[n], error)
+            self.storage.notices.failed(self.content.ids[n], error)
 
     def fail(self, n: int, error: str, trace: str | None = None, *, raw: Key | None = None) -> bool:
         """Verdict: it failed for good; False if the lease is lost, for then it is not ours to say."""
@@ -607,9 +599,9 @@ class EntryClaim:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
         durable = self._durable()
         failed = {*self._lease.record.failed, *self._progress.failed} if durable else ()
-        self._storage.close(self.entry, batch=self.batch, steps=bool(durable.difference(failed)), keep=failed)
+        self.storage.close(self.entry, batch=self.batch, steps=bool(durable.difference(failed)), keep=failed)
         if self.content.caller:
-            self._storage.wake(self.content.caller)
+            self.storage.wake(self.content.caller)
 
     def _write_missing_receipts(self) -> None:
         """No task goes without a receipt: one that the lease called failed when we took it should have one.
@@ -618,7 +610,7 @@ class EntryClaim:
         """
         if not self._inherited:
             return
-        written = self._storage.own_receipts(self._storage.keys.failed, self.entry) if self.batch else {*()}
+        written = self.storage.own_receipts(self.storage.keys.failed, self.entry) if self.batch else {*()}
         for n in self._inherited:
             if n not in written:
                 self._write_receipt(n, self._receipt(n, "failed", error=NO_RECEIPT))
@@ -631,11 +623,11 @@ class EntryClaim:
         self._write_large()
         self._write_missing_receipts()
         record = self._written(self._lease.record)
-        completed = self._storage.keys.completed
-        own = self._storage.own_receipts(completed, self.entry) if record.contested else ()
+        completed = self.storage.keys.completed
+        own = self.storage.own_receipts(completed, self.entry) if record.contested else ()
         receipt = batch_receipt(record, self.content, wall=self._runtime.wall(), own=own)
-        key = self._storage.keys.completed_of(self.entry)
-        stands = self._storage.write_receipt(self.entry, key, receipt, batch=True)
+        key = self.storage.keys.completed_of(self.entry)
+        stands = self.storage.write_receipt(self.entry, key, receipt, batch=True)
         self._complete_late([n for n in self._progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
@@ -645,7 +637,7 @@ class EntryClaim:
         Cost: 1 PUT each; for a batch 1 GET.
         """
         if self.batch and tasks:
-            whole = self._storage.read_receipt(self._storage.keys.completed_of(self.entry))
+            whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
             data = result or self._results.all.get(n)
@@ -691,9 +683,9 @@ class EntryClaim:
         )
         wait_s = self._lease.record.wait_s
         if wait_s <= 0:
-            self._storage.ring()
-        elif self._storage.bell is not None:
-            self._storage.bell.expect(self._runtime.elapsed_s() + wait_s)
+            self.storage.ring()
+        elif self.storage.bell is not None:
+            self.storage.bell.expect(self._runtime.elapsed_s() + wait_s)
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._lease.record, self._attempts(n)
@@ -704,9 +696,9 @@ class EntryClaim:
     def _write_receipt(self, n: int, receipt: Receipt) -> None:
         """Write the receipt of task `n`, unless there is one. See `Storage.write_receipt`."""
         name = task_name(self.entry, n, batch=self.batch)
-        keys = self._storage.keys
+        keys = self.storage.keys
         key = keys.completed_of(name) if receipt.state == "completed" else keys.failed_of(name)
-        self._storage.write_receipt(self.entry, key, receipt, batch=self.batch)
+        self.storage.write_receipt(self.entry, key, receipt, batch=self.batch)
 
 
 def apply_error(task: Task, error: Exception | None) -> None:

@@ -252,7 +252,7 @@ class TaskSteps:
         signal: str | None = None,
     ) -> Suspend:
         wait_s, suspension = waiting(
-            self._claim.suspended_before(self._n),
+            self._claim.suspended_before.get(self._n),
             reason=reason,
             step=number,
             wall=self.wall(),
@@ -263,7 +263,7 @@ class TaskSteps:
         return Suspend(wait_s, suspension)
 
     def _waited_s(self, number: int) -> float:
-        before = self._claim.suspended_before(self._n)
+        before = self._claim.suspended_before.get(self._n)
         if before is None or before.step != number:
             return 0.0
         return (self.wall() - before.since).total_seconds()
