@@ -22,9 +22,8 @@ from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import attempts_of
 from limpet.queue.entry import EntryLease, Receipt
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
-from limpet.sim.actors import Actor, Actors, Turns
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.nemesis import Nemesis, RunPlan, steps
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 
 TURNS = 6
