@@ -458,9 +458,9 @@ class QueueKeys:
         cannot each record their own."""
         return Key(f"{self.root}/steps/{entry}/{n}.{number:04d}.json")
 
-    def signal(self, entry: str, n: int, name: str) -> Key:
+    def signal(self, entry: str, n: int, signal: str) -> Key:
         """A signal to task `n` of an entry.   Raises: Invalid for an empty or unprintable name."""
-        return Key(f"{self.root}/steps/{entry}/{n}.signal-{segment(name)}.json")
+        return Key(f"{self.root}/steps/{entry}/{n}.signal-{segment(signal)}.json")
 
     def slot(self, number: int) -> Key:
         """One of the leases that limit the number of concurrent claims."""

@@ -346,6 +346,7 @@ def test_every_field_of_a_policy_is_a_keyword() -> None:
         "rate_per_s",
         "retention_s",
         "poll_s",
+        "durable",
     ]
     assert {field.name for field in fields(Policy)} == {*PolicyFields.__annotations__}
 

@@ -60,7 +60,7 @@ DURABLE_BUGS = [
     _bug(
         "a push of a durable task has no derived name",
         "pushes: made once",
-        48,
+        126,
         (
             "Pusher.push",
             "entry = check_id(id) if id is not None else name",
@@ -121,7 +121,7 @@ DURABLE_BUGS = [
     _bug(
         "a sweep removes the steps of tasks that wait",
         "sweep: only what has ended",
-        52,
+        80,
         ("durable.orphaned", "return set() if waits else", "return"),
     ),
     _bug(
@@ -157,7 +157,7 @@ DURABLE_BUGS = [
     _bug(
         "the timeout of a wait is not recorded",
         "steps: all attempts agree",
-        40,
+        172,
         (
             "TaskSteps.wait_signal",
             'found = self.record(number, "signal", name, records.encode(step), began_at=began_at)',

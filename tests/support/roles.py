@@ -62,6 +62,7 @@ PLAIN: Mapping[str, Any] = {
     "run": ULID,
     "seq": 7,
     "shard": "5e",
+    "signal": "go",
     "slot": 3,
     "stamp": "2026-11-01T00:00:00.000000Z",
 }

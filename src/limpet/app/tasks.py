@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -24,7 +24,9 @@ from limpet.errors import Invalid
 from limpet.events import Event, EventSink
 from limpet.keys import batch_of, count_of, is_batch
 from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, need
+from limpet.queue.entry import GATHER_MAX
 from limpet.queue.steps import gather, in_order, known_type
+from limpet.records import Name, Text
 from limpet.runtime import system
 from limpet.worker.runner import Job, UserCall, current_task
 from limpet.worker.schedule import Cron
@@ -421,7 +423,7 @@ class TaskFunction(Generic[P, R]):
     def _follow(self, payload: Any) -> Any:
         """Wait for the tasks of a follower, and call the function with their results."""
         try:
-            after = records.converted(payload, _After)
+            after = records.converted(payload, _FollowerRecord)
             handles = [handle for queue, name in after.tasks for handle in self._handles(queue, name)]
         except (msgspec.ValidationError, ValueError) as error:
             raise Fail(f"the payload does not say what to wait for: {error}") from None
@@ -458,10 +460,10 @@ class TaskFunction(Generic[P, R]):
         )
 
 
-class _After(msgspec.Struct):
+class _FollowerRecord(msgspec.Struct):
     """What a follower waits for: queues and ids, or the names of whole batches."""
 
-    tasks: list[tuple[str, str]]
+    tasks: Annotated[list[tuple[Name, Text]], msgspec.Meta(max_length=GATHER_MAX)]
     many: bool
 
 
