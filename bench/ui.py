@@ -1,4 +1,4 @@
-"""How soon the dashboard shows a large fleet: a million pending tasks in one queue, 1,500 in each of 999 others.
+"""How soon the dashboard shows a large fleet: a million pending tasks in one queue, and 999 other queues.
 
     .venv/bin/python bench/ui.py
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[0] = str(ROOT / "tests")  # not this folder: its queue.py would hide that of Python
 
 import limpet  # noqa: E402
 from app.test_overview import HugeStore  # noqa: E402
@@ -42,6 +42,13 @@ __all__ = ["main"]
 DELAY_S = 0.03
 PAGE = 1000
 RUNS = 5
+EACH = 400
+"""Tasks in each other queue of the directory: tmpfs has room for three million names."""
+SEEN = """new Promise((done) => {
+  const look = () => (document.querySelector("main td.name a") ? done(performance.now()) : requestAnimationFrame(look));
+  look();
+})"""
+"""The time since the navigation at which the table of queues is there."""
 FILES = ("", "/static/style.css", "/static/app.js", "/static/dom.js", "/static/api.js", "/api/config")
 
 
@@ -81,7 +88,7 @@ def _fill(folder: Path, tasks: int, queues: int) -> None:
 
     fill("q000", tasks - 1)
     for n in range(1, queues):
-        fill(f"q{n:03}", 1500)
+        fill(f"q{n:03}", EACH)
 
 
 def _opened_s(url: str) -> float:
@@ -110,24 +117,24 @@ def _visible_s(url: str) -> float | None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=[*FLAGS])
         page = browser.new_page()
-        page.goto("about:blank")
-        began_s = time.monotonic()
         page.goto(f"{url}/ui")
-        page.get_by_role("link", name="q000", exact=True).last.wait_for()
-        seen_s = time.monotonic() - began_s
+        seen_ms: float = page.evaluate(SEEN)  # Playwright itself looks every half second only
         browser.close()
-    return seen_s
+    return seen_ms / 1000
 
 
 def _measure(name: str, fleet_of: Any) -> None:
     """Serve the fleet afresh for each run: the server has read nothing before."""
     opened = []
+    cpu_s = 0.0
     spent: dict[str, int] = {}
     for run in range(RUNS):
         fleet: Fleet = fleet_of()
         before = fleet.meter.snapshot()
         server = DashboardServer(fleet)
+        began_s = time.process_time()
         opened.append(_opened_s(server.url))
+        cpu_s = time.process_time() - began_s
         spent = dict((fleet.meter.snapshot() - before).requests)
         seen_s = None
         if run == RUNS - 1:
@@ -136,9 +143,8 @@ def _measure(name: str, fleet_of: Any) -> None:
             seen_s = _visible_s(server.url)
         server.close()
     opened.sort()
-    print(
-        f"{name}: {opened[len(opened) // 2]:.2f} s (of {RUNS}: {opened[0]:.2f} to {opened[-1]:.2f}), requests {spent}"
-    )
+    middle_s = opened[len(opened) // 2]
+    print(f"{name}: {middle_s:.2f} s (of {RUNS}: {opened[0]:.2f} to {opened[-1]:.2f}), CPU {cpu_s:.2f} s, {spent}")
     if seen_s is not None:
         print(f"{name}: visible in Chromium after {seen_s:.2f} s")
 

@@ -49,16 +49,18 @@ class Package:
     skipped: str
 
 
+_TEST = (
+    Package("procps", "pgrep", "the README's quickstart"),
+    Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
+    Package("chromium", "chromium", "the dashboard in a browser (tests/browser)"),
+    Package("tmux", "tmux", "limpet top, in a terminal"),
+    Package("zsh", "zsh", "completion in zsh"),
+    Package("fish", "fish", "completion in fish"),
+)
 PACKAGES: dict[str, tuple[Package, ...]] = {
-    "test": (
-        Package("procps", "pgrep", "the README's quickstart"),
-        Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
-        Package("chromium", "chromium", "the dashboard in a browser (tests/browser)"),
-        Package("tmux", "tmux", "limpet top, in a terminal"),
-    ),
+    "test": _TEST,
     "test-full": (
-        Package("systemd", "systemd-analyze", "the units of deploy/systemd"),
-        Package("chromium", "chromium", "the dashboard in a browser (tests/browser)"),
+        *_TEST,
         Package("radosgw", "radosgw", "conformance on Ceph RGW"),
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),

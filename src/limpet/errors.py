@@ -92,7 +92,7 @@ def _held(name: str, by: str, until: datetime | None, token: int) -> Held:
 class LeaseLost(LimpetError):
     """The lease is no longer yours: it expired, was broken, or a newer token has written."""
 
-    default_hint = "stop this work; whoever holds the newer token goes on with it"
+    default_hint = "stop this work; the holder of the newer token continues it"
 
 
 class Unavailable(LimpetError):

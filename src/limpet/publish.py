@@ -15,8 +15,7 @@ file each, so that a change rewrites little. This depends on the sizes alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -31,23 +30,20 @@ from limpet.catalog.iceberg.files import (
     commit_of,
     contents_of,
     data_file,
-    has_snapshot,
     stage_request,
 )
 from limpet.catalog.maintain.decide import ExpiryPlan, expired, expiry_updates, history_of, policy_of
-from limpet.catalog.maintain.tables import LedCatalogWriter as LedCatalogWriter
-from limpet.catalog.maintain.tables import TableWriter as TableWriter
-from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable, shown
-from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
+from limpet.catalog.maintain.tables import Lead, TableChange, TableWriter
+from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
+from limpet.catalog.warehouse import METADATA_BYTES_MAX
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.codec.lines import JSON_KINDS, Kind, Schema
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell
-from limpet.keys import Key, join
-from limpet.store.api import Absent, Blob, Stat, batched
-from limpet.store.outcome import put_bytes
+from limpet.keys import Key
+from limpet.store.api import Blob, Stat, batched
 
 NEIGHBOURS = 16
 PART_BYTES = 4 << 20
@@ -128,10 +124,8 @@ NAMESPACE = ("indexes",)
 """The default namespace of published tables."""
 
 TRIES_MAX = 20
-BACKOFF_S = 0.05
 AT_ONCE_BYTES = 32 << 20
 COMPILES_MAX = 3
-ID_BITS = 62
 
 _TYPES: Mapping[Kind, str] = {
     "string": "string",
@@ -185,7 +179,7 @@ class _PublishPlan:
         return self.contents is not None and self.contents.fits and not (self.drop or self.due)
 
 
-class IndexPublisher:
+class IndexPublisher(TableChange):
     """Publishes one index as one table. `catalog` is only read; `lead` returns a writer for it.
 
     `part_bytes`: sixteen adjacent shards of at most this total size are one file.
@@ -196,19 +190,14 @@ class IndexPublisher:
         index: Index[Any],
         catalog: Catalog,
         table: tuple[Sequence[str], str],
-        lead: Callable[[], AbstractContextManager[TableWriter]],
+        lead: Lead,
         *,
         part_bytes: int = PART_BYTES,
     ) -> None:
+        super().__init__(catalog, table, lead)
         self._index = index
-        self._catalog = catalog
-        self._namespace, self._name = tuple(table[0]), table[1]
-        self._shown = shown(self._namespace, self._name)
-        self._lead = lead
         self._part_bytes = part_bytes
         self._storage = index.storage
-        self._warehouse = catalog.warehouse
-        self._runtime = index.storage.runtime
         self._source = index.storage.keys.root
 
     def publish(self, *, compile: bool = True) -> Published:
@@ -233,11 +222,11 @@ class IndexPublisher:
                 done = self._try(writer, plan)
                 if done is not None:
                     return done
-                self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
+                self._back_off(tries)
                 plan = self._look()
                 if plan.is_current:
                     return self._unchanged(plan)
-        raise Unavailable(f"too many concurrent publications of {self._shown!r}", hint="run it again in a moment")
+        raise self._too_many()
 
     def _unchanged(self, plan: _PublishPlan) -> Published:
         assert plan.contents is not None
@@ -250,7 +239,7 @@ class IndexPublisher:
         manifest = self._manifest()
         columns = columns_of(manifest.schema)
         try:
-            loaded = self._catalog.load_table(self._namespace, self._name)
+            loaded = self._load()
         except (NoSuchTable, NoSuchNamespace):
             loaded = None
         contents: Contents | None = None
@@ -297,10 +286,6 @@ class IndexPublisher:
         except Missing as error:
             raise Corrupt(f"a file of the table {self._shown!r} is missing: {error}") from None
 
-    def _key(self, url: str) -> Key:
-        """The key of a file of the table.   Raises: Invalid for one outside the warehouse (F29)."""
-        return join(WAREHOUSE, self._warehouse.file_of(url))
-
     # ---- writing ----
 
     def _try(self, writer: TableWriter, plan: _PublishPlan) -> Published | None:
@@ -336,21 +321,6 @@ class IndexPublisher:
             self._remove(written)
             raise
         return self._report(location, files, contents, stamp)
-
-    def _landed(self, stamp: Stamp) -> str:
-        """The location of the metadata if the table has our snapshot nevertheless; else "".   Cost: 2 GETs.
-
-        F1: a proxy may have sent the commit twice, and only the second one was refused.
-        """
-        try:
-            loaded = self._catalog.load_table(self._namespace, self._name)
-        except (NoSuchTable, NoSuchNamespace):
-            return ""
-        return loaded.metadata_location or "" if has_snapshot(loaded.metadata, stamp.snapshot_id) else ""
-
-    def _stamp(self) -> Stamp:
-        at_ms = int(self._runtime.wall().timestamp() * 1000)
-        return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
 
     def _staged(self, writer: TableWriter, plan: _PublishPlan) -> Contents | None:
         """A staged table: the commit that fills it creates it. None if another process has created it."""
@@ -389,20 +359,6 @@ class IndexPublisher:
                 waiting = {}
         self._write(waiting, written)
         return added
-
-    def _write(self, files: Mapping[str, bytes], written: list[Key]) -> None:
-        """Write files under unique names.   Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT each."""
-
-        def write(url: str) -> None:
-            key = self._key(url)
-            put_bytes(self._storage.store, self._runtime, key, files[url], Absent())
-            written.append(key)
-
-        self._storage.for_each(write, files)
-
-    def _remove(self, written: Sequence[Key]) -> None:
-        """Delete files that no commit names. Errors are ignored: no reader opens such a file."""
-        self._storage.store.delete_many(written)
 
     def _report(self, metadata_location: str, files: TableFiles, contents: Contents, stamp: Stamp | None) -> Published:
         """The report after a commit; without a `stamp` there was none."""

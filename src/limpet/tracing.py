@@ -3,7 +3,7 @@
     push enrich  ->  process enrich  ->  ack enrich
 
 The context of the push travels in the task (`traceparent`, W3C), so that the handler's spans, on another machine,
-belong to the trace of whoever pushed. Limpet never imports OpenTelemetry by itself: a process that exports spans has
+belong to the trace of the push. Limpet never imports OpenTelemetry by itself: a process that exports spans has
 loaded it before (`OTEL in sys.modules`), and any other pays nothing.
 """
 

@@ -24,33 +24,18 @@ from limpet.queue.entry import Storage
 from limpet.queue.rows import task_rows
 from support.costs import requests
 from support.docs import ROOT, blocks
+from support.index import HOSTILE_SQL
 
 SANDBOX = [
-    "",
-    "select 1; select 2",
+    *HOSTILE_SQL,
     "delete from queues.q",
     "insert into queues.q (id) values ('x')",
-    "create table t (x int)",
     "drop table queues.q",
     "copy queues.q to '{folder}/out.csv'",
-    "attach '{folder}/other.db'",
     "detach tables",
     "use tables",
-    "set enable_external_access = true",
-    "select * from read_csv('{folder}/secret.txt')",
-    "select * from read_text('{folder}/secret.txt')",
-    "select * from read_parquet('{folder}/secret.txt')",
-    "select * from '{folder}/secret.txt'",
     "select * from tables.'{folder}/secret.txt'",
-    "select * from glob('{folder}/*')",
     "select *, (select content from read_text('{folder}/secret.txt')) from queues.q",
-    "select * from query('select * from read_text(''{folder}/secret.txt'')')",
-    "select getenv('HOME')",
-    "select * from enable_logging(storage='file', storage_path='{folder}/log')",
-    "select * from arrow_scan(1, 2, 3)",
-    "select * from pandas_scan(1)",
-    "select * from iceberg_scan('{folder}/secret.txt')",
-    "select * from duckdb_secrets()",
     "select * from fleet.nothing",
     "select * from queues.nothing",
     "select * from tables.a.nothing",

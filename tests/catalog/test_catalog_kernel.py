@@ -13,7 +13,7 @@ from limpet.catalog import CatalogView, Compactor, Grant, Leader, NotLeader, Pub
 from limpet.catalog.compactor import Unreachable
 from limpet.catalog.history import find_commit, log, state_of, verify
 from limpet.catalog.leader import Decide, Documents, add_batch
-from limpet.catalog.records import Change, LedgerBatch, RememberedAnswer, Row
+from limpet.catalog.records import Change, LedgerBatch, Row
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogStorage
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
@@ -22,17 +22,7 @@ from limpet.lease import Lock, VersionWatch
 from limpet.ledger import Publication
 from limpet.runtime import system
 from limpet.store import MemoryStore
-
-
-class Json:
-    """Snapshots as JSON."""
-
-    def to_bytes(self, state: CatalogState) -> bytes:
-        return msgspec.json.encode([state.entries(), state.answers()])
-
-    def from_bytes(self, data: bytes, *, what: str) -> CatalogState:
-        entries, answers = msgspec.json.decode(data)
-        return CatalogState(entries, msgspec.convert(answers, dict[str, RememberedAnswer]))
+from support.catalog import Json
 
 
 @pytest.fixture

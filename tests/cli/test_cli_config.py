@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -112,12 +113,12 @@ def test_a_worker_that_the_file_defines(tmp_path: Path) -> None:
     ("text", "said", "hint"),
     [
         ("url = ", "limpet.toml is not TOML: ", "correct it"),
-        ("url = 3", "limpet.toml: url is no text", "in quotes"),
+        ("url = 3", "limpet.toml: url is not a text", "in quotes"),
         ("ulr = 'x'", "limpet.toml: nothing is called 'ulr'", "did you mean 'url'?"),
-        ("defaults = 3", "limpet.toml: defaults is no table", "write [defaults]"),
+        ("defaults = 3", "limpet.toml: defaults is not a table", "write [defaults]"),
         ("[defaults.statsu]", "limpet.toml: nothing is called 'statsu' in [defaults]", "did you mean 'status'?"),
         ("[defaults.status]\nfulll = true", "limpet.toml: nothing is called 'fulll' in [defaults.status]", "'full'"),
-        ("[defaults]\nstatus = 1", "limpet.toml: defaults.status is no table", "write [defaults.status]"),
+        ("[defaults]\nstatus = 1", "limpet.toml: defaults.status is not a table", "write [defaults.status]"),
         ("\x00", "limpet.toml is not TOML: ", "correct it"),
         ("a = " + "[" * 5000, "limpet.toml is not TOML: ", "correct it"),
     ],
@@ -146,9 +147,13 @@ def test_a_profile_or_a_file_that_is_not_there(here: Here, tmp_path: Path, monke
 # ---- completion ----
 
 
-def _completed(shell: str, typed: str, folder: Path) -> list[str]:
+def _env(folder: Path) -> dict[str, str]:
     bin_ = Path(limpet_command()[0]).parent
-    env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    return {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "HOME": str(folder)}
+
+
+def _completed(shell: str, typed: str, folder: Path) -> list[str]:
+    env = _env(folder)
     words = typed.split(" ")
     script = (
         f'eval "$(limpet completion {shell})"; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; '
@@ -164,6 +169,34 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
     assert _completed("bash", "limpet que", tmp_path) == ["queue"]
     assert _completed("bash", "limpet queue re", tmp_path) == ["retry", "resume"]
     assert "--reload" in _completed("bash", "limpet work --r", tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_commands(tmp_path: Path) -> None:
+    script = 'limpet completion fish | source; complete -C "limpet queue re"'
+    done = subprocess.run(["fish", "-c", script], capture_output=True, text=True, env=_env(tmp_path), cwd=tmp_path)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["resume", "retry"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes_with_the_first_tab(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "_limpet").write_text(here("completion", "zsh").out)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(["zsh", "-fi"], stdin=theirs, stdout=theirs, stderr=theirs, env=_env(tmp_path)) as shell:
+        try:
+            set_up = f"PS1=; fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump"
+            os.write(ours, f"{set_up}; echo rea''dy\n".encode())
+            said = b""
+            while b"ready" not in said:
+                said += os.read(ours, 4096)
+            os.write(ours, b"limpet que\t")
+            while b"queue" not in said:
+                assert b"\a" not in said, "it found nothing"
+                said += os.read(ours, 4096)
+        finally:
+            shell.kill()
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

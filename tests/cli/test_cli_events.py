@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 import limpet
-from cli.harness import Here
+from cli.harness import Here, Spawn
 from limpet import testing
 from limpet.app.catalogs import executions_of
 from limpet.events.fold import recent
@@ -60,6 +61,29 @@ def test_runs_are_listed_newest_first_and_filtered(here: Here, url: str) -> None
     assert "\x1b" not in shown
     assert shown.count("\tfailed\thalf\ttask-") == 3
     assert [line.split("\t")[1:4] for line in shown.splitlines()[1:4]].count(["failed", "half", "task-1"]) == 1
+
+
+def test_tail_prints_runs_as_they_are_recorded(spawn: Spawn, tmp_path: Path) -> None:
+    _work(str(tmp_path / "fleet"), 2)
+    process = spawn("events", "tail", "--outcome", "failed", "--json", "-u", "fleet")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stderr.readline() == "runs from now on, looked for every 5 s; Ctrl-C ends it\n"
+    fleet = limpet.open(tmp_path / "fleet", events=True)
+
+    @fleet.task(max_attempts=1)
+    def new(n: int) -> None:
+        if n:
+            raise ValueError("no")
+
+    new.using(id="fine").push(0)
+    new.using(id="broken").push(1)
+    testing.drain(fleet)
+    fleet.close()
+    told = json.loads(process.stdout.readline())
+    assert (told["task"], told["outcome"]) == ("broken", "failed")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
 
 
 def test_folded_events_are_found_too(here: Here) -> None:

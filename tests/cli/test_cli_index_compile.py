@@ -74,7 +74,7 @@ def test_folders_of_another_depth_are_told(here: Here, sites: Index[Any]) -> Non
     limpet.open("fleet").store.put(IndexKeys.of("sites").pack("abc", "x"), b"d0.com\n")
     done = here(*COMPILE, "sites")
     assert done.code == 0
-    assert "sites: 1 folder of another depth; `limpet index verify` tells more" in done.out
+    assert "sites: 1 folder of another depth; see `limpet index verify`" in done.out
 
 
 def test_without_an_index(here: Here) -> None:

@@ -323,3 +323,26 @@ def test_adopt_in_place(here: Here, tmp_path: Path) -> None:
     again = here("index", "adopt", "sites", "-u", "fleet")
     assert (again.code, again.out) == (0, "imported 0 records of 0 files into 'sites'; the originals stay\n")
     assert here("index", "adopt", "sites", "--key", "domain", "-u", "fleet").code == 2
+
+
+def test_files_of_the_original_layout_become_an_index_where_no_fleet_was(here: Here, tmp_path: Path) -> None:
+    """As the document on the sharded index describes it: an inbox, shards, a sidecar, and a lock that was left."""
+    domains = tmp_path / "old" / "indexes" / "domains"
+    (domains / "shards").mkdir(parents=True)
+    (domains / "shards" / "d6.usv").write_text("a.com\x1fA\x1f1\x1f2026-01-01T00:00:00Z\n")
+    (domains / "a.com.usv").write_text("a.com\x1fNew\x1f9\x1f2026-02-01T00:00:00Z\n")
+    (domains / "c.com.usv").write_text("c.com\x1fC\x1f3\x1f2026-01-03T00:00:00Z\n")
+    names = {"domain": "string", "company_name": "string", "scraper_version": "integer", "updated_at": "datetime"}
+    schema = {"fields": [{"name": name, "type": kind} for name, kind in names.items()]}
+    package = {"name": "domain-index", "resources": [{"name": "shards", "path": "shards/*.usv", "schema": schema}]}
+    (domains / "shards" / "datapackage.json").write_text(json.dumps(package))
+    (domains / "shards" / "5e.lock").write_text('{"worker_id": "pi", "expires_at": "2026-01-01T00:05:00Z"}')
+    done = here("index", "adopt", "domains", "--key", "domain", "--quiesced", "-u", "old")
+    assert (done.code, done.out.partition(";")[0]) == (0, "imported 3 records of 3 files into 'domains'")
+    for key in ("a.com", "240.com"):  # the second belongs to the shard with the old lock
+        here("index", "put", "domains", json.dumps({"domain": "240.com"}), "-u", "old")
+        assert here("index", "compile", "domains", "-u", "old").code == 0
+        assert json.loads(here("index", "get", "domains", key, "--json", "-u", "old").out)["domain"] == key
+    assert here("index", "verify", "domains", "-u", "old").code == 0
+    assert here("index", "adopt", "domains", "-u", "nowhere").code == 1
+    assert not (tmp_path / "nowhere").exists()

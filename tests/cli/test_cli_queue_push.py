@@ -114,7 +114,7 @@ def test_wrong_usage(here: Here, arguments: tuple[str, ...], said: str) -> None:
 def test_durations_are_strict(here: Here, text: str) -> None:
     done = here(*PUSH, "{}", "--delay", text)
     assert (done.code, done.out) == (2, "")
-    assert "is no duration" in done.err
+    assert "is not a duration" in done.err
     assert not Path("fleet").exists()
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import limpet
 from cli.harness import Here
+from support.index import HOSTILE_SQL
 
 
 def test_rows_in_every_format_and_errors_in_one_line(here: Here, tmp_path: Path) -> None:
@@ -48,3 +51,18 @@ def test_query_that_computes_for_too_long_is_stopped(here: Here, tmp_path: Path)
     )
     done = here("sql", "select 1", "--timeout", "0s", "-u", url)
     assert (done.code, done.err.splitlines()[0]) == (2, "limpet: a query needs time, and not 0 s")
+
+
+@pytest.mark.parametrize("command", [["sql"], ["index", "sql"]], ids=" ".join)
+def test_both_commands_refuse_what_is_more_than_a_select_over_the_fleet(
+    here: Here, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    limpet.open(tmp_path / "fleet").queue("q").push({})
+    (tmp_path / "secret.txt").write_text("s3cret\n")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for query in HOSTILE_SQL:
+        done = here(*command, query.format(folder=tmp_path), "-u", str(tmp_path / "fleet"))
+        assert (done.code, done.out) == (2, ""), query
+        assert "s3cret" not in done.err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -53,7 +53,7 @@ def test_a_worker_may_be_hidden(spawn: Spawn, tmp_path: Path, way: str, monkeypa
 
 def test_the_command_shows_workers_and_escapes_what_they_say(here: Here, tmp_path: Path) -> None:
     fleet = limpet.open(tmp_path / "fleet").check()
-    assert here("workers", "-u", fleet.url).out.startswith("no worker shows itself")
+    assert here("workers", "-u", fleet.url).out.startswith("no worker is registered")
     now = fleet.runtime.wall()
     record = WorkerPresence(
         host="h\x1b[31m", pid=7, version="[b]9", queues=["a\nb"], threads=2, since=now, renewed_at=now

@@ -1,9 +1,9 @@
 """Spark in a process of its own: SQL statements come in as JSON lines, answers go out as JSON lines.
 
-    python spark_driver.py JAR CATALOGS
+    python spark_driver.py JARS CATALOGS
 
-CATALOGS is a JSON object: for each catalog its options. Each line is a list of statements, which run at once. The
-answer is, for each of them, `{"rows": [...]}` or `{"error": "..."}`.
+JARS are joined by commas. CATALOGS is a JSON object: for each catalog its options. Each line is a list of statements,
+which run at once. The answer is, for each of them, `{"rows": [...]}` or `{"error": "..."}`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["main"]
 SHADED = "smfs.shaded.org.apache.iceberg"
 
 
-def session(jar: str, catalogs: Mapping[str, Mapping[str, str]]) -> Any:
+def session(jars: str, catalogs: Mapping[str, Mapping[str, str]]) -> Any:
     """A Spark with those catalogs, alone on this machine."""
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("limpet")
-        .config("spark.jars", jar)
+        .config("spark.jars", jars)
         .config("spark.driver.memory", "1g")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import limpet
-from fuzz.process import JOBS_EVERY_S, serving, virtual_processes
+from fuzz.process import JOBS_EVERY_S, browsing, serving, virtual_processes
 from fuzz.world import BUCKET, DISKS, NAME, URL, Bench, Built, FuzzStore, build, tolerated
 from limpet import testing
 from limpet.app import Fleet
@@ -352,6 +352,35 @@ def query_queue(bench: Bench) -> None:
     bench.cli("sql", "select state, count(*) from queues.s group by 1", "--json")
 
 
+# ---- the whole fleet ----
+
+PAGES = (
+    *("config", "overview", "store", "catalog", "catalog/difference/1/2"),
+    *("queue/q", "queue/other", "queue/q/task/bad", "queue/q/task/done", "queue/q/task/held", "queue/s/task/slot"),
+    *("index/recs", "index/fine", "index/recs/record/k1"),
+)
+
+
+def watch(bench: Bench) -> None:
+    """`limpet top`, `limpet metrics` and every page of `limpet ui`, which reads a fleet once more after a while."""
+    import tempfile
+    from pathlib import Path
+
+    beside = "fine" if bench.store.objects.get(Key("indexes/fine/manifest.json")) else "other"
+    bench.demand(beside in bench.cli("top", "--once").out, f"`limpet top` does not show {beside!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        done = bench.cli("metrics", "--textfile", f"{folder}/metrics")
+        said = Path(f"{folder}/metrics").read_text() if done.code == 0 else ""
+        bench.demand(f'"{beside}"' in said, f"`limpet metrics` does not show {beside!r}: {done.err}")
+    with browsing(bench, URL) as page:
+        for path in PAGES:
+            page.ask("GET", f"/ui/api/{path}")
+        page.ask("POST", "/ui/api/catalog/table", {"namespace": ["a"], "name": "bad"})
+        page.pause(3600.0)
+        found = page.ask("GET", "/ui/api/overview")
+        bench.demand(found.status == 200 and beside in str(found.body), f"the dashboard does not show {beside!r}")
+
+
 def _sign_task(store: FuzzStore, key: str, data: bytes) -> bytes:
     """The digest of the payload, put right."""
     try:
@@ -446,7 +475,8 @@ def open_fleet(bench: Bench) -> None:
     """Everything starts with `limpet.json`."""
     for read_only in (False, True):
         tolerated(_opened, bench, read_only)
-    for arguments in (["status"], ["queue", "ls"], ["lock", "ls"], ["check", "--max-failed", "0"], ["upgrade"]):
+    commands = (["queue", "ls"], ["lock", "ls"], ["check", "--max-failed", "0"], ["top", "--once"], ["upgrade"])
+    for arguments in (["status"], *commands):
         bench.cli(*arguments)
 
 
@@ -815,6 +845,31 @@ def publish_index(bench: Bench) -> None:
     bench.demand(done.code == 0 and "published 67 records" in done.out, f"the index beside it: {done}")
 
 
+def maintain_tables(bench: Bench) -> None:
+    """`limpet tables`, on the table that is damaged and on the one beside it."""
+    bad, fine = ("indexes.recs", "indexes.fine") if "indexes/" in bench.key else ("a.bad", "a.t2")
+    for name in (bad, fine):
+        codes = [
+            bench.cli("tables", "compact", name).code,
+            bench.cli("tables", "expire", name, "--max-age", "0s").code,
+            bench.cli("tables", "orphans", name, "--grace", "0s", "--quiesced").code,
+        ]
+    bench.demand(fine == "a.t2" or codes == [0, 0, 0], f"`limpet tables` on the table beside it: {codes}")
+
+
+def query_tables(bench: Bench) -> None:
+    """`limpet sql` over the table that is damaged, and over the one beside it."""
+    bench.cli("sql", "select count(*), max(text) from tables.indexes.recs")
+    done = bench.cli("sql", "select count(*) as found from tables.indexes.fine", "--json")
+    bench.demand('"found": 66' in done.out, f"the table beside it: {done}")
+
+
+def query_fleet(bench: Bench) -> None:
+    """`limpet sql` over all that is neither a queue nor an index."""
+    for name in ("locks", "workers", "commits", "executions"):
+        bench.cli("sql", f"select * from fleet.{name}", "--json")
+
+
 # ---- nodes ----
 
 NODES = ("a", "b", "c")
@@ -989,11 +1044,30 @@ _QUEUE: tuple[Consumer, ...] = (
     show_tasks,
     change_queue,
     query_queue,
+    watch,
 )
-_LOCKS: tuple[Consumer, ...] = (use_locks, show_locks)
-_INDEX: tuple[Consumer, ...] = (read_index, compile_index, show_index, verify_index, query_index, maintain_index)
-_TABLES: tuple[Consumer, ...] = (read_catalog, serve_catalog, commit_catalog, show_catalog, tidy_catalog)
-_EVENTS: tuple[Consumer, ...] = (fold_events, show_events, serve_catalog, show_catalog, tidy_catalog)
+_LOCKS: tuple[Consumer, ...] = (use_locks, show_locks, watch, query_fleet)
+_INDEX: tuple[Consumer, ...] = (read_index, compile_index, show_index, verify_index, query_index, maintain_index, watch)
+_TABLES: tuple[Consumer, ...] = (
+    read_catalog,
+    serve_catalog,
+    commit_catalog,
+    show_catalog,
+    tidy_catalog,
+    maintain_tables,
+    query_fleet,
+    watch,
+)
+_EVENTS: tuple[Consumer, ...] = (
+    fold_events,
+    show_events,
+    serve_catalog,
+    show_catalog,
+    tidy_catalog,
+    query_fleet,
+    watch,
+)
+_PUBLISHED: tuple[Consumer, ...] = (publish_index, maintain_tables, query_tables, watch)
 _NODES: tuple[Consumer, ...] = (sync_nodes, supervise, keep_supervising)
 
 
@@ -1013,6 +1087,10 @@ def _catalog(
     name: str, pattern: str, form: str = "json", consumers: Sequence[Consumer] = _TABLES, resign: Resign | None = None
 ) -> Kind:
     return Kind(name, "catalog", _catalogs, pattern, form, consumers, resign)
+
+
+def _table(name: str, pattern: str, form: str) -> Kind:
+    return Kind(name, "publish", _published, f"warehouse/indexes/recs-[^/]*/{pattern}", form, _PUBLISHED)
 
 
 def _sync(name: str, pattern: str, form: str = "json", resign: Resign | None = None, place: str = "") -> Kind:
@@ -1047,7 +1125,7 @@ KINDS: dict[str, Kind] = {
         Kind("lock", "lock-cell", _locks, "locks/user/bad.lock", "json", _LOCKS),
         Kind("lock-held", "lock-cell", _locks, "locks/user/held.lock", "json", _LOCKS),
         Kind("cell", "lock-cell", _locks, "cells/bad.json", "json", _LOCKS),
-        Kind("presence", "lock-cell", _locks, "workers/bad.json", "json", (show_workers,)),
+        Kind("presence", "lock-cell", _locks, "workers/bad.json", "json", (show_workers, watch, query_fleet)),
         Kind("limpet.json", "lock-cell", _locks, "limpet.json", "json", (open_fleet,)),
         _index("manifest", "manifest.json"),
         _index("datapackage", "datapackage.json", consumers=(read_index, show_index, verify_index)),
@@ -1079,12 +1157,14 @@ KINDS: dict[str, Kind] = {
         _sync("sync-node", "sync/node.json", place="c"),
         _sync("sync-supervisor", "sync/supervisor.lock", place="c"),
         _sync("remote-lease", ".*/remote.json", place="c"),
-        Kind("table-manifest", "publish", _published, "warehouse/.*/recs-.*-m0.avro", "raw", (publish_index,)),
-        Kind("table-manifest-list", "publish", _published, "warehouse/.*/recs-.*/snap-.*avro", "raw", (publish_index,)),
+        _table("table-manifest", "metadata/.*-m0.avro", "raw"),
+        _table("table-manifest-list", "metadata/snap-.*avro", "raw"),
+        _table("table-data", "data/.*parquet", "raw"),
+        _table("table-metadata", "metadata/.*metadata.json", "json"),
         Kind("backup", "backup", _backups, "backup.json", "json", (use_backup,), place=COPY),
         Kind("backup-list", "backup", _backups, "backup/.*", "jsonl", (use_backup,), place=COPY),
     )
 }
 
-RARELY: dict[Consumer, int] = {query_index: 2, query_queue: 2, verify_index: 2, maintain_index: 2}
+RARELY: dict[Consumer, int] = {query_index: 2, verify_index: 2, maintain_index: 2}
 """Consumers that take long: they have every second of their turns."""

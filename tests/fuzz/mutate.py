@@ -62,6 +62,7 @@ _VALUES: dict[str, bytes] = {
     "long": b'"' + b"a" * 70_000 + b'"',
     "big": b'"' + b"b" * BIG + b'"',
     "deep": b"[" * DEEP + b"]" * DEEP,
+    "deep700": b"[" * 700 + b"]" * 700,
     "deep-open": b"[" * DEEP,
     "many": b"[" + b",".join([b"0"] * 50_000) + b"]",
     "markup": b'"[red]x[/red][/bold]"',
@@ -236,7 +237,7 @@ def _rename(node: Any, n: int) -> Any:
 
 
 def _whole_json() -> Iterator[Mutation]:
-    for name in ("null", "0", "list", "object", "text", "deep", "deep-open", "digits4400", "big"):
+    for name in ("null", "0", "list", "object", "text", "deep", "deep700", "deep-open", "digits4400", "big"):
         yield Mutation(f"whole={name}", lambda data, value=_VALUES[name]: value)  # type: ignore[misc]
 
 
@@ -262,7 +263,7 @@ def _jsonl_mutations(data: bytes) -> Iterator[Mutation]:
             continue
         for inner in json_mutations(line, prefix=f"#{n}."):
             yield Mutation(inner.name, _in_line(n, inner.apply), signed=True)
-        for name in ("deep", "not-utf8", "null", "digits4400", "big", "escape", "empty-text"):
+        for name in ("deep", "deep700", "not-utf8", "null", "digits4400", "big", "escape", "empty-text"):
             yield Mutation(f"#{n}={name}", _in_line(n, lambda _, value=_VALUES[name]: value), signed=True)  # type: ignore[misc]
         yield Mutation(f"#{n}:drop", _of_lines(lambda all_, n=n: all_[:n] + all_[n + 1 :]), signed=True)  # type: ignore[misc]
         yield Mutation(f"#{n}:double", _of_lines(lambda all_, n=n: [*all_, all_[n]]), signed=True)  # type: ignore[misc]

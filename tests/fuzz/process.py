@@ -1,4 +1,4 @@
-"""`limpet work` and `limpet serve` in this process, on the virtual clock of a `Bench`.
+"""`limpet work`, `limpet serve` and `limpet ui` in this process, on the virtual clock of a `Bench`.
 
 A worker process becomes a task on the clock, and a wait for a pipe lets virtual time pass. A request goes through the
 ASGI application, and its handler runs where it is awaited, in place of a thread.
@@ -22,9 +22,10 @@ from unittest.mock import patch
 from fuzz.world import Bench, FuzzRuntime, Unfit, unfit
 from limpet.service import serve
 from limpet.service.http import HttpApp, Response, Routes, ServiceLog, Tokens
+from limpet.ui.server import UiPart
 from limpet.worker import child, pool
 
-__all__ = ["Answer", "Service", "serving", "virtual_processes"]
+__all__ = ["Answer", "Service", "browsing", "serving", "virtual_processes"]
 
 T = TypeVar("T")
 
@@ -130,17 +131,16 @@ class _HandlersHere:
 
 
 class Service:
-    """`limpet serve` on the bucket: its parts, its routes, its background jobs and its log."""
+    """A service on the bucket: its parts, its routes, its background jobs and its log."""
 
-    def __init__(self, bench: Bench, url: str) -> None:
+    def __init__(
+        self, bench: Bench, url: str, parts: Callable[[serve.ServiceContext], list[serve.ServicePart]]
+    ) -> None:
         self._log = io.StringIO()
         self._runtime = bench.runtime
         context = serve.ServiceContext(bench.open_at(url), bench.runtime, ServiceLog(bench.runtime, "text", self._log))
-        tokens = Tokens(())
-        compactor = serve.CompactorPart(context, tokens, exposed=False)
-        self._api = serve.ApiPart(context, tokens, compactor.publish, compactor.fold, lease_s=10.0)
-        self._parts = [compactor, self._api]
-        routes = [*self._api.routes(), *serve.health_routes(self._facts, lambda: False, bench.runtime)]
+        self._parts = parts(context)
+        routes = [*self._parts[-1].routes(), *serve.health_routes(self._facts, lambda: False, bench.runtime)]
         self._app = HttpApp(Routes(routes), bench.runtime, body_bytes_max=serve.BODY_BYTES_MAX, log=context.log)
         self._app._threads = _HandlersHere()  # type: ignore[assignment]
 
@@ -166,7 +166,7 @@ class Service:
     def ask(self, method: str, path: str, body: Any = None) -> Answer:
         """Send a request. A fault in a handler comes out; so does an error that says nothing."""
         data = b"" if body is None else json.dumps(body).encode()
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"x-limpet-ui", b"1")]
         headers.append((b"content-length", str(len(data)).encode()))
         sent: list[Any] = []
 
@@ -199,14 +199,31 @@ def _run(work: Any) -> None:
     raise AssertionError("it waits for an event loop")
 
 
+def _catalog(context: serve.ServiceContext) -> list[serve.ServicePart]:
+    tokens = Tokens(())
+    compactor = serve.CompactorPart(context, tokens, exposed=False)
+    return [compactor, serve.ApiPart(context, tokens, compactor.publish, compactor.fold, lease_s=10.0)]
+
+
+def serving(bench: Bench, url: str) -> contextlib.AbstractContextManager[Service]:
+    """`limpet serve` that has started. Its background jobs have their turns every second."""
+    return _started(bench, url, _catalog)
+
+
+def browsing(bench: Bench, url: str) -> contextlib.AbstractContextManager[Service]:
+    """`limpet ui` that has started."""
+    return _started(bench, url, lambda context: [UiPart(context, Tokens(()))])
+
+
 @contextlib.contextmanager
-def serving(bench: Bench, url: str) -> Iterator[Service]:
-    """A service that has started. Its background jobs have their turns every second."""
+def _started(
+    bench: Bench, url: str, parts: Callable[[serve.ServiceContext], list[serve.ServicePart]]
+) -> Iterator[Service]:
     with (
         patch.object(serve, "HAND_OVER_EVERY_S", JOBS_EVERY_S),
         patch.object(serve, "COLLECT_EVERY_S", JOBS_EVERY_S),
     ):
-        service = Service(bench, url)
+        service = Service(bench, url, parts)
         service.start()
         try:
             yield service

@@ -28,7 +28,7 @@ __all__ = ["SEED", "TOTAL", "Failure", "beside", "cases", "rotated", "run_case",
 SEED = int(os.environ.get("LIMPET_FUZZ_SEED", "12"))
 TOTAL = 2000
 """Mutations in `make test`, over all kinds."""
-NO_HUGE = ("shard", "pack", "single", "metadata")
+NO_HUGE = ("shard", "pack", "single", "metadata", "table-data")
 """Kinds that are large in earnest, or whose readers read ranges."""
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fuzz import kinds
 from fuzz.kinds import KINDS, Consumer
+from fuzz.mutate import HUGE
 from fuzz.run import named, run_case
 
 FOUND: list[tuple[str, str, Consumer]] = [
@@ -14,6 +15,12 @@ FOUND: list[tuple[str, str, Consumer]] = [
     ("events-reason", "$.id=markup", kinds.fold_events),
     ("events-state", "fields='x'", kinds.fold_events),
     ("events-state", "fields='[[[[[[[[[[[['", kinds.fold_events),
+    ("events-state", "at='\\x1b]0;owned\\x07'", kinds.show_events),
+    ("events-state", "at=''", kinds.show_events),
+    ("batch", "#3=deep", kinds.query_queue),
+    ("receipt-batch", "$.results.0.n=digits4400", kinds.query_queue),
+    ("table-manifest", HUGE, kinds.maintain_tables),
+    ("table-manifest-list", HUGE, kinds.query_tables),
 ]
 
 

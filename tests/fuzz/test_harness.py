@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import Counter
@@ -15,6 +16,7 @@ from fuzz.kinds import KINDS, run_workers, serve_catalog
 from fuzz.mutate import HUGE, mutations_of
 from fuzz.run import SEED, TOTAL, Failure, cases, named, rotated, run_case
 from fuzz.world import Bench, Exceeded, Stopped, Unfit
+from limpet import keys
 from limpet.errors import Corrupt, Invalid
 from limpet.keys import Key
 
@@ -159,3 +161,69 @@ def test_every_kind_has_an_object_and_many_mutations_that_change_it(name: str) -
     assert re.fullmatch(kind.pattern, kind.key())
     same = [each.name for each in (*fixed, *drawn[:40]) if each.name != HUGE and each.apply(data) == data]
     assert len(same) <= 2, same
+
+
+OBJECTS: dict[str, tuple[str, ...]] = {
+    "lock_key": ("lock", "lock-held"),
+    "cell_key": ("cell",),
+    "worker_key": ("presence",),
+    "backup_list_key": ("backup-list",),
+    "outbox_key": ("sync-outbox",),
+    "cursor_key": ("sync-cursor",),
+    "log_key": ("sync-log", "sync-log-lease", "sync-log-client"),
+    "QueueKeys.control": ("control",),
+    "QueueKeys.bell": ("bell",),
+    "QueueKeys.sweep": ("sweep",),
+    "QueueKeys.tasks": ("task", "batch"),
+    "QueueKeys.lease": ("lease", "lease-free", "lease-batch", "lease-spread"),
+    "QueueKeys.remote": ("remote-lease",),
+    "QueueKeys.completed_of": ("receipt-completed", "receipt-batch"),
+    "QueueKeys.failed_of": ("receipt-failed", "receipt-retried", "receipt-part-of-batch"),
+    "QueueKeys.scheduled_at": ("scheduled",),
+    "QueueKeys.part": ("result-part",),
+    "QueueKeys.slot": ("slot",),
+    "IndexKeys.manifest": ("manifest",),
+    "IndexKeys.package": ("datapackage",),
+    "IndexKeys.json_schema": ("schema.json",),
+    "IndexKeys.single": ("single",),
+    "IndexKeys.pack": ("pack",),
+    "IndexKeys.shard": ("shard",),
+    "IndexKeys.lock": ("shard-lock",),
+    "IndexKeys.import_": ("import",),
+    "IndexKeys.quarantined": ("index-quarantine",),
+    "CatalogKeys.lock": ("catalog-lock",),
+    "CatalogKeys.head": ("head", "events-head"),
+    "CatalogKeys.sequence": ("sequence",),
+    "CatalogKeys.batch": ("ledger", "events"),
+    "CatalogKeys.commit": ("commit",),
+    "CatalogKeys.snapshot": ("snapshot",),
+    "CatalogKeys.state": ("events-state",),
+    "CatalogKeys.quarantined": ("events-quarantine",),
+    "CatalogKeys.reason": ("events-reason",),
+}
+"""The kinds of what each function of `limpet.keys` names."""
+SINGLE = {"FLEET": "limpet.json", "BACKUP": "backup", "NODE": "sync-node", "SUPERVISOR": "sync-supervisor"}
+UNREAD = {
+    "clock_key": "only its time is read",
+    "probe_key": "an object of `doctor`, which compares it with what it wrote",
+    "damaged_key": "put aside for people",
+    "join": "a key below a prefix",
+}
+WAREHOUSE = {"metadata", "view-metadata", "table-metadata", "table-manifest", "table-manifest-list", "table-data"}
+
+
+def _makers() -> set[str]:
+    """The functions and methods of `limpet.keys` that return a key."""
+    found = {name: value for name, value in vars(keys).items() if inspect.isfunction(value)}
+    for kind in vars(keys).values():
+        if inspect.isclass(kind):
+            own = {name: getattr(value, "fget", value) for name, value in vars(kind).items()}
+            found |= {f"{kind.__name__}.{name}": value for name, value in own.items() if inspect.isfunction(value)}
+    return {name for name, value in found.items() if value.__annotations__.get("return") == "Key"}
+
+
+def test_every_object_that_limpet_names_is_damaged() -> None:
+    """Whoever adds a kind of object adds it here, and to the fuzz."""
+    assert _makers() == {*OBJECTS} | {*UNREAD}
+    named = {name for kinds in OBJECTS.values() for name in kinds} | {*SINGLE.values()} | WAREHOUSE
+    assert named == {*KINDS}

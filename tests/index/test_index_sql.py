@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
 from limpet.index.decide import rank
-from limpet.index.sql import _PURE, SMALL_BYTES, Parameters, Rows, table_of
+from limpet.index.sql import _PURE, _WITH_EFFECTS, SMALL_BYTES, Parameters, Rows, table_of
 from limpet.index.sql import sql as ask
 from limpet.keys import IndexKeys, Key
 from limpet.runtime import system
@@ -600,6 +601,19 @@ def test_every_table_function_of_duckdb_is_known_or_refused(memory: Fleet) -> No
     assert set(allowed) <= _PURE
 
 
+VOLATILE = {
+    *("current_connection_id", "current_query", "current_query_id", "current_transaction_id", "currval", "error"),
+    *("gen_random_uuid", "random", "stats", "uuid", "uuidv4", "uuidv7"),
+}
+"""Functions that DuckDB calls volatile, and that change nothing."""
+
+
+def test_every_function_of_duckdb_with_side_effects_is_known_or_refused(memory: Fleet) -> None:
+    recs(memory).put(Rec("a"))
+    rows = sql(memory, "select distinct function_name as f from duckdb_functions() where has_side_effects")
+    assert {name for (name,) in rows} <= VOLATILE | _WITH_EFFECTS
+
+
 def test_functions_that_only_compute_may_be_called(memory: Fleet) -> None:
     assert list(sql(memory, "select * from range(3)")) == [(0,), (1,), (2,)]
     assert list(sql(memory, "select unnest([1, 2])")) == [(1,), (2,)]
@@ -768,6 +782,8 @@ VALUES: Sequence[tuple[str, Any]] = [
     ("map {'a': 1::hugeint}", {"a": 1}),
     ("'null'::json", None),
     ("null", None),
+    *[(f"'{text}'::json", json.loads(text)) for text in ("[" * 65 + "]" * 65, str([[n] for n in range(99)]))],
+    *[(f"'{text}'::json", text) for text in ("[" * 66 + "]" * 66, "[" * 700 + "]" * 700, "9" * 4400)],
     ("'ab'::blob", b"ab"),
     ("[1, 2]::int[2]", [1, 2]),
     ("'x'::enum('x', 'y')", "x"),

@@ -172,7 +172,7 @@ _ALL = [
         "the heartbeat lives while the worker hangs",
         "F16",
         13,
-        ("renewer.renew", "if lease.stalled_for_s() >= self._stall_s:", "if False:"),
+        ("_KeptLease.renew", "if lease.stalled_for_s() >= self._stall_s:", "if False:"),
     ),
     _bug(
         "of several claims only the first is renewed",

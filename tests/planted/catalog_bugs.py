@@ -63,13 +63,13 @@ CATALOG_BUGS = [
         ),
     ),
     _bug(
-        "after a refused batch nobody looks for the ids",
+        "after a refused batch no process looks for the ids",
         "catalog 6",
         2,
         ("_validate", "answered = state.answered(pending.id)", "answered = None"),
     ),
     _bug(
-        "a refusal is told before what it rests on is published",
+        "a refusal is sent before what it rests on is published",
         "catalog 7, dirty",
         0,
         (

@@ -124,7 +124,7 @@ INDEX_BUGS = [
         ),
     ),
     _bug(
-        "a compiler deletes whatever is below the prefix",
+        "a compiler deletes everything below the prefix",
         "F18",
         0,
         (
@@ -455,7 +455,7 @@ INDEX_BUGS = [
         "a conflict is taken for a shard that is there",
         "F15, found by the simulation",
         668,
-        ("Layout.put_shards", "if not self._storage.exists(key):", "if not key:"),
+        ("Layout.put_shards", "if not self._storage.store.exists(key):", "if not key:"),
     ),
     _far(
         "a far lookup does not list packs again where a single was gone",

@@ -176,7 +176,7 @@ def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
 
 
 def test_quarantine(fleet: limpet.Fleet, run: Run) -> None:
-    assert run("quarantine", "ls")[1] == "nothing lies in quarantine\n"
+    assert run("quarantine", "ls")[1] == "the quarantine is empty\n"
     executions = executions_of(fleet.store, system())
     id_ = system().new_id()
     path = executions.keys.batch(id_)

@@ -21,6 +21,7 @@ from support.clock import ManualRuntime, Time
 from support.stores import Meddled
 
 __all__ = [
+    "HOSTILE_SQL",
     "KEYS",
     "NAME",
     "PAST",
@@ -43,6 +44,41 @@ __all__ = [
     "until_done",
     "whole_of",
 ]
+
+HOSTILE_SQL = (
+    "",
+    "select 1; select 2",
+    "create table t (x int)",
+    "copy (select 1) to '{folder}/out.csv'",
+    "attach '{folder}/other.db'",
+    "use memory",
+    "set enable_external_access = true",
+    "reset lock_configuration",
+    "pragma enable_profiling",
+    "call enable_logging()",
+    "install httpfs",
+    "load httpfs",
+    "export database '{folder}/out'",
+    "create secret (type s3, key_id 'a', secret 'b')",
+    "select * from read_csv('{folder}/secret.txt')",
+    "select * from read_text('{folder}/secret.txt')",
+    "select * from read_blob('{folder}/secret.txt')",
+    "select * from read_parquet('{folder}/secret.txt')",
+    "select * from '{folder}/secret.txt'",
+    "select * from glob('{folder}/*')",
+    "select (select content from read_text('{folder}/secret.txt'))",
+    "select * from query('select * from read_text(''{folder}/secret.txt'')')",
+    "select * from enable_logging(storage='file', storage_path='{folder}/log')",
+    "with x as (from enable_profiling(save_location='{folder}/log')) from x",
+    "describe select * from enable_profiling(save_location='{folder}/log')",
+    "select getenv('HOME')",
+    "select * from duckdb_secrets()",
+    "select * from arrow_scan(1, 2, 3)",
+    "select * from pandas_scan(1)",
+    "select * from iceberg_scan('{folder}/secret.txt')",
+    "select write_log('x')",
+)
+"""Queries that every door to SQL refuses; `{folder}` has a file secret.txt."""
 
 NAME = "recs"
 KEYS = IndexKeys.of(NAME)

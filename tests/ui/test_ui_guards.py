@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from uuid import uuid4
 
 import pytest
 
 import limpet
 from limpet.service.http import Caller, Tokens, digest_of
+from support.dashboard import sample_fleet
+from support.roles import key_for
 from support.servers.catalog import ask, start_server
+from support.servers.process import Bucket
 from ui.conftest import OWN, Serve
 
 TOKEN = "a-token-of-these-tests"
@@ -124,6 +128,35 @@ def test_read_only_dashboard_changes_nothing(serve: Serve) -> None:
     assert server.post("catalog", "undrop", body={"namespace": ["a"], "name": "b"}).status == 403
     assert server.get("queue", "mail").json["pending"][0]["id"] == "a"
     assert {*server.fleet.meter.snapshot().requests} <= {"get", "head", "list"}
+
+
+def test_a_key_that_may_only_read_is_enough(serve: Serve, seaweedfs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server itself holds the key to the policy that `limpet iam --role reader` prints."""
+    prefix = f"ui-{uuid4().hex}"
+    for name, value in seaweedfs.env.items():
+        monkeypatch.setenv(name, value)
+    owner, held = sample_fleet(seaweedfs.at(prefix), records=20, hostile=False)
+    failed = next(iter(owner.queue("enrich").failed())).ids[0]
+    key = key_for(seaweedfs, "reader", prefix)
+    for name, value in key.env.items():
+        monkeypatch.setenv(name, value)
+    server = serve(limpet.open(key.url, read_only=True), read_only=True)
+    found = server.get("overview").json
+    assert (found["trouble"], len(found["queues"]), len(found["workers"]["workers"])) == ({}, 3, 4)
+    pages = [
+        ("queue", "enrich"),
+        ("queue", "enrich", "task", failed),
+        ("index", "companies"),
+        ("index", "companies", "record", "company7.example"),
+        ("catalog",),
+        ("catalog", "difference", "2", "9"),
+        ("store",),
+    ]
+    assert {page: server.get(*page).status for page in pages} == dict.fromkeys(pages, 200)
+    assert server.post("catalog", "table", body={"namespace": ["sales"], "name": "orders"}).status == 200
+    counted = server.post("sql", body={"sql": "select count(*) from queues.enrich, locks, workers"})
+    assert (counted.status, counted.json["notes"]) == (200, [])
+    assert held
 
 
 def test_serve_has_the_dashboard_and_its_old_routes(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -19,6 +19,7 @@ from limpet.ui import server as ui_server
 from support.catalog import append
 from support.costs import plus, requests
 from support.dashboard import COLUMNS, HOSTILE, SCHEMA
+from support.index import HOSTILE_SQL
 from ui.conftest import DashboardServer, Serve
 
 
@@ -224,17 +225,13 @@ def test_sql_stays_in_its_sandbox(serve: Serve, tmp_path: Path) -> None:
     server = serve(fleet)
     found = server.post("sql", body={"sql": "select count(*) as n from companies"}).json
     assert (found["columns"], found["rows"], found["count"]) == (["n"], [["51"]], 1)
-    secret = tmp_path / "secret.csv"
-    secret.write_text("a\n1\n")
-    for query in (
-        f"select * from '{secret}'",
-        f"copy companies to '{secret}'",
-        "select 1; select 2",
-        "selec",
-        "drop x",
-    ):
-        assert server.post("sql", body={"sql": query}).status == 400
-    assert secret.read_text() == "a\n1\n"
+    (tmp_path / "secret.txt").write_text("s3cret\n")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for query in (*HOSTILE_SQL, "copy companies to '{folder}/secret.txt'", "selec", "drop x"):
+        refused = server.post("sql", body={"sql": query.format(folder=tmp_path)})
+        assert refused.status == 400, query
+        assert "s3cret" not in str(refused.json)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert server.post("sql", body={"sql": "select * from range(2000)"}).json["count"] == 2000
 
 

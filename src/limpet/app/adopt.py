@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from limpet import records
-from limpet.app.fleet import absolute, in_store, store_for
+from limpet.app.fleet import absolute, in_store, store_for, url_or_default
 from limpet.app.indexes import demand_index, has_objects, manifest_of
 from limpet.errors import Invalid, Missing
 from limpet.index import AdoptReport, Index
@@ -21,6 +21,7 @@ from limpet.index.storage import DESCRIPTION_BYTES_MAX
 from limpet.keys import IndexKeys, Key, QueueKeys, disk_name
 from limpet.queue import QueueAdoptReport
 from limpet.queue.adopt import QUEUE_FOLDERS
+from limpet.runtime import system
 from limpet.store.sources import FileSource, Folders, FolderSource, StoreSource
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ def adopt_files(
     if in_place:
         return _index_of_files(fleet, name, schema, key).adopt_in_place(source, quiesced=quiesced), True
     return demand_index(fleet, name).adopt(source, quiesced=quiesced), False
+
+
+def has_records(url: str | None, name: str) -> bool:
+    """Whether files lie where the index `name` would be, in a place that may be no fleet yet.   Cost: 1 LIST."""
+    store = store_for(url_or_default(url), system())
+    return any(stat.size for stat in store.list(IndexKeys.of(name).root))
 
 
 def _index_of_files(fleet: Fleet, name: str, schema: Path | None, key: str | None) -> Index[Any]:

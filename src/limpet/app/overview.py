@@ -62,6 +62,9 @@ QUEUES_AT_ONCE = 32
 QUEUES_IN_TURN = 8
 """How many of many queues are counted again with a reading, once all were counted and unless something changed."""
 SHOWN_MAX = 4
+NEAR_MIN = 4
+NEAR_S = 0.25
+"""How long a reading of a directory goes on counting queues, once it has counted four."""
 INDEXES_MAX = 50
 LOCKS_MAX = 200
 SQS_REQUESTS = 3
@@ -148,10 +151,10 @@ class FleetOverview:
 def read_overview(fleet: Fleet, limits: Limits = DEFAULT_LIMITS) -> FleetOverview:
     """One reading of the fleet.   Raises: nothing that concerns one part alone, see `FleetOverview.trouble`.
 
-    Cost: for queues 1 LIST per 1,000 objects and for each folder that is cut short, at most 8; if that is not enough,
-    1 LIST of the names, and 32 queues by themselves. On a directory 1 LIST, and 4 LISTs + 1 GET for each of 32 queues.
-    1 GET a lease, at most 200 a queue; for locks 1 LIST + 1 GET each, at most 200; for each of 50 indexes 1 LIST or
-    more + 1 GET; for the catalog 1 GET.
+    Cost: for queues 1 LIST; if there are more than 1,000 objects, 1 LIST of the names, and 32 queues by themselves,
+    each 1 LIST per 1,000 objects and for each folder that is cut short. On a directory 1 LIST, and 4 LISTs + 1 GET for
+    each of 32 queues. 1 GET a lease, at most 200 a queue; for locks 1 LIST + 1 GET each, at most 200; for each of 50
+    indexes 1 LIST or more + 1 GET; for the catalog 1 GET.
     """
     return OverviewWatch(fleet, limits).look()
 
@@ -445,7 +448,8 @@ class OverviewWatch:
     def _read_queues(self, view: Fleet) -> dict[str, Any]:
         if provider_of(view.url) == SQS:
             return self._read_sqs(view)
-        lists = LISTS_MAX + self._objects // 1000
+        # the first reading should be quick: what one LIST does not hold is counted side by side
+        lists = LISTS_MAX + self._objects // 1000 if self._counts else 1
         counts, whole = count_first(view.store, self._limits, lists) if view.store.far else ([], False)
         folders = None if whole else {name_of(part): f"{QUEUES}/{part}" for part in view.store.list_dirs(QUEUES)}
         if folders is not None:
@@ -481,25 +485,37 @@ class OverviewWatch:
         """
         left = [name for name in sorted(folders) if name not in done]
         store = _listed(view)
-        tokens = {} if view.store.far else {name: _token_of(store, folders[name]) for name in left}
-        changed = [name for name in left if name in self._tokens and tokens.get(name) != self._tokens[name]]
+        self._tokens = {name: token for name, token in self._tokens.items() if name in folders}
+        changed = [name for name, token in self._tokens.items() if _token_of(store, folders[name]) != token]
         first = [*dict.fromkeys([*(name for name in self._shown if name in left), *changed])][:QUEUES_AT_ONCE]
         never = [name for name in left if name not in self._counts and name not in first]
         behind = [name for name in left if name > self._turn]
         others = [name for name in dict.fromkeys([*never, *behind, *left]) if name not in first]
         others = others[: QUEUES_AT_ONCE if never or self._many else QUEUES_IN_TURN]
+        if view.store.far:
+            chosen = [*first, *others]
+            found = self._runtime.fan_out(lambda name: count_below(view.store, [folders[name]], self._limits), chosen)
+            counts = [count for each in found for count in each]
+        else:
+            counts = [*self._count_near(store, {name: folders[name] for name in [*first, *others]})]
+            others = [count.queue for count in counts if count.queue not in first]
         if others:
             self._turn = others[-1] if not never else ""
-        chosen = [*first, *others]
-        if not view.store.far:
-            self._tokens = {
-                name: tokens[name] if name in chosen else self._tokens[name]
-                for name in left
-                if name in chosen or name in self._tokens
-            }
-            return [_count_near(store, name, QueueKeys(folders[name]), self._limits) for name in chosen]
-        found = self._runtime.fan_out(lambda name: count_below(view.store, [folders[name]], self._limits), chosen)
-        return [count for counts in found for count in counts]
+        return counts
+
+    def _count_near(self, store: ListedStore, folders: Mapping[str, str]) -> Iterator[QueueCount]:
+        """Count queues of a near store one after another; some of them if that takes long.   Cost: 4 LISTs each."""
+        began_s = self._runtime.elapsed_s()
+        for n, (name, root) in enumerate(folders.items()):
+            if n >= NEAR_MIN and self._runtime.elapsed_s() - began_s > NEAR_S:
+                return
+            self._tokens[name] = _token_of(store, root)
+            found = QueueCount(name, QueueKeys(root))
+            for folder in FOLDERS:
+                for stat in store.list(f"{root}/{folder}"):
+                    found.add(folder, stat, self._limits)
+            found.control = True  # whether there is one costs as much as reading it
+            yield found
 
     def _last_finished(self, view: Fleet, count: QueueCount, now: datetime) -> FinishTimes:
         """When the last tasks of a queue with many receipts ended. A near store must read the whole folder for it: not
@@ -611,16 +627,6 @@ def _view_of(fleet: Fleet, most: int) -> Fleet:
     view = copy(fleet)
     view.store = ListedStore(fleet.store, fleet.runtime, most)
     return view
-
-
-def _count_near(store: ListedStore, name: str, keys: QueueKeys, limits: Mapping[Folder, float]) -> QueueCount:
-    """Count a queue of a near store, folder by folder.   Cost: 4 LISTs."""
-    found = QueueCount(name, keys)
-    for folder in FOLDERS:
-        for stat in store.list(f"{keys.root}/{folder}"):
-            found.add(folder, stat, limits)
-    found.control = True  # whether there is one costs as much as reading it
-    return found
 
 
 def _folders_of(keys: QueueKeys) -> list[str]:

@@ -37,7 +37,6 @@ QUEUES, FLEET = "queues", "fleet"
 OBJECTS_MAX = 20_000
 EVENTS_MAX = 200_000
 COMMITS_MAX = 20_000
-FILE_BYTES_MAX = 1 << 30
 NAMES_MAX = 10_000
 
 Columns = dict[str, str]
@@ -123,8 +122,8 @@ def fleet_sql(
 ) -> Rows:
     """Answer one SELECT over the whole fleet (see the module for the tables).
 
-    Each table is as of some moment after the query began. `on_note` is told what was left out: of a queue at most
-    20,000 objects of a folder are read unless `full` is given, and objects that cannot be read are left out.
+    Each table is as of some moment after the query began. `on_note` is called with what was left out: of a queue at
+    most 20,000 objects of a folder are read unless `full` is given, and objects that cannot be read are left out.
     `timeout_s`: how long DuckDB may compute; reading from the store does not count.
     Raises: Invalid for a query that is wrong, or is no SELECT, or names what is not there; Unavailable after
     `timeout_s`; Corrupt; Unsupported without the extra `sql`, for tables without `catalog`, and on SQS.
@@ -291,11 +290,11 @@ class FleetTables:
 
     def fetch(self, catalog: Catalog, what: str, url: str) -> bytes:
         """A file that the table `what` names.   Raises: Corrupt, also for one outside of the warehouse (F29)."""
-        from limpet.catalog.warehouse import WAREHOUSE
+        from limpet.catalog.warehouse import WAREHOUSE, file_bytes_max
 
         try:
             key = Key(f"{WAREHOUSE}/{catalog.warehouse.file_of(url)}")
-            return self._fleet.store.get(key, size_max=FILE_BYTES_MAX).data
+            return self._fleet.store.get(key, size_max=file_bytes_max(url)).data
         except Missing:
             raise Corrupt(f"the table {what} names a file that is gone: {url[:200]}") from None
         except Invalid as error:

@@ -137,7 +137,7 @@ def admit(kept: Fence | None, offered: Fence | None, *, what: str) -> Fence | No
         return offered or kept
     if kept.lock != offered.lock:
         raise Invalid(
-            f"{what} is guarded by {kept.lock}, not by {offered.lock}", hint="write it with a lease of its own lock"
+            f"{what} is guarded by {kept.lock}, not by {offered.lock}", hint="use a lease of the lock that guards it"
         )
     if offered.token < kept.token:
         raise LeaseLost(f"{what} was already written with token {kept.token}; token {offered.token} is too old")

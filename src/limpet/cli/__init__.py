@@ -120,7 +120,7 @@ def run(words: Sequence[str], defaults: Callable[[Any], dict[str, Any]] = lambda
 
 
 def _complete() -> NoReturn:
-    """Answer a shell that asks what may follow: see `limpet completion`. Only the command that is typed is loaded."""
+    """Answer a shell's request for completions (`limpet completion`). Only the command that is typed is loaded."""
     from typer.completion import completion_init  # type: ignore[attr-defined]
 
     completion_init()
@@ -130,7 +130,7 @@ def _complete() -> NoReturn:
 
 
 def parser(only: str | None = None) -> Any:
-    """What parses the command line and runs it: for all commands, or for one of them."""
+    """The parser that runs a command line: for all commands, or for one of them."""
     from typer.main import get_command
 
     command = get_command(build(only))
@@ -176,12 +176,11 @@ def build(only: str | None = None) -> typer.Typer:
     for name, place in COMMANDS.items():
         if only in (None, name):
             module, _, attribute = place.partition(":")
-            found = import_module(module)
-            _add(app, getattr(found, attribute), getattr(found, "EPILOG", None))
+            _add(app, getattr(import_module(module), attribute))
     return app
 
 
-def _add(app: typer.Typer, found: Any, epilog: str | None = None) -> None:
+def _add(app: typer.Typer, found: Any) -> None:
     """Add a group, or a function: it has the command's name, with a `_` behind a keyword of Python.
 
     Its docstring is the help; from the first `Example` on, it is the epilog: an indented line continues the one above.
@@ -195,7 +194,7 @@ def _add(app: typer.Typer, found: Any, epilog: str | None = None) -> None:
         return
     said, _, more = cleandoc(found.__doc__).partition("\n\nExample")
     examples = lines(*f"Example{more}".replace("\n  ", " ").split("\n"))
-    app.command(found.__name__.rstrip("_"), help=said, epilog=epilog or examples)(found)
+    app.command(found.__name__.rstrip("_"), help=said, epilog=examples)(found)
 
 
 def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
@@ -302,7 +301,7 @@ def confirm(what: str, question: str) -> None:
 
 
 def complain(error: LimpetError) -> int:
-    """Say on stderr what went wrong, and what to do about it; the exit code for it."""
+    """Print an error and its hint on stderr; returns the exit code for it."""
     say(f"limpet: {error}", err=True)
     if error.hint:
         say(f"hint: {error.hint}", err=True)
@@ -318,7 +317,7 @@ def complain(error: LimpetError) -> int:
 
 
 def complain_of_mistake(error: Exception) -> int:
-    """Say on stderr that limpet itself failed; the exit code for it."""
+    """Print on stderr that limpet itself failed; returns the exit code for it."""
     if os.environ.get(TRACEBACK, "0") not in ("", "0"):
         import traceback
 
@@ -361,8 +360,8 @@ def _json_escape(char: str) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where tables and coloured lines go. Without a terminal they come out plain: no line is cut, and the cells of a
-    table are separated by tabs. Control characters never reach the terminal, wherever they come from."""
+    """The console for tables and coloured lines. Without a terminal the output is plain: no line is cut, and the cells
+    of a table are separated by tabs. Control characters never reach the terminal, whatever their source."""
     from rich.console import Console
 
     plain_width = None if (sys.stderr if stderr else sys.stdout).isatty() else int(os.environ.get("COLUMNS") or 160)
@@ -372,7 +371,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _safe_hook(*, plain: bool) -> RenderHook:
-    """What every console of ours does with everything that it prints."""
+    """The hook by which our consoles remove control characters from everything that they print."""
     from rich.console import ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
     from rich.segment import Segment
     from rich.table import Table
@@ -432,7 +431,7 @@ def progress_bar(description: str, *, total: int | None, quiet: bool = False) ->
 
 
 def size_text(size: float) -> str:
-    """A number of bytes, as people say it."""
+    """A number of bytes, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -441,13 +440,13 @@ def size_text(size: float) -> str:
 
 
 def requests_text(requests: dict[str, int], where: str = "") -> str:
-    """What a command cost, in requests by verb, as a dim line."""
+    """The requests of a command by verb, as a dim line."""
     took = ", ".join(f"{count:,} {verb.upper()}" for verb, count in requests.items())
     return f"[dim]This took {many(sum(requests.values()), 'request')}{where}: {took}.[/dim]"
 
 
 def ago(seconds: float) -> str:
-    """A span of time, as people say it."""
+    """A span of time, for people."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     if seconds < 7200:

@@ -11,7 +11,7 @@ import typer
 
 import limpet
 from limpet import cli
-from limpet.cli import EXIT_FAILED, clean, console, group, lines, many, print_json, say, size_text, table
+from limpet.cli import EXIT_FAILED, answer, clean, console, group, lines, many, print_json, say, size_text, table
 from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
 from limpet.errors import Invalid, Unsupported
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from limpet.catalog.history import PastCatalog
     from limpet.catalog.records import CommitRecord, Row
     from limpet.events.fold import Executions
+    from limpet.service.client import ServiceWriter
 
 URL_VARIABLES = ["LIMPET_STORAGE_URL", "LIMPET_URL"]
 KINDS = {"n": "namespace", "t": "table", "v": "view"}
@@ -83,9 +84,17 @@ def identifier(text: str, separator: str) -> tuple[list[str], str]:
     *namespace, name = text.split(separator) if separator else [text]
     if not namespace or not name or not all(namespace):
         raise Invalid(
-            f"{text!r} is no table: it has no namespace", hint="write namespace.name; --separator / joins with slashes"
+            f"{text!r} is not a table: it has no namespace",
+            hint="write namespace.name; --separator / joins with slashes",
         )
     return namespace, name
+
+
+def writer_of(service: str | None) -> ServiceWriter | None:
+    """A writer that commits through the `limpet serve` at a URL; None without one."""
+    from limpet.service.client import ServiceWriter
+
+    return None if service is None else ServiceWriter(service)
 
 
 def log(
@@ -290,10 +299,8 @@ def undrop(
         location = _ask(service, namespace, name)
     else:
         location = _lead_and_undrop(fleet_of(url), namespace, name, wait)
-    if json:
-        print_json({"namespace": namespace, "name": name, "metadata_location": location})
-    else:
-        say(f"{table!r} is back, with {location}")
+    facts = {"namespace": namespace, "name": name, "metadata_location": location}
+    answer(facts, f"{table!r} is back, with {location}", json=json)
 
 
 def _lead_and_undrop(fleet: Fleet, namespace: list[str], name: str, wait_s: float) -> str:
@@ -369,7 +376,7 @@ def gc(
 
 
 def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
-    """List what lies in quarantine, and why. Changes nothing.
+    """List the batches of events in quarantine, and why they are there. Changes nothing.
 
     Example:
     $ limpet catalog quarantine ls -u s3://acme/prod
@@ -384,7 +391,7 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
         print_json(found)
         return
     if not found:
-        say("nothing lies in quarantine")
+        say("the quarantine is empty")
         return
     listed = table("id", "written", "bytes", "reason", right=["bytes"])
     for reason in found:
@@ -445,12 +452,7 @@ SHOWN_MAX = 20
 
 def _maintenance(table: str, separator: str, url: str | None, service: str | None, wait_s: float) -> TableMaintenance:
     namespace, name = identifier(table, separator)
-    through = None
-    if service is not None:
-        from limpet.service.client import ServiceWriter
-
-        through = ServiceWriter(service)
-    return fleet_of(url).maintain(namespace, name, through=through, wait_s=wait_s)
+    return fleet_of(url).maintain(namespace, name, through=writer_of(service), wait_s=wait_s)
 
 
 def expire(

@@ -35,7 +35,7 @@ BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredCommand:
-    """What a limpet.toml says about one command line: its words, and the defaults of options by command."""
+    """A command line after limpet.toml was applied: its words, and the defaults of options by command."""
 
     words: Sequence[str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -156,13 +156,13 @@ def _demand_known(path: str, where: str, given: Mapping[str, Any], known: Collec
 
 def _table(path: str, where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise Invalid(f"{path}: {where} is no table", hint=f"write [{where}], and name = value below it")
+        raise Invalid(f"{path}: {where} is not a table", hint=f"write [{where}], and name = value below it")
     return value
 
 
 def _text(path: str, where: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise Invalid(f"{path}: {where} is no text", hint='write it in quotes: "..."')
+        raise Invalid(f"{path}: {where} is not a text", hint='write it in quotes: "..."')
     return value
 
 

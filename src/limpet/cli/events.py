@@ -68,9 +68,9 @@ def tail(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print runs as they are written down, the oldest first, until Ctrl-C; with --json, one object a line.
+    """Print runs as they are recorded, the oldest first, until Ctrl-C; with --json, one object a line.
 
-    It looks every 5 s, which takes a LIST and a few GETs each time.
+    It polls every 5 s, which takes a LIST and a few GETs each time.
 
     Example:
     $ limpet events tail --outcome failed -u s3://acme/prod
@@ -80,6 +80,7 @@ def tail(
 
     wanted, runtime = _filter(queue, outcome, task), system()
     seen = {event.id for event in _recent(url, TAIL_MAX, wanted).events}
+    say(f"runs from now on, looked for every {EVERY_S:.0f} s; Ctrl-C ends it", err=True)
     while True:
         runtime.sleep(EVERY_S)
         for event in reversed(_recent(url, TAIL_MAX, wanted).events):

@@ -118,7 +118,7 @@ def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
         listed.add_row(clean(lock.name), clean(lock.holder), *figures, overdue)
     show(listed)
     if more:
-        show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were looked at.[/dim]")
+        show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were read.[/dim]")
 
 
 def check(
@@ -184,9 +184,9 @@ def _message(broken: BrokenLimit) -> str:
 def workers(url: UrlOption = None, json: JsonOption = False) -> None:
     """Show the worker processes of a fleet: where they run, their version and queues, and since when. Changes nothing.
 
-    A process of `limpet work` shows itself after a second, renews that every two minutes, and removes it when it ends.
-    One that has not renewed for five minutes is shown as gone: it was most likely killed. LIMPET_PRESENCE=0, in the
-    environment of a worker, hides it.
+    A process of `limpet work` registers itself after a second, renews that every two minutes, and removes it when it
+    ends. One that has not renewed for five minutes is shown as gone: it was most likely killed. LIMPET_PRESENCE=0, in
+    the environment of a worker, hides it.
 
     Example: who works on the fleet, and since when
     $ limpet workers -u s3://acme/prod
@@ -205,7 +205,7 @@ def workers(url: UrlOption = None, json: JsonOption = False) -> None:
         print_json({"workers": rows, "more": found.more, **({"unreadable": bad} if bad else {})})
         return
     if not found.workers:
-        say("no worker shows itself; `limpet work` does so a second after it started")
+        say("no worker is registered; `limpet work` registers itself a second after it started")
     else:
         listed = table("worker", "state", "since", "renewed", "threads", "version", "queues", right=("threads",))
         for each in found.workers:

@@ -30,7 +30,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not value >= 0:
-        raise typer.BadParameter(f"{text!r} is no number of seconds")
+        raise typer.BadParameter(f"{text!r} is not a number of seconds")
     return value
 
 
@@ -69,8 +69,8 @@ def run(
     """Run a command while holding a lock.
 
     The lock is renewed while the command runs, and freed when it ends. The command finds LIMPET_TOKEN, LIMPET_LOCK
-    and LIMPET_URL in its environment. The token is higher than every earlier holder's: hand it on to whatever can
-    refuse an older one.
+    and LIMPET_URL in its environment. The token is higher than every earlier holder's: pass it to every
+    service that can refuse an older one.
 
     A lock whose holder died is taken over once its ttl has passed and it was seen unchanged for a third of the ttl
     plus 2 s. limpet waits that long even with --wait 0, so that a cron job does take over.

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from limpet.cli import COMPLETE, EXIT_FAILED
 from limpet.errors import Invalid, Missing
+
+if TYPE_CHECKING:
+    from limpet.worker.signals import SignalPipe
 
 STDIN = "-"
 ENV_URL = "LIMPET_URL"
@@ -38,7 +43,7 @@ def duration_s(text: str) -> float:
     """`90s`, `15m`, `1h` or `2d` in seconds. Nothing else is a duration: a bare number could be anything."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no duration; write a whole number and a unit, {DELAY_HELP}")
+        raise typer.BadParameter(f"{text!r} is not a duration; write a whole number and a unit, {DELAY_HELP}")
     return int(found[1]) * _SECONDS[found[2]]
 
 
@@ -87,6 +92,35 @@ def refuse_path(name: str, kind: str, find: Callable[[], object]) -> None:
         ) from None
 
 
+class SignalFlag:
+    """A flag that a signal raises, or `set`. SIGUSR1 calls `on_usr1` instead."""
+
+    def __init__(self, signals: SignalPipe) -> None:
+        self.on_usr1: Callable[[], object] = lambda: None
+        self._signals = signals
+        self._up = False
+
+    def set(self) -> None:
+        """Raise the flag, and wake the thread that waits for it."""
+        self._up = True
+        self._signals.wake()
+
+    def is_set(self) -> bool:
+        """Whether it is raised: it stays so."""
+        for number in self._signals.read():
+            if number == signal.SIGUSR1:
+                self.on_usr1()
+            else:
+                self._up = True
+        return self._up
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a signal comes, for so many seconds at most; whether the flag is raised."""
+        if not self.is_set():
+            select.select([self._signals.fd], [], [], timeout)
+        return self.is_set()
+
+
 @contextmanager
 def until_reader_leaves() -> Iterator[None]:
     """Exit with code 1 when the reader of stdout has closed it. The interpreter must not try to flush the rest."""
@@ -97,8 +131,18 @@ def until_reader_leaves() -> Iterator[None]:
         raise typer.Exit(EXIT_FAILED) from None
 
 
+ZSH_REGISTERS = "compdef _limpet_completion limpet"
+ZSH_COMPLETES = f"""\
+if [[ $funcstack[1] == _limpet ]]; then
+  _limpet_completion "$@"
+else
+  {ZSH_REGISTERS}
+fi"""
+"""zsh runs a file of fpath for the first completion: it must complete, and not only say how."""
+
+
 class Shell(StrEnum):
-    """A shell that can be told how to complete."""
+    """A shell with completion."""
 
     bash = "bash"
     zsh = "zsh"
@@ -117,4 +161,5 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", h
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-    typer.echo(get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value))
+    script = get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value)
+    typer.echo(script.replace(ZSH_REGISTERS, ZSH_COMPLETES) if shell is Shell.zsh else script)

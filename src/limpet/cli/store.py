@@ -209,8 +209,8 @@ def backup(
 ) -> None:
     """Copy a fleet to another URL. It may be running, and nothing is written to it.
 
-    All that was acknowledged before this began is in the copy, or its outcome is. A run that was interrupted goes on
-    when it is started again; a later run copies only what has changed.
+    Everything that was acknowledged before the backup began is in the copy, or its outcome is. An interrupted run
+    continues when it is started again; a later run copies only what has changed.
 
     Example: every night, to another bucket; only what changed is copied again
     $ limpet backup s3://acme/prod s3://acme-backup/prod
@@ -244,7 +244,7 @@ def restore(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a fleet of a backup, in an empty place. It cannot be opened before all of it is there.
+    """Restore a backup as a fleet, in an empty place. It cannot be opened before the restore is complete.
 
     Locks that were held become free when their time is over. Do not let the old fleet and this one run at once.
 

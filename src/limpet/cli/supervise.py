@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from limpet.cli import ago, many
-from limpet.cli.options import JsonOption
+from limpet.cli.options import JsonOption, SignalFlag
 from limpet.records import printable
 
 if TYPE_CHECKING:
-    from limpet.queue.sync import Collision, Cycle, Supervisor, SyncEvent
-    from limpet.worker.signals import SignalPipe
+    from limpet.queue.sync import Collision, Cycle, SyncEvent
 
 
 LocalOption = Annotated[
@@ -83,45 +82,17 @@ def supervise(
             _write(event, runtime.wall(), json=json)
 
     with SignalPipe.catching((*STOP_SIGNALS, signal.SIGUSR1)) as signals:
-        stop = _SignalFlag(signals)
+        stop = SignalFlag(signals)
         here = open_node(local, remote)
         there = open_shared(remote, stop, write, once=once)
         if there is None:
             return
         supervisor = Supervisor(here.store, there.store, runtime, node=node, queues=queue, up_s=up, down_s=down)
-        stop.supervisor = supervisor
+        stop.on_usr1 = supervisor.ask
         if once:
             supervisor.once(write)
         else:
             supervisor.run(stop, write)
-
-
-class _SignalFlag:
-    """A flag that a signal raises; SIGUSR1 asks for a cycle instead."""
-
-    def __init__(self, signals: SignalPipe) -> None:
-        self.supervisor: Supervisor | None = None
-        self._signals = signals
-        self._up = False
-
-    def set(self) -> None:
-        self._up = True
-        self._signals.wake()
-
-    def is_set(self) -> bool:
-        for number in self._signals.read():
-            if number != signal.SIGUSR1:
-                self._up = True
-            elif self.supervisor is not None:
-                self.supervisor.ask()
-        return self._up
-
-    def wait(self, timeout: float) -> bool:
-        import select
-
-        if not self.is_set():
-            select.select([self._signals.fd], [], [], timeout)
-        return self.is_set()
 
 
 def _write(event: SyncEvent, at: datetime, *, json: bool) -> None:
@@ -155,7 +126,7 @@ def _shown(event: SyncEvent) -> tuple[dict[str, Any], list[str]]:
             fields = asdict(cycle)
             lines = [f"{cycle.direction:<5} {_counts(cycle)}", *map(_collision, cycle.collisions)]
             # Names may come from another program: `printable` keeps control characters from the terminal.
-            lines += [f"bad   {printable(name)} cannot be read; the rest goes on" for name in cycle.unreadable]
+            lines += [f"bad   {printable(name)} cannot be read; the rest is synced" for name in cycle.unreadable]
             return {"event": fields.pop("direction"), **fields}, lines
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import limpet
-from limpet.cli import ago, clean, console, lines, many, table
+from limpet.cli import ago, clean, console, many, table
 from limpet.cli.options import UrlOption
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from limpet.app.overview import FleetOverview
     from limpet.queue.inspect import QueueSummary
 
-EPILOG = lines(
-    "Example: watch a fleet; q or Ctrl-C ends it",
-    "$ limpet top -u s3://acme/prod",
-    "Example: one reading, as text",
-    "$ limpet top --once -u s3://acme/prod",
-    "Exit codes: 0 ended by q, or shown once; 130 ended by Ctrl-C; 1 no fleet there; 2 wrong usage.",
-)
 SPARKS = "\u00b7\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 OTHER_COLUMNS = 92
 """Columns that the figures of a queue take; the rest is for its last minutes."""
@@ -48,6 +41,12 @@ def top(
 
     What changes is shown within seconds; a fleet at rest is read ever more rarely, under 200 requests an hour. A number
     with a plus is a lower bound. Without a terminal it prints one reading.
+
+    Example: watch a fleet; q or Ctrl-C ends it
+    $ limpet top -u s3://acme/prod
+    Example: one reading, as text
+    $ limpet top --once -u s3://acme/prod
+    Exit codes: 0 ended by q, or shown once; 130 ended by Ctrl-C; 1 no fleet there; 2 wrong usage.
     """
     from limpet.app.overview import OverviewWatch
 

@@ -7,23 +7,12 @@ from typing import Annotated
 
 import typer
 
-from limpet.cli import lines, print_json, say
+from limpet.cli import print_json, say
 from limpet.cli.catalog import demand_extra
 from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s
 from limpet.cli.serve import HostOption, LogForm, LogOption, PortOption
 
 UI_PORT = 8180
-
-EPILOG = lines(
-    "Example: show a fleet in the browser, without buttons that change it",
-    "$ limpet ui s3://acme/prod --open",
-    "$ limpet ui s3://acme/prod --read-only",
-    "Example: for others, behind a token that the page asks for",
-    "$ openssl rand -hex 32 > ui.token && chmod 600 ui.token",
-    "$ limpet ui s3://acme/prod --host 0.0.0.0 --token-file ui.token",
-    "Exit codes: 0 stopped by a signal; 1 no fleet there, or it cannot be read; 2 wrong usage, or the port is taken; "
-    "130 ended at once.",
-)
 
 
 def ui(
@@ -58,6 +47,15 @@ def ui(
     Without a token it answers this machine only, and every user of it. A page that is left open costs at most 200
     requests an hour on an idle fleet. `limpet serve` has the same dashboard at /ui. Warnings follow the rules of
     `limpet check`.
+
+    Example: show a fleet in the browser, without buttons that change it
+    $ limpet ui s3://acme/prod --open
+    $ limpet ui s3://acme/prod --read-only
+    Example: for others, behind a token that the page asks for
+    $ openssl rand -hex 32 > ui.token && chmod 600 ui.token
+    $ limpet ui s3://acme/prod --host 0.0.0.0 --token-file ui.token
+    Exit codes: 0 stopped by a signal; 1 no fleet there, or it cannot be read; 2 wrong usage, or the port is taken; 130
+      ended at once.
     """
     demand_extra()
     from limpet.app.health import Limits

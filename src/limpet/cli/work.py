@@ -253,7 +253,7 @@ def _run(
 
 @contextmanager
 def _watching(wanted: bool) -> Iterator[int | None]:
-    """The pipe that tells when a source file below the current directory has changed; None if that is not wanted."""
+    """The pipe that gets a byte when a source file below the current directory changes; None if that is not wanted."""
     if not wanted:
         yield None
         return
@@ -270,7 +270,7 @@ def _watching(wanted: bool) -> Iterator[int | None]:
 
 @contextmanager
 def _measuring(port: str | None, url: str | None) -> Iterator[Callable[[Message, TaskCounts], None]]:
-    """What takes the messages of the worker processes, and shows them to Prometheus while the block lasts."""
+    """A function that takes the messages of worker processes; they are served to Prometheus while the block lasts."""
     if port is None:
         yield lambda message, counts: None
         return
@@ -372,7 +372,7 @@ class _RunCounts:
 
 
 class ProgressTable:
-    """What each queue and each worker process has done, from the events of tasks."""
+    """Counts by queue and by worker process, from the events of tasks."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -508,4 +508,5 @@ class Log:
         if self._console.is_terminal:
             self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{text}\n")  # in one write: what handlers print must not come in between
+            sys.stderr.flush()

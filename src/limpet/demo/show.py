@@ -111,7 +111,7 @@ def _print_end(run: DemoRun, *, stays: bool, passed: bool) -> None:
 # ---- the run ----
 
 Script = Generator[None, WorkerEvent, None]
-"""What is done to the workers, step by step: it is resumed with every event of a worker."""
+"""The steps that kill and stop workers, as a generator: it is resumed with every event of a worker."""
 
 
 class DemoRun:

@@ -35,7 +35,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventSink(Protocol):
-    """Where events go. No method raises, and `emit` never blocks; `flush` and `close` may take as long as the store
+    """Takes events. No method raises, and `emit` never blocks; `flush` and `close` may take as long as the store
     takes."""
 
     def emit(self, event: Event) -> None:

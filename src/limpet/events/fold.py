@@ -376,8 +376,16 @@ class EventFilter:
             (not self.queues or fields.get("queue") in self.queues)
             and (not self.outcomes or fields.get("outcome") in self.outcomes)
             and (self.task is None or fields.get("task") == self.task)
-            and (self.since is None or datetime.fromisoformat(event.at) >= self.since)
+            and (self.since is None or _is_since(event, self.since))
         )
+
+
+def _is_since(event: Event, since: datetime) -> bool:
+    """Whether an event is not older. One in a damaged file may have no time: it is left out."""
+    try:
+        return moment(event.at) >= since
+    except Corrupt:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -417,7 +417,7 @@ class Layout:
             for key, outcome in self._storage.store.put_many([Put(key, b"", Absent()) for key in shards]).items():
                 if isinstance(outcome, Conflict):
                     some_were_there = True
-                    if not self._storage.exists(key):
+                    if not self._storage.store.exists(key):
                         left.append(key)
                 elif isinstance(outcome, LimpetError):
                     raise outcome

@@ -54,58 +54,21 @@ TIMEOUT_S = 30.0
 """How long a query may compute by default, where people type it: in `limpet sql` and the dashboard."""
 
 _PURE = frozenset(
-    {
-        "generate_series",
-        "json_each",
-        "json_tree",
-        "query_table",
-        "range",
-        "repeat",
-        "repeat_row",
-        "test_all_types",
-        "unnest",
-        "duckdb_columns",
-        "duckdb_constraints",
-        "duckdb_functions",
-        "duckdb_keywords",
-        "duckdb_memory",
-        "duckdb_settings",
-        "duckdb_tables",
-        "duckdb_types",
-        "duckdb_views",
-        "pragma_collations",
-        "pragma_platform",
-        "pragma_table_info",
-        "pragma_version",
-        "pragma_show",
-        "pg_timezone_names",
-        "icu_calendar_names",
-    }
+    """
+    generate_series json_each json_tree query_table range repeat repeat_row test_all_types unnest duckdb_columns
+    duckdb_constraints duckdb_functions duckdb_keywords duckdb_memory duckdb_settings duckdb_tables duckdb_types
+    duckdb_views pragma_collations pragma_platform pragma_table_info pragma_version pragma_show
+    pg_timezone_names icu_calendar_names
+    """.split()  # noqa: SIM905 (as a set it would have a line for each)
 )
 """Table functions that compute, or list DuckDB's own objects."""
 
 _OF_FILES = frozenset(
-    {
-        "glob",
-        "parquet_file_metadata",
-        "parquet_kv_metadata",
-        "parquet_metadata",
-        "parquet_scan",
-        "parquet_schema",
-        "read_blob",
-        "read_csv",
-        "read_csv_auto",
-        "read_json",
-        "read_json_auto",
-        "read_json_objects",
-        "read_json_objects_auto",
-        "read_ndjson",
-        "read_ndjson_auto",
-        "read_ndjson_objects",
-        "read_parquet",
-        "read_text",
-        "sniff_csv",
-    }
+    """
+    glob parquet_file_metadata parquet_kv_metadata parquet_metadata parquet_scan parquet_schema read_blob
+    read_csv read_csv_auto read_json read_json_auto read_json_objects read_json_objects_auto read_ndjson
+    read_ndjson_auto read_ndjson_objects read_parquet read_text sniff_csv
+    """.split()  # noqa: SIM905 (as a set it would have a line for each)
 )
 """Table functions that read files."""
 
@@ -195,7 +158,7 @@ class QueryTimeLimit:
 
     @contextmanager
     def computing(self, session: Any) -> Iterator[None]:
-        """What is done in this context counts."""
+        """Count the time of this block."""
         if self._timeout_s is None:
             yield
             return
@@ -867,10 +830,26 @@ def _naive(column: Any, kind: str) -> Any:
     return column
 
 
+def _json_value(text: str) -> Any:
+    """A JSON value. What Python may not be able to read or print stays text: numbers of thousands of digits, and more
+    levels than Limpet stores (F32)."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    may_be_deep = text.count("[") + text.count("{") > records.DEPTH_MAX
+    return text if may_be_deep and _is_deeper(value, records.DEPTH_MAX) else value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
 def _convert(kind: Any, name: str) -> Convert | None:
     """The conversion from pyarrow's value to the usual Python value; None if there is none."""
     if str(kind) == "JSON":
-        return json.loads
+        return _json_value
     if kind.id in _REFUSED:
         raise Invalid(f"column {name!r} is of type {kind}, which has no Python value", hint="cast it to varchar")
     match kind.id:

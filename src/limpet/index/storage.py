@@ -301,14 +301,6 @@ class IndexStorage:
         """Run small lookups on a far store, many concurrently.   Raises: the first LimpetError, after all have run."""
         return self.for_each(lambda job: job(), jobs, at_once=LOOKUPS_AT_ONCE)
 
-    def exists(self, key: Key) -> bool:
-        """Whether the object exists.   Cost: 1 HEAD."""
-        try:
-            self.store.head(key)
-        except Missing:
-            return False
-        return True
-
     def shard_stat(self, shard: str) -> Stat:
         """Current size and version of a shard.   Raises: Corrupt if it is missing.   Cost: 1 HEAD."""
         try:

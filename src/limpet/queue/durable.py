@@ -178,7 +178,7 @@ class WaitingStep:
 
 
 def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> list[WaitingStep]:
-    """What a worker looks for before it claims an entry that is due; empty if a task can go on whatever is found.
+    """What a worker looks for before it claims an entry that is due; empty if a task can continue either way.
 
     The entry can be claimed as soon as one task has what it waits for. Looks are hints: the claim asks for the results.
     """

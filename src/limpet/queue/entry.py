@@ -20,7 +20,7 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Versioned, Won, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.errors import Corrupt, Invalid, LimpetError, Unsupported
 from limpet.keys import (
     STEPS_MAX,
     Key,
@@ -659,10 +659,10 @@ class Storage:
         return {part[1] for stat in names if (part := batch_of(name_of_receipt(stat.key)))}
 
     def write_receipt(self, entry: str, key: Key, receipt: Receipt, *, batch: bool) -> Receipt:
-        """Put a receipt there unless one stands there already; the one that stands.
+        """Put the receipt unless there is one already. Returns the one that is stored.
 
-        One that stands there and cannot be read ends the name all the same: then ours is the answer.
-        Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if one stands there.
+        An existing one that cannot be read ends the name all the same: then ours is returned.
+        Raises: OutcomeUnknown, Unavailable: then nothing may be deleted.   Cost: 1 PUT, + 1 GET if there is one.
         """
         self.journal.ended(entry, batch, key, receipt)
         try:
@@ -732,11 +732,7 @@ class Storage:
 
     def exists(self, key: Key) -> bool:
         """Whether there is such an object.   Cost: 1 HEAD."""
-        try:
-            self.store.head(key)
-        except Missing:
-            return False
-        return True
+        return self.store.exists(key)
 
 
 def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:

@@ -114,7 +114,7 @@ class SigningRefusal:
     reason: str
 
 
-class _Kind(Enum):
+class _S3Operation(Enum):
     READ = "read"
     WRITE = "write"
     COPY = "copy"
@@ -153,7 +153,7 @@ def _decided(request: S3Request, bucket: S3Bucket, folders: tuple[str, ...]) -> 
     key = _decoded(raw_key, "path")
     headers = _headers(request.headers)
     kind = _kind(request, key, query, folders)
-    writes, pins = kind is not _Kind.READ, kind is _Kind.DELETE_BY_BODY
+    writes, pins = kind is not _S3Operation.READ, kind is _S3Operation.DELETE_BY_BODY
     if pins and not bucket.compares_bodies:
         raise _Refused("a delete of several objects is signed only for AWS, which compares its body: delete one by one")
     _check_headers(headers, kind, bucket, folders)
@@ -273,22 +273,22 @@ def _query(raw: str) -> dict[str, str]:
 # ---- what ----
 
 
-def _kind(request: S3Request, key: str, query: Mapping[str, str], folders: Sequence[str]) -> _Kind:
+def _kind(request: S3Request, key: str, query: Mapping[str, str], folders: Sequence[str]) -> _S3Operation:
     """What a request does.   Raises: _Refused if it is not one of those that are signed."""
     names = frozenset(query) - {"x-id"}
     if not key:
         if request.method == "GET" and query.get("list-type") == "2" and names <= _LIST:
             if not _is_inside(query.get("prefix", ""), folders, whole=False):
                 raise _Refused("the prefix of the listing is not in the folder of the table")
-            return _Kind.READ
+            return _S3Operation.READ
         if request.method == "POST" and names == {"delete"} and not query["delete"]:
             _check_deletes(request.body, folders)
-            return _Kind.DELETE_BY_BODY
+            return _S3Operation.DELETE_BY_BODY
         raise _Refused("the request is about the bucket: only listings by prefix and deletes of objects are signed")
     upload = _UPLOAD.fullmatch(query.get("uploadId", "")) is not None
     match request.method:
         case "GET" | "HEAD" if not names:
-            return _Kind.READ
+            return _S3Operation.READ
         case "PUT" if not names or (
             names == {"partNumber", "uploadId"} and upload and _PART.fullmatch(query["partNumber"])
         ):
@@ -300,7 +300,7 @@ def _kind(request: S3Request, key: str, query: Mapping[str, str], folders: Seque
         case _:
             raise _Refused(f"{request.method[:10]!r} of an object with parameters {sorted(names)!s:.100} is not signed")
     copies = request.method == "PUT" and _COPY in {name.lower() for name in request.headers}
-    return _Kind.COPY if copies else _Kind.WRITE
+    return _S3Operation.COPY if copies else _S3Operation.WRITE
 
 
 def _headers(sent: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -320,15 +320,15 @@ def _headers(sent: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return found
 
 
-def _check_headers(headers: Mapping[str, str], kind: _Kind, bucket: S3Bucket, folders: Sequence[str]) -> None:
-    known = _BODY_HEADERS | (_READ_HEADERS if kind is _Kind.READ else _WRITE_HEADERS)
-    prefixes = () if kind is _Kind.READ else _WRITE_PREFIXES
-    if kind is _Kind.COPY:
+def _check_headers(headers: Mapping[str, str], kind: _S3Operation, bucket: S3Bucket, folders: Sequence[str]) -> None:
+    known = _BODY_HEADERS | (_READ_HEADERS if kind is _S3Operation.READ else _WRITE_HEADERS)
+    prefixes = () if kind is _S3Operation.READ else _WRITE_PREFIXES
+    if kind is _S3Operation.COPY:
         known |= _COPY_HEADERS
     for name in headers:
         if name not in known and not name.startswith(prefixes):
             raise _Refused(f"a request with the header {name} is not signed")
-    if kind is _Kind.COPY:
+    if kind is _S3Operation.COPY:
         source = _decoded(headers[_COPY].removeprefix("/"), "copy source")
         name, _, key = source.partition("/")
         if "?" in source or name != bucket.name or not _is_inside(key, folders):

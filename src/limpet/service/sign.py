@@ -1,7 +1,7 @@
 """Remote signing: the service signs S3 requests with its own key, and clients never see the key.
 
-A client that sends `X-Iceberg-Access-Delegation: remote-signing` is told, with a table, where to have its requests
-signed. `limpet.service.decide` says which requests are signed. Signing is arithmetic: no request is sent.
+A client that sends `X-Iceberg-Access-Delegation: remote-signing` gets, with a table, the address where its requests
+are signed. `limpet.service.decide` says which requests are signed. Signing is arithmetic: no request is sent.
 """
 
 from __future__ import annotations

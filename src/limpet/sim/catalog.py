@@ -458,11 +458,8 @@ class ApiProcess(CompactorProcess):
         except RequestRefused as no:
             self.model.refused(call, str(no))
             raise
-        except Unavailable:
-            self.model.not_attempted(call)
-            raise
-        except OutcomeUnknown:
-            self.model.unknown(call)
+        except (Unavailable, OutcomeUnknown) as error:
+            self.model.ends(call, "503" if isinstance(error, Unavailable) else "unknown")
             raise
         self.model.acknowledged(call, result)
         return result
@@ -796,13 +793,14 @@ class CatalogModel:
         self.calls.setdefault(id_, []).append(call)
         return call
 
-    def _ends(self, call: CommitCall, outcome: str, detail: object = "") -> None:
+    def ends(self, call: CommitCall, outcome: str, detail: object = "") -> None:
+        """It was answered: by 503 if it was not attempted; by 500, "unknown", it stays open."""
         call.ended_s, call.outcome = self.world.now_s, outcome
         self.world.note(call.who, "answers", call.id, call.request.what, f"{outcome} {detail}")
 
     def acknowledged(self, call: CommitCall, result: Any) -> None:
         """It was acknowledged.   Raises: Violation unless it is published, with that very result."""
-        self._ends(call, "ok", result)
+        self.ends(call, "ok", result)
         grants = self.granted.get(call.id, [])
         if not grants:
             raise Violation(f"{call.who} acknowledged {call.id}, which is not published")
@@ -811,7 +809,7 @@ class CatalogModel:
 
     def refused(self, call: CommitCall, why: str) -> None:
         """It was refused.   Raises: Violation unless that was so at some moment of the call."""
-        self._ends(call, "no", why)
+        self.ends(call, "no", why)
         grant = self.granted.get(call.id, [])[-1:]
         now = self.world.store_time().isoformat(timespec="microseconds")
         for at, entries in enumerate(self.points[call.first :], call.first):
@@ -820,14 +818,6 @@ class CatalogModel:
             if ruling(call.request, entries) == why:
                 return
         raise Violation(f"{call.who} refused {call.id} because {why}, and that was never so during the call")
-
-    def not_attempted(self, call: CommitCall) -> None:
-        """It was answered by 503."""
-        self._ends(call, "503")
-
-    def unknown(self, call: CommitCall) -> None:
-        """It was answered by 500: it stays open."""
-        self._ends(call, "unknown")
 
     def publish(self, row: Row, at: str, by: str, written_s: float, read: Callable[[str], bytes | None]) -> None:
         """A head holds a new row, whose batch `by` wrote.   Raises: Violation."""

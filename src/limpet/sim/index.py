@@ -34,8 +34,7 @@ from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
 from limpet.sim.bucket import Bucket, BucketChange, SimStore
-from limpet.sim.directory import ROOT, MachineActors, StillFiles
-from limpet.sim.disk import SimFiles
+from limpet.sim.directory import ROOT, MachineActors, SimFiles, StillFiles
 from limpet.sim.world import EPOCH, SimProcess, SimRuntime, Violation, World
 from limpet.store import DirectoryStore
 from limpet.store.api import Always, Store, Version, When
@@ -215,14 +214,14 @@ class WatchedStore(Store):
 
     watch: Callable[[Key, bytes], None] | None = None
 
-
-class BucketStore(SimStore, WatchedStore):
-    """The bucket, watched."""
-
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         if self.watch is not None:
             self.watch(key, data)
-        return super().put(key, data, when=when)
+        return super().put(key, data, when=when)  # type: ignore[safe-super]  # of the store that it is mixed into
+
+
+class BucketStore(WatchedStore, SimStore):
+    """The bucket, watched."""
 
 
 @cache
@@ -384,7 +383,7 @@ class IndexUser(Actor):
         """Some records, and one that never was."""
         names = sorted({self.name() for _ in range(1 + int(self.chance() * 5))})
         floors = self.model.begins(names)
-        found: dict[Any, Any] = self.index.get_many([*names, "nobody"])
+        found: dict[Any, Any] = self.index.get_many([*names, "never written"])
         if not found.keys() <= {*names}:
             raise Violation(f"get_many of {names} found {found}")
         self.model.ends(self.process.name, floors, found)
@@ -489,9 +488,7 @@ class SimIndexVerifier(IndexUser):
         key = KEYS.shard(shard_id(name, DEPTH))
         objects = self.actors.bucket.objects
         whole = objects.pop(key)
-        for what, call in (("get", lambda: self.index.get(name)), ("scan", lambda: [*self.index.scan()])):
-            with suppress(Corrupt):
-                raise Violation(f"{key} is missing, and {what} answers {call()}")
+        self.noticed(key, name, finding="missing_shard")
         self.refused(key)
         self.actors.bucket.put("vandal", key, whole.data.partition(b"\n")[2], Always())
         self.noticed(key, name)
@@ -504,7 +501,7 @@ class SimIndexVerifier(IndexUser):
             if not any(finding.kind == "changed" for finding in self.index.verify().findings):
                 raise Violation(f"{key} was changed, and verify does not find it")
 
-    def noticed(self, key: Key, name: str) -> None:
+    def noticed(self, key: Key, name: str, *, finding: str = "lost") -> None:
         """Every read of a shard that lost records must raise Corrupt, whichever record it is for."""
         reads: dict[str, Callable[[], object]] = {
             "get": lambda: self.index.get(name),
@@ -514,7 +511,7 @@ class SimIndexVerifier(IndexUser):
         for what, call in reads.items():
             with suppress(Corrupt):
                 raise Violation(f"{key} lost records, and {what} answers {call()}")
-        if not any(finding.kind == "lost" for finding in self.index.verify().findings):
+        if not any(found.kind == finding for found in self.index.verify().findings):
             raise Violation(f"{key} lost records, and verify does not find it")
 
     def refused(self, shard: Key) -> None:
@@ -606,13 +603,8 @@ class IndexDiskActors(MachineActors):
             raise Violation(f"after {when}: {error}") from error
 
 
-class DiskStore(DirectoryStore, WatchedStore):
+class DiskStore(WatchedStore, DirectoryStore):
     """A directory, watched."""
-
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        if self.watch is not None:
-            self.watch(key, data)
-        return super().put(key, data, when=when)
 
 
 class _CrashingFiles(SimFiles):

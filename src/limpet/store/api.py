@@ -9,7 +9,7 @@ from typing import NewType, TypeVar
 
 import msgspec
 
-from limpet.errors import Corrupt, LimpetError
+from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.keys import Key, clock_key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import FAN_OUT_MAX, Runtime
@@ -110,6 +110,14 @@ class Store(ABC):
     @abstractmethod
     def head(self, key: Key) -> Stat:
         """The object's size, version and time, without its bytes.   Raises: Missing.   Cost: 1 HEAD."""
+
+    def exists(self, key: Key) -> bool:
+        """Whether there is such an object.   Cost: 1 HEAD."""
+        try:
+            self.head(key)
+        except Missing:
+            return False
+        return True
 
     @abstractmethod
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:

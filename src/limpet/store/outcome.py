@@ -25,7 +25,7 @@ BACKOFF_S = 0.1
 class Verdict(Enum):
     """What a read-back shows about a write whose answer was unclear."""
 
-    WON = "it is what stands there"
+    WON = "it is the current content"
     REPLACED = "it landed, and another writer wrote after it"
     BASE = "nothing has changed yet: send the same bytes again"
     LOST = "another writer wrote, and ours can no longer land"
@@ -100,7 +100,7 @@ def put_bytes(store: Store, runtime: Runtime, key: Key, data: bytes, when: When,
     size_max = len(data) if isinstance(when, Absent) else None  # a larger object is not our write
     resolution = put_resolved(store, runtime, key, data, when, classify, size_max=size_max)
     if resolution.version is None:
-        raise OutcomeUnknown(f"the outcome of the write of {key} is unknown: other bytes stand there")
+        raise OutcomeUnknown(f"the outcome of the write of {key} is unknown: the object has other bytes")
     return resolution.version
 
 

@@ -48,7 +48,7 @@ _NAMED_BY_USERS = (
 _GCP_ROLES: dict[str, Json] = {
     "limpetRead": {
         "title": "Limpet: read",
-        "description": "Get objects, list them, and be told that one is missing.",
+        "description": "Get objects, list them, and learn that one is missing.",
         "stage": "GA",
         "includedPermissions": ["storage.objects.get", "storage.objects.list"],
     },
@@ -96,7 +96,7 @@ class Scope:
 
 
 def scope_of(url: str, provider: Provider) -> Scope:
-    """Where the fleet at `url` lies.   Raises: Invalid, also for a bucket of another cloud."""
+    """The scope of the fleet at `url`.   Raises: Invalid, also for a bucket of another cloud."""
     place = locate(url, environ={})
     if place.scheme != _SCHEMES[provider]:
         raise Invalid(f"{url} is no bucket of {provider}", hint=f"give {_SCHEMES[provider]}://bucket/prefix")

@@ -279,7 +279,7 @@ class ScopedStore(WrappedStore):
         if bound is None:
             raise Denied(
                 f"the role {self.role} may not write the object that reads the store's clock",
-                hint="read any object first: its LastModified tells the time",
+                hint="read any object first: its LastModified is a time of the store",
             )
         return bound
 

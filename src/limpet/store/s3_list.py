@@ -114,7 +114,7 @@ def parse(data: bytes) -> RawPage:
     token = found.fields.get("NextContinuationToken")
     truncated = found.fields.get("IsTruncated", "true" if token else "false")
     if truncated not in ("true", "false") or (truncated == "true" and not token):
-        raise ValueError("it does not say whether and where the listing goes on")
+        raise ValueError("it does not say whether and where the listing continues")
     return RawPage(
         [_described(row, decoded(row.get("Key", ""))) for row in found.rows],
         [decoded(folder) for folder in found.folders],

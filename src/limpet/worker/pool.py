@@ -1,6 +1,6 @@
 """`ProcessPool`: the worker processes of `limpet work`, started, heard, replaced and ended.
 
-Each is a fresh interpreter, never a fork (a store's client does not survive one), in a process group of its own, so
+Each is a fresh interpreter, never a fork (a store's client does not survive one), in its own process group, so
 that Ctrl-C reaches limpet and not the commands that tasks have started.
 """
 

@@ -42,7 +42,7 @@ class TableSnapshot(msgspec.Struct, rename="kebab", frozen=True):
 
 
 class TableRef(msgspec.Struct, rename="kebab", frozen=True):
-    """A branch or tag, with retention rules of its own."""
+    """A branch or tag, with its own retention rules."""
 
     snapshot_id: _Long
     type: _Short = "branch"
@@ -104,7 +104,7 @@ def history_of(metadata: bytes, what: str) -> TableHistory:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What is kept of a branch without a rule of its own: snapshots that are younger than `max_age_ms`, and the newest
+    """What is kept of a branch without its own rule: snapshots that are younger than `max_age_ms`, and the newest
     `min_snapshots`. A branch or tag whose snapshot is older than `max_ref_age_ms` goes itself; None: it stays."""
 
     max_age_ms: int = MAX_AGE_MS
@@ -195,7 +195,7 @@ def expiry_updates(plan: ExpiryPlan) -> list[dict[str, Any]]:
 
 
 def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
-    """The commit that carries out a plan, if every branch and tag that was looked at is as it was.
+    """The commit that carries out a plan, if every branch and tag that was read is unchanged.
 
     A branch or tag that was created since is not named here: the catalog refuses to remove its snapshot.
     """

@@ -37,8 +37,8 @@ from limpet.catalog.maintain.decide import (
     recent_metadata,
     rewrite_groups,
 )
-from limpet.catalog.state import check_name, check_namespace, shown
-from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
+from limpet.catalog.state import NoSuchNamespace, NoSuchTable, check_name, check_namespace, shown
+from limpet.catalog.warehouse import WAREHOUSE, file_bytes_max
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable, Unsupported
 from limpet.keys import Key
 from limpet.store.api import Absent
@@ -49,7 +49,6 @@ BACKOFF_S = 0.1
 ID_BITS = 62
 TARGET_BYTES = 64 << 20
 TARGET_BYTES_MAX = 1 << 30
-DATA_BYTES_MAX = 1 << 30
 MIN_FILES = 5
 GROUPS_AT_ONCE = 16
 """Groups of files that one commit replaces: a large table is compacted in several commits."""
@@ -116,17 +115,76 @@ class OrphanReport:
     dry_run: bool
 
 
-class TableMaintenance:
-    """Maintains one table. `catalog` is only read; `lead` returns a writer for it."""
+class TableChange:
+    """What a process needs that changes one table. `catalog` is only read; `lead` returns a writer for it."""
 
     def __init__(self, catalog: Catalog, table: tuple[Sequence[str], str], lead: Lead) -> None:
         self._catalog = catalog
-        self._namespace, self._name = check_namespace(table[0]), check_name(table[1])
+        self._namespace, self._name = tuple(table[0]), table[1]
         self._shown = shown(self._namespace, self._name)
         self._lead = lead
         self._warehouse = catalog.warehouse
         self._store = catalog.warehouse.store
         self._runtime = catalog.warehouse.runtime
+
+    def _load(self) -> LoadedTable:
+        return self._catalog.load_table(self._namespace, self._name)
+
+    def _key(self, url: str) -> Key:
+        """The key of a file of the table.   Raises: Invalid for one outside the warehouse (F29)."""
+        return Key(f"{WAREHOUSE}/{self._warehouse.file_of(url)}")
+
+    def _write(self, files: Mapping[str, bytes], written: list[Key]) -> None:
+        """Write files under unique names; their keys are added to `written`, also on failure.
+
+        Raises: OutcomeUnknown; Unavailable.   Cost: 1 PUT each.
+        """
+
+        def write(url: str) -> LimpetError | None:
+            try:
+                key = self._key(url)
+                put_bytes(self._store, self._runtime, key, files[url], Absent())
+            except LimpetError as error:
+                return error
+            written.append(key)
+            return None
+
+        for error in self._runtime.fan_out(write, files, at_once=self._store.at_once):
+            if error is not None:
+                raise error
+
+    def _remove(self, written: Sequence[Key]) -> None:
+        """Delete files that no commit names. Errors are ignored: no reader opens such a file."""
+        self._store.delete_many(written)
+
+    def _stamp(self) -> Stamp:
+        """The identity of a new snapshot."""
+        at_ms = int(self._runtime.wall().timestamp() * 1000)
+        return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
+
+    def _landed(self, stamp: Stamp) -> str:
+        """The location of the metadata if the table has our snapshot although the commit was refused; else "".
+
+        F1: a proxy may have sent the commit twice, and only the second one was refused.   Cost: 2 GETs.
+        """
+        try:
+            loaded = self._load()
+        except (NoSuchTable, NoSuchNamespace):
+            return ""
+        return loaded.metadata_location or "" if has_snapshot(loaded.metadata, stamp.snapshot_id) else ""
+
+    def _back_off(self, tries: int) -> None:
+        self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
+
+    def _too_many(self) -> Unavailable:
+        return Unavailable(f"too many concurrent commits to {self._shown!r}", hint="run it again in a moment")
+
+
+class TableMaintenance(TableChange):
+    """Maintains one table. `catalog` is only read; `lead` returns a writer for it."""
+
+    def __init__(self, catalog: Catalog, table: tuple[Sequence[str], str], lead: Lead) -> None:
+        super().__init__(catalog, (check_namespace(table[0]), check_name(table[1])), lead)
 
     # ---- expiry ----
 
@@ -240,16 +298,14 @@ class TableMaintenance:
 
     def _commit(self, writer: TableWriter, current: CurrentFiles, done: Sequence[RewrittenGroup]) -> bool:
         """Commit a replacement; False after a conflict: then no file of it remains.   Raises: OutcomeUnknown."""
-        at_ms = int(self._runtime.wall().timestamp() * 1000)
-        stamp = Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
+        stamp = self._stamp()
         request, manifests = replacing_commit(current, done, stamp)
         written: list[Key] = []
         self._write(manifests, written)
         try:
             writer.commit_table(self._namespace, self._name, request)
         except Conflict:
-            # F1: a proxy may have sent the commit twice, and only the second one was refused.
-            if has_snapshot(self._load().metadata, stamp.snapshot_id):
+            if self._landed(stamp):
                 return True
             self._remove(written)  # F4: after a definite refusal no commit can name them
             return False
@@ -338,9 +394,6 @@ class TableMaintenance:
 
     # ---- shared ----
 
-    def _load(self) -> LoadedTable:
-        return self._catalog.load_table(self._namespace, self._name)
-
     def _history(self, loaded: LoadedTable) -> TableHistory:
         return history_of(loaded.metadata, self._shown)
 
@@ -358,9 +411,7 @@ class TableMaintenance:
     def _fetch(self, url: str) -> bytes:
         """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
         try:
-            return self._warehouse.data(
-                self._warehouse.path_of(url, "file"), size_max=max(DATA_BYTES_MAX, METADATA_BYTES_MAX)
-            )
+            return self._warehouse.data(self._warehouse.path_of(url, "file"), size_max=file_bytes_max(url))
         except Invalid as error:
             raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
 
@@ -370,19 +421,3 @@ class TableMaintenance:
         except Invalid:
             return False
         return True
-
-    def _write(self, files: Mapping[str, bytes], written: list[Key]) -> None:
-        for url, data in files.items():
-            key = Key(f"{WAREHOUSE}/{self._warehouse.file_of(url)}")
-            put_bytes(self._store, self._runtime, key, data, Absent())
-            written.append(key)
-
-    def _remove(self, written: Sequence[Key]) -> None:
-        """Delete files that no commit names. Errors are ignored: no reader opens such a file."""
-        self._store.delete_many(written)
-
-    def _back_off(self, tries: int) -> None:
-        self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
-
-    def _too_many(self) -> Unavailable:
-        return Unavailable(f"too many concurrent commits to {self._shown!r}", hint="run it again in a moment")

@@ -14,7 +14,7 @@ import typer
 
 import limpet
 from limpet.cli import ago, many, print_json, progress_bar, say, size_text
-from limpet.cli.index.options import EngineOption, IndexArgument, SkipDamagedOption, engine_of, skipping
+from limpet.cli.index.options import EngineOption, IndexArgument, SkipDamagedOption, engine_of, opened, skipping
 from limpet.cli.options import STDIN, JsonOption, UrlOption, open_input, refuse_path, until_reader_leaves
 from limpet.errors import Invalid, LimpetError, Missing
 
@@ -139,7 +139,7 @@ def _target(
     if not create:
         fleet = limpet.open(url, create=False).check()
         return fleet, demand_index(fleet, index)
-    refuse_path(index, "index", lambda: demand_index(limpet.open(url, create=False).check(), index))
+    refuse_path(index, "index", lambda: opened(url, index))
     try:
         fleet = limpet.open(url, create=False).check()
         manifest = fleet.index(index).manifest
@@ -255,14 +255,13 @@ def export(
     Exit codes: 0 written; 1 there is no such index, it could not be read or written, or --skip-damaged left some out
       (the file is written then); 2 wrong usage.
     """
-    from limpet.app.indexes import demand_index
     from limpet.index.files import export as exporting
     from limpet.index.formats import name_of
 
     named = name_of(file, format)
     if file == STDOUT and json:
         raise Invalid("the records and --json cannot both go to stdout", hint="write the records into a file")
-    handle = demand_index(limpet.open(url, read_only=True).check(), index)
+    handle = opened(url, index, read_only=True)
     with skipping(skip_damaged) as on_damage:
         with until_reader_leaves():
             records = _write(file, lambda stream: exporting(handle, stream, named, on_damage))

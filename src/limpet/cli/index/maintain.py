@@ -11,9 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import limpet
-from limpet.cli import EXIT_FAILED, ago, clean, console, many, print_json, requests_text, say, show, size_text, table
-from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of
-from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s
+from limpet.cli import (
+    EXIT_FAILED,
+    ago,
+    answer,
+    clean,
+    console,
+    many,
+    print_json,
+    requests_text,
+    say,
+    show,
+    size_text,
+    table,
+)
+from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of, opened
+from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, duration_s
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import IndexKeys
 
@@ -23,7 +36,6 @@ if TYPE_CHECKING:
     from limpet.index.maintain.import_existing import AdoptReport
     from limpet.index.maintain.verify import VerifyReport
     from limpet.publish import Published
-    from limpet.worker.signals import SignalPipe
 
 
 IDLE_MAX = 8
@@ -114,28 +126,8 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
     for name, report in reports.items():
         if report.strays:
             said = f"{name}: {many(report.strays, 'folder')} of another depth"
-            show(f"[yellow]{clean(said)}[/yellow]; `limpet index verify` tells more")
+            show(f"[yellow]{clean(said)}[/yellow]; see `limpet index verify`")
     show(requests_text(requests, " here, without those of the workers" if spread else ""))
-
-
-class _StopRequest:
-    """Whether a signal has asked to stop; once it has, it stays so."""
-
-    def __init__(self, signals: SignalPipe) -> None:
-        self._signals = signals
-        self._up = False
-
-    def __call__(self) -> bool:
-        self._up = self._up or bool(self._signals.read())
-        return self._up
-
-    def wait(self, seconds: float) -> bool:
-        """Wait so long, or until a signal comes; whether one did."""
-        import select
-
-        if not self():
-            select.select([self._signals.fd], [], [], seconds)
-        return self()
 
 
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
@@ -146,14 +138,14 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
     runtime = system()
     pause_s = every_s
     with SignalPipe.catching(STOP_SIGNALS) as signals:
-        stop = _StopRequest(signals)
-        while not stop():
+        stop = SignalFlag(signals)
+        while not stop.is_set():
             busy = False
             try:
                 for name in names or fleet.indexes():
                     began_s = runtime.elapsed_s()
                     try:
-                        report = fleet.index(name).compile(place.executor, full=full, stop=stop)
+                        report = fleet.index(name).compile(place.executor, full=full, stop=stop.is_set)
                     except (Corrupt, Unavailable, OutcomeUnknown) as error:
                         _print_run({"index": name, "error": str(error), "hint": error.hint}, json=json)
                         continue
@@ -262,16 +254,12 @@ def _publish(
     wait_s: float,
 ) -> Published:
     from limpet.catalog import NotLeader
+    from limpet.cli.catalog import writer_of
 
-    through = None
-    if service is not None:
-        from limpet.service.client import ServiceWriter
-
-        through = ServiceWriter(service)
     try:
-        return fleet.publish_index(index, table, compile=compile, through=through, wait_s=wait_s)
+        return fleet.publish_index(index, table, compile=compile, through=writer_of(service), wait_s=wait_s)
     except NotLeader as error:
-        if through is not None:
+        if service is not None:
             raise
         raise NotLeader(str(error), hint="commit through it: --catalog http://HOST:PORT") from None
 
@@ -324,11 +312,9 @@ def verify(
     Exit codes: 0 nothing is wrong, or all was repaired; 1 something is wrong, or there is no such index; 2 wrong
       usage; 75 another repair, reshard or purge is running.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False, read_only=not (repair or accept_loss)).check(), name)
+    index = opened(url, name, read_only=not (repair or accept_loss))
     with console(stderr=True).status(f"reading {name!r}"):
-        report = handle.verify(repair=repair, accept_loss=accept_loss)
+        report = index.verify(repair=repair, accept_loss=accept_loss)
     if json:
         facts = ("ok", "shards", "records", "tombstones", "waiting", "read_bytes")
         print_json(
@@ -394,7 +380,8 @@ def adopt(
     nothing.
 
     Without --from, and if the folder has no manifest, an index is made in place: the records are put, the record files
-    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed.
+    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed. The
+    place need not be a fleet before.
 
     Example: import a folder of record files; then those beside the index's own, which nothing writes any more
     $ limpet index adopt domains --from ./old/domains -u s3://acme/prod
@@ -403,9 +390,9 @@ def adopt(
     $ limpet index adopt domains --key domain --quiesced -u ./fleet
     Exit codes: 0 all were imported; 1 some were bad, or there is no such index or folder; 2 wrong usage.
     """
-    from limpet.app.adopt import adopt_files
+    from limpet.app.adopt import adopt_files, has_records
 
-    fleet = limpet.open(url, create=False).check()
+    fleet = limpet.open(url, create=from_ is None and has_records(url, name)).check()
     with console(stderr=True).status(f"taking files into {name!r}"):
         report, in_place = adopt_files(fleet, name, from_, schema, key, quiesced=quiesced)
     if json:
@@ -451,20 +438,16 @@ def reshard(
     Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 wrong
       usage; 75 another repair, reshard or purge is running.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False).check(), name)
+    handle = opened(url, name)
     with console(stderr=True).status(f"resharding {name!r}"):
         report = handle.reshard(depth, quiesced=quiesced)
-    if json:
-        print_json({"index": name, **asdict(report)})
-    elif report.before == depth:
-        say(f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed")
-    else:
-        say(
+    text = f"{name!r} has depth {depth} already; {many(report.removed, 'object')} of another depth removed"
+    if report.before != depth:
+        text = (
             f"{name!r} has {many(report.shards, 'shard')} of depth {depth} now (it was {report.before}), with "
             f"{many(report.records, 'record')}, tombstones included"
         )
+    answer({"index": name, **asdict(report)}, text, json=json)
 
 
 def purge(
@@ -489,14 +472,9 @@ def purge(
     Exit codes: 0 done; 1 another process wrote meanwhile, or a shard is bad: put that right and run it again; 2 wrong
       usage; 75 another repair, reshard or purge is running.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False).check(), name)
+    handle = opened(url, name)
     with console(stderr=True).status(f"purging {name!r}"):
         report = handle.purge(quiesced=quiesced, older_than_s=older_than)
-    if json:
-        print_json({"index": name, **asdict(report)})
-    else:
-        kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
-        shards = many(report.shards, "shard")
-        say(f"{many(report.dropped, 'tombstone')} dropped from {shards} of {name!r}{kept}")
+    kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
+    text = f"{many(report.dropped, 'tombstone')} dropped from {many(report.shards, 'shard')} of {name!r}{kept}"
+    answer({"index": name, **asdict(report)}, text, json=json)

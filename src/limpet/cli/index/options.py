@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import limpet
 from limpet.cli import EXIT_FAILED, say
 from limpet.errors import Invalid, Unavailable, Unsupported
 
 if TYPE_CHECKING:
+    from limpet.index import Index
     from limpet.index.codec.lines import Field, Schema
     from limpet.index.reader import DamagedShard, OnDamage
 
@@ -44,7 +46,7 @@ EngineOption = Annotated[
 
 @contextmanager
 def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
-    """What to hand to a reader. If shards were left out, the command ends with exit code 1 when all else is done."""
+    """The callback for a reader. If shards were left out, the command ends with exit code 1 when all else is done."""
     count = 0
 
     def report(left_out: DamagedShard) -> None:
@@ -58,6 +60,13 @@ def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
         say(f"limpet: {shards} left out: the output is incomplete", err=True)
         say("hint: restore them from a backup, or `limpet index verify --accept-loss`", err=True)
         raise typer.Exit(EXIT_FAILED)
+
+
+def opened(url: str | None, name: str, *, read_only: bool = False) -> Index[dict[str, Any]]:
+    """An index that exists.   Raises: Missing."""
+    from limpet.app.indexes import demand_index
+
+    return demand_index(limpet.open(url, create=False, read_only=read_only).check(), name)
 
 
 def key_of(schema: Schema, text: str) -> str | int:
@@ -85,7 +94,7 @@ def field_of(text: str, *, always_optional: bool = False) -> Field:
             return Field(name, known, required=not always_optional and not typed.endswith("?"))
     why = f"there is no type {kind!r}" if name and colon else "it has no type"
     raise Invalid(
-        f"{text!r} is no column: {why}",
+        f"{text!r} is not a column: {why}",
         hint=f"write name:type, or name:type? if it may be null; the types are {', '.join(KINDS)}",
     )
 
@@ -99,7 +108,7 @@ _HINT = "write processes=4, threads=4, or dask=tcp://HOST:PORT"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where work is done: by an executor, or without one in this process; `workers` is how many jobs run at once."""
+    """An executor, or None for this process; `workers`: the number of jobs that run concurrently."""
 
     executor: Executor | None
     workers: int = 1
@@ -107,7 +116,7 @@ class Engine:
 
 @contextmanager
 def engine_of(text: str | None, url: str) -> Iterator[Engine]:
-    """What `--engine` names, for a fleet at `url`, while the block lasts.
+    """The engine that `--engine` names, for a fleet at `url`, while the block lasts.
 
     Raises: Invalid; Unsupported without the package; Unavailable for a cluster, or a worker of it, that is not there.
     """

@@ -13,6 +13,7 @@ import limpet
 from limpet.cli import (
     EXIT_FAILED,
     ago,
+    answer,
     clean,
     many,
     now_of,
@@ -24,7 +25,7 @@ from limpet.cli import (
     table,
     when,
 )
-from limpet.cli.index.options import IndexArgument, KeysArgument, SkipDamagedOption, field_of, key_of, skipping
+from limpet.cli.index.options import IndexArgument, KeysArgument, SkipDamagedOption, field_of, key_of, opened, skipping
 from limpet.cli.options import STDIN, JsonOption, UrlOption, refuse_path, until_reader_leaves
 from limpet.cli.sql import CsvOption, MemoryOption, ParquetOption, QueryArgument, bare, demand_one_format, print_answer
 from limpet.errors import Invalid, LimpetError, Missing
@@ -71,7 +72,7 @@ def create(
     $ limpet index create sites --schema datapackage.json -u s3://acme/prod
     Exit codes: 0 created, or it exists with these columns; 1 the store refused; 2 wrong usage, or other columns.
     """
-    from limpet.app.indexes import demand_index, manifest_of, package_of
+    from limpet.app.indexes import manifest_of, package_of
     from limpet.index.codec.types import typed, with_own
 
     if (schema is None) is (not field):
@@ -83,7 +84,7 @@ def create(
     if found.key is None:
         raise Invalid("the schema names no primaryKey", hint="say which field is the key: --key NAME")
     with_own(found.fields or (), found.key)  # refuses columns that make no sense before a fleet is made for them
-    refuse_path(index, "index", lambda: demand_index(limpet.open(url, create=False).check(), index))
+    refuse_path(index, "index", lambda: opened(url, index))
     fleet = limpet.open(url).check()
     before = manifest_of(fleet, index)
     manifest = fleet.index(index, columns, key=key, depth=depth).manifest
@@ -280,7 +281,6 @@ def put(
     $ curl -s https://a.com/site.json | limpet index put sites - -u s3://acme/prod
     Exit codes: 0 written; 1 there is no such index, or the store refused; 2 wrong usage, or a bad record.
     """
-    from limpet.app.indexes import demand_index
     from limpet.index.formats.text import json_decoder, parsed
 
     text: str | bytes = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1) if record == STDIN else record
@@ -290,15 +290,12 @@ def put(
         hint = """quote it for the shell: '{"domain": "a.com"}'"""
         many_lines = isinstance(text, bytes) and text.count(b"\n") > 1 and "Extra data" in str(error)
         raise Invalid(str(error), hint="many records: limpet index import" if many_lines else hint) from None
-    handle = demand_index(limpet.open(url, create=False).check(), index)
+    handle = opened(url, index)
     schema = handle.manifest.schema
     values = json_decoder(schema)(given)
     handle.put(values)
     key = values[schema.key]
-    if json:
-        print_json({"index": index, "key": key})
-    else:
-        say(f"put {str(key)!r} into {index!r}")
+    answer({"index": index, "key": key}, f"put {str(key)!r} into {index!r}", json=json)
 
 
 def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: JsonOption = False) -> None:
@@ -310,9 +307,8 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
     Exit codes: 0 all were found; 1 one is missing, or there is no such index; 2 wrong usage.
     """
     from limpet import records
-    from limpet.app.indexes import demand_index
 
-    handle = demand_index(limpet.open(url, read_only=True).check(), index)
+    handle = opened(url, index, read_only=True)
     schema = handle.manifest.schema
     wanted = [key_of(schema, key) for key in keys]
     found = {wanted[0]: handle.get(wanted[0])} if len(wanted) == 1 else handle.get_many(wanted)
@@ -357,19 +353,14 @@ def delete(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json
     $ limpet index delete sites a.com b.com -u s3://acme/prod
     Exit codes: 0 deleted; 1 there is no such index, or the store refused; 2 wrong usage.
     """
-    from limpet.app.indexes import demand_index
-
-    handle = demand_index(limpet.open(url, create=False).check(), index)
+    handle = opened(url, index)
     schema = handle.manifest.schema
     wanted = [key_of(schema, key) for key in keys]
     for key in wanted:
         schema.key_text(key)
     for key in wanted:
         handle.delete(key)
-    if json:
-        print_json({"index": index, "deleted": wanted})
-    else:
-        say(f"deleted {many(len(wanted), 'key')} of {index!r}")
+    answer({"index": index, "deleted": wanted}, f"deleted {many(len(wanted), 'key')} of {index!r}", json=json)
 
 
 def sql(

@@ -58,7 +58,7 @@ def push(
 
     A task is a JSON object of at most 256 KiB. Once the command has ended, no crash loses it.
 
-    Tasks of a file go in batches: 100 tasks in one object cost a hundredth of 100 objects. They get ids of their own
+    Tasks of a file go in batches: 100 tasks in one object cost a hundredth of 100 objects. They get new ids
     and are not deduplicated. At the first bad line it stops: nothing of that line's batch is pushed, and the line is
     named.
 
@@ -199,7 +199,7 @@ def retry(
 def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Cancel a task that has not ended.
 
-    A handler that runs already is not stopped, and if it succeeds, that counts. A task of a batch cannot be cancelled
+    A running handler is not stopped, and if it succeeds, its result counts. A task of a batch cannot be cancelled
     alone, only the whole batch.
 
     Example:
@@ -225,7 +225,7 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
 def pause(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Stop workers from claiming tasks of a queue, until `resume`.
 
-    Workers notice within a few seconds. What runs goes on, and tasks may still be pushed.
+    Workers notice within a few seconds. Running tasks continue, and tasks may still be pushed.
 
     Example:
     $ limpet queue pause enrich -u s3://acme/prod
@@ -258,7 +258,7 @@ def _set_paused(queue: str, url: str | None, paused: bool, *, json: bool) -> Non
 def purge(queue: QueueArgument, yes: YesOption = False, url: UrlOption = None, json: JsonOption = False) -> None:
     """Delete every task that waits, delayed ones too. Receipts of tasks that have ended stay.
 
-    There is no undo. A handler that runs goes on, and if it succeeds, that counts.
+    There is no undo. A running handler is not stopped, and if it succeeds, its result counts.
 
     Example:
     $ limpet queue purge enrich --yes -u s3://acme/prod

@@ -132,7 +132,7 @@ _NUMBER = (
     rb"1(?:\." + _fraction_at_most(b"7976931348623157") + rb")?e\+?308"
     rb")"
 )
-"""What matches is finite."""
+"""A number that matches is finite."""
 
 _TIMES = msgspec.json.Encoder()
 _ZONE = attrgetter("tzinfo")

@@ -38,9 +38,9 @@ SHARDS = "shards"
 INBOX = "inbox"
 
 RECORD_FOLDERS: Folders = {"": (0,), SHARDS: (0,), INBOX: (1,)}
-"""Where record files lie in the folder of another program: just there, in `shards/`, and in the folders of `inbox/`."""
+"""The places of record files in the folder of another program: the top level, `shards/`, the folders of `inbox/`."""
 BESIDE: Folders = {"": (0,)}
-"""Where they lie beside the objects of an index of ours."""
+"""Their place beside the objects of an index of Limpet."""
 
 ABOUT_TEXT = (
     b"Files of another program that were in the folder of this index, unchanged. `limpet index adopt` moved them here\n"

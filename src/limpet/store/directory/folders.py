@@ -8,8 +8,9 @@ replaced, by another folder or by a link, is detected, and no link is ever follo
 while others already write into it. So each process syncs the parents of a folder before it first acknowledges a write
 there, and remembers this while it keeps the folder open. A folder that was removed and made again is a new one (F25).
 
-**Access.** Whoever may write to the root may use the store: the owner always; the group if the root is group-writable;
-everybody if the root is world-writable and not sticky. All files and folders get these rights, whatever the umask.
+**Access.** Every user who may write to the root may use the store: the owner always; the group if the root is
+group-writable; all users if the root is world-writable and not sticky. All files and folders get these rights,
+regardless of the umask.
 """
 
 from __future__ import annotations
