@@ -201,7 +201,7 @@ def _dbos_config(orders: Orders) -> dict[str, Any]:
         "system_database_url": orders.address,
         "application_version": "1",
         "executor_id": orders.executor,
-        "max_executor_threads": orders.threads,
+        "max_executor_threads": orders.threads + 1,  # its queues start workflows by a thread of the same executor
         "sys_db_pool_size": orders.threads + 8,
         "log_level": "ERROR",
         "run_migrations": False,
