@@ -20,7 +20,7 @@ PLACES = (
     "",
     "queues",
     "queue/enrich",
-    "queue/orders",
+    "queue/shipping",
     "indexes",
     "index/companies",
     "catalog",
@@ -102,7 +102,7 @@ def test_queue_page_shows_who_works_on_what(page: Any, dashboard: Dashboard) -> 
 
 
 def test_a_suspended_task_shows_its_reason_and_its_steps(page: Any, dashboard: Dashboard) -> None:
-    page.goto(dashboard.at("queue/orders"))
+    page.goto(dashboard.at("queue/shipping"))
     suspended = page.locator(".panel", has=page.get_by_role("heading", name="Suspended, without a worker"))
     expect(suspended.locator("tr", has_text=WAITING)).to_contain_text("waiting for the signal 'approved'")
     suspended.get_by_role("button", name=WAITING).click()

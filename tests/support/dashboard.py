@@ -126,7 +126,7 @@ def _queues(fleet: limpet.Fleet, hostile: bool) -> list[object]:
 def _suspended(fleet: limpet.Fleet) -> None:
     """A durable task with three recorded steps, which waits for a signal."""
 
-    @fleet.task("orders")
+    @fleet.task("shipping")
     def order(number: int) -> str:
         limpet.step(reserve, number)
         limpet.step(charge, number)
