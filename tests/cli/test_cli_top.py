@@ -153,7 +153,7 @@ def test_progress_is_told_by_queue_and_worker_and_survives_prints(terminal: Term
     poll("the worker is shown", lambda: terminal.shows(r"^\S+:\d+ +1 +4 +1 +0 "))
     poll("all is printed", lambda: terminal.screen().count("[red]printed[/red]") == 5)
     assert terminal.shows(r"^\[red\]printed\[/red\] 3$")
-    assert terminal.shows(r"^4 done, 1 failed, 0 retried \u00b7 1 in flight")
+    poll("the summary is shown", lambda: terminal.shows(r"^4 done, 1 failed, 0 retried \u00b7 1 in flight"))
     (tmp_path / "go").touch()
     poll("it goes on", lambda: terminal.shows(r"^hang +0 +1 "))
     terminal.press("C-c")

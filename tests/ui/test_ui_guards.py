@@ -142,7 +142,7 @@ def test_a_key_that_may_only_read_is_enough(serve: Serve, seaweedfs: Bucket, mon
         monkeypatch.setenv(name, value)
     server = serve(limpet.open(key.url, read_only=True), read_only=True)
     found = server.get("overview").json
-    assert (found["trouble"], len(found["queues"]), len(found["workers"]["workers"])) == ({}, 3, 4)
+    assert (found["trouble"], len(found["queues"]), len(found["workers"]["workers"])) == ({}, 4, 4)
     pages = [
         ("queue", "enrich"),
         ("queue", "enrich", "task", failed),
