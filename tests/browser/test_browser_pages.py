@@ -93,10 +93,10 @@ def test_queue_page_shows_who_works_on_what(page: Any, dashboard: Dashboard) -> 
     expect(dialog).to_contain_text("attempt 2")
     expect(dialog).to_contain_text("Traceback (most recent call last)")
     expect(dialog).to_contain_text("slow")
-    link = page.url
+    link = page.evaluate("location.href")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
-    assert page.url == dashboard.at("queue/enrich")
+    expect(page).to_have_url(dashboard.at("queue/enrich"))
     page.goto(link)  # to the task
     expect(page.get_by_role("dialog")).to_contain_text("Traceback (most recent call last)")
 

@@ -35,7 +35,7 @@ DURABLE_BUGS = [
         (
             "EntryClaim._write_end",
             "if self.batch:",
-            "if self._durable():\n    self._storage.drop_steps(self.entry)\nif self.batch:",
+            "if self._durable():\n    self.storage.drop_steps(self.entry)\nif self.batch:",
         ),
     ),
     _bug(

@@ -126,10 +126,10 @@ QUEUE_BUGS = [
             "EntryClaim._let_go",
             "def _let_go(self) -> None:",
             "def _let_go(self) -> None:\n"
-            "    key = self._storage.keys.tasks(self.entry, batch=self.batch)\n"
-            "    blob = self._storage.store.get(key)\n"
-            "    self._storage.store.delete(key)\n"
-            "    self._storage.store.put(key, blob.data)",
+            "    key = self.storage.keys.tasks(self.entry, batch=self.batch)\n"
+            "    blob = self.storage.store.get(key)\n"
+            "    self.storage.store.delete(key)\n"
+            "    self.storage.store.put(key, blob.data)",
         ),
     ),
     _bug(
@@ -188,7 +188,7 @@ QUEUE_BUGS = [
             "_write_end",
             "parts = [] if result else record.parts",
             "parts = [] if result else record.parts\n"
-            "self._storage.store.delete(self._storage.keys.tasks(self.entry, batch=False))",
+            "self.storage.store.delete(self.storage.keys.tasks(self.entry, batch=False))",
         ),
     ),
     _bug(
