@@ -21,7 +21,7 @@ from support.catalog import SCHEMA
 from support.servers.catalog import ask, until
 from support.walk import Tracer, Walk
 
-FILES_MAX = {"task": 6, "record": 7, "commit": 8, "ls": 4}
+FILES_MAX = {"task": 6, "record": 7, "commit": 9, "ls": 4}
 """As measured, and as the plan of the house wants it."""
 TIMES = 3
 START_S = 60.0

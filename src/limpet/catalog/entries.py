@@ -156,13 +156,12 @@ def draft_registered(warehouse: Warehouse, metadata_location: object) -> Draft:
         foreign = warehouse.fetch_foreign(path)
     except Missing:
         raise Invalid(f"there is no metadata file {metadata_location!r}") from None
-    table = iceberg.parse_table(foreign)
-    iceberg.check_table(table)
-    for what, url in iceberg.files_of(foreign):
+    table = iceberg.foreign_table(foreign)
+    for what, url in table.files:
         warehouse.path_of(url, what)
     places = warehouse.check_properties(table.properties)
     root = warehouse.root_of(table.location)
-    document = iceberg.encoded(table.model_copy(update={"location": warehouse.location(root)}))
+    document = table.document(warehouse.location(root))
     copy = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), path, document)
     return Draft(document, Entry(root, copy, outside(root, places.values())))
 

@@ -37,7 +37,7 @@ from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt
+from limpet.errors import Corrupt, Unsupported
 from limpet.events.parquet import write_table
 
 FORMAT_VERSION: Final = 2
@@ -125,11 +125,16 @@ def stage_request(name: str, source: str, columns: Sequence[Column]) -> dict[str
 def contents_of(
     metadata: bytes, source: str, columns: Sequence[Column], fetch: Fetch, *, is_staged: bool = False
 ) -> Contents:
-    """The content of a table.   Raises: Corrupt; what `fetch` raises.
+    """The content of a table.   Raises: Corrupt; Unsupported for a later format version; what `fetch` raises.
 
     Cost: 1 `fetch` of the manifest list, and 1 of each manifest, of which we write one.
     """
     table = table_of(Document(metadata))
+    if table.format_version > FORMAT_VERSION:
+        raise Unsupported(
+            f"the table has format version {table.format_version}; limpet writes version {FORMAT_VERSION} only",
+            hint="publish to a new table",
+        )
     schema = _schema(columns, _ids(table, columns))
     snapshot = table.current_snapshot()
     files: list[File] = []
