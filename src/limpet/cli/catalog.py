@@ -331,6 +331,77 @@ def _ask(service: str, namespace: list[str], name: str) -> str:
 
 
 @app.command(
+    "import",
+    epilog=lines(
+        "Example: from a REST catalog whose token is in PYICEBERG_CATALOG__OLD__TOKEN; from a SQL catalog",
+        "$ limpet catalog import --from https://old.example/catalog --name old -u s3://acme/prod",
+        "$ limpet catalog import --from sqlite:////srv/iceberg.db --dry-run -u /srv/fleet",
+        "Exit codes: 0 every table is here; 1 some differ or failed, the other catalog cannot be read, or another "
+        "process leads; 2 wrong usage.",
+    ),
+)
+def import_(
+    source: Annotated[
+        str, typer.Option("--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://...")
+    ],
+    name: Annotated[
+        str, typer.Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
+    ] = "default",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", show_default=False, help="A setting of PyIceberg; repeat it."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    service: Annotated[
+        str | None,
+        typer.Option(
+            "--service",
+            metavar="URL",
+            show_default=False,
+            help="Register through the `limpet serve` there, with the first of LIMPET_API_TOKENS.",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --service."),
+    ] = 0.0,
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Register every table and namespace of another catalog, REST or SQL, in this one.
+
+    No data is copied: the files of a table must be in this warehouse already. The other catalog is not changed; stop
+    its writers first. Run it again after an interruption: tables that are here are passed over. Views are left out.
+    """
+    settings = dict(each.partition("=")[::2] for each in option or ())
+    through = None
+    if service is not None:
+        from limpet.service.client import ServiceWriter
+
+        through = ServiceWriter(service)
+    counts = dict.fromkeys(("imported", "present", "differs", "failed"), 0)
+    done = fleet_of(url, read_only=dry_run).import_catalog(
+        source, name=name, options=settings, through=through, dry_run=dry_run, wait_s=wait
+    )
+    found: list[dict[str, str]] = []
+    for each in done:
+        counts[each.outcome] += 1
+        shown = ".".join((*each.namespace, each.name))
+        if json:
+            found.append({"table": shown, "outcome": each.outcome, "location": each.location, "reason": each.reason})
+        elif each.outcome != "present":
+            say(f"{each.outcome:<9} {shown}{f': {each.reason}' if each.reason else ''}")
+    if json:
+        print_json({**counts, "tables": found})
+    else:
+        would = "would be imported" if dry_run else "imported"
+        say(f"{many(counts['imported'], 'table')} {would}, {counts['present']} were here, "
+            f"{counts['differs']} differ, {counts['failed']} failed")  # fmt: skip
+    if counts["differs"] or counts["failed"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command(
     epilog=lines(
         "Example: keep a week of history",
         "$ limpet catalog gc --keep 7d -u s3://acme/prod",
