@@ -46,6 +46,8 @@ FREE = {
     "limpet.catalog.iceberg.schemas._ListJson.element": "a type, as that of a field",
     "limpet.catalog.iceberg.schemas._MapJson.key": "a type, as that of a field",
     "limpet.catalog.iceberg.schemas._MapJson.value": "a type, as that of a field",
+    "limpet.catalog.iceberg.plan._AskedFields.filter": "an expression of at most 16 KiB, which PyIceberg parses",
+    "limpet.catalog.iceberg.plan._TaskFields.filter": "an expression of at most 16 KiB, which PyIceberg parses",
     "limpet.catalog.records.Change.value": "an entry of the state; `unusable` looks at it before it is published",
     "limpet.catalog.records.Row.result": "what a client was told, handed out again as it is",
     "limpet.catalog.records.RememberedAnswer.result": "what a client was told, handed out again as it is",

@@ -34,10 +34,10 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from limpet import records
-from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
+from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, readable
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt, Unsupported
+from limpet.errors import Unsupported
 from limpet.events.parquet import write_table
 
 FORMAT_VERSION: Final = 2
@@ -300,16 +300,12 @@ def _files(manifest_list: str, fetch: Fetch) -> list[File]:
     """The data files of a snapshot. Delete files are skipped: our snapshots do not keep them."""
     found: list[File] = []
     budget = AvroBudget()
-    try:
+    with readable(manifest_list):
         for manifest in manifests_in(Input(manifest_list, fetch), budget):
             if manifest.content == ManifestContent.DATA:
                 for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget):
                     data = entry.data_file
                     found.append(File(data.file_path, data.record_count, data.file_size_in_bytes, entry))
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"the manifests of {manifest_list} cannot be read: {' '.join(str(error).split())[:120]}"
-        ) from None
     return found
 
 
