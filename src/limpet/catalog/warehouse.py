@@ -188,7 +188,7 @@ class Warehouse:
             text = property_text(key, value)
             if _is_for_clients(key):
                 raise Invalid(f"the property {key!r} configures access to files", hint="set it in the client instead")
-            if _is_place(key) or _is_url(text):
+            if _is_place(key) or is_url(text):
                 places[key] = self.root_of(text, f"property {key}")
         return places
 
@@ -423,7 +423,7 @@ def _is_place(key: str) -> bool:
     return name[max(name.rfind(mark) for mark in "._-") + 1 :] in _PLACES
 
 
-def _is_url(text: str) -> bool:
+def is_url(text: str) -> bool:
     """Whether a value looks like the URL of a store."""
     scheme, colon, _ = text.lstrip()[:16].partition(":")
     return bool(colon) and scheme.lower() in _STORAGES
