@@ -6,8 +6,9 @@ thread. It is a pure function of the prepared commit, the state, and the metadat
 grants (`Grant`), refuses (raises), or names the metadata that the commit must be computed from first (`NeedsMetadata`).
 New metadata is written to a new file, together with the batch: when the head names the file, it exists.
 
-Most commits add a snapshot, move a branch or set properties. Those are parsed and applied here, as JSON. All others,
-and tables that another program wrote, are handled by PyIceberg (`limpet.catalog.iceberg`).
+Most commits add a snapshot, move a branch or set properties. Those are parsed here, and applied as JSON
+(`limpet.catalog.warehouse`). All others, tables of format version 3, and tables that another program wrote, are handled
+by `limpet.catalog.iceberg`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,18 @@ from limpet.catalog.state import (
     reserve,
     shown,
 )
-from limpet.catalog.warehouse import Document, Warehouse, property_text
+from limpet.catalog.warehouse import (
+    PLAIN_UPDATES,
+    Document,
+    Json,
+    PlainRequirement,
+    Warehouse,
+    check_requirement,
+    document_of,
+    is_plain,
+    plain_updated,
+    property_text,
+)
 from limpet.errors import Corrupt, Invalid, LimpetError
 
 METADATA_PATH = "write.metadata.path"
@@ -57,7 +69,6 @@ LIGHT_MAX = 32
 ROUNDS_AHEAD = 3
 """After this many lost rounds, the leader itself computes a commit with few updates."""
 
-Json = dict[str, Any]
 Needs = Mapping[str, Callable[[Document], Document | None]]
 """By the path of a metadata file, the function that computes the new metadata from it."""
 
@@ -155,7 +166,7 @@ class _PlainCommit(msgspec.Struct):
     updates: list[
         _AddSnapshot | _SetRef | _RemoveRef | _RemoveSnapshots | _SetPropertiesChange | _RemovePropertiesChange
     ]
-    requirements: list[tables.PlainRequirement]
+    requirements: list[PlainRequirement]
 
 
 def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> TableCommit:
@@ -193,7 +204,7 @@ def _plain_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit 
 
 def _heavy_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit:
     actions = [str(update.get("action")) for update in asked if isinstance(update, Mapping)]
-    heavy = sum(action not in tables.PLAIN_UPDATES for action in actions)
+    heavy = sum(action not in PLAIN_UPDATES for action in actions)
     if heavy > ADDED_MAX:
         raise Invalid(
             f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
@@ -207,7 +218,7 @@ def _heavy_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit:
         named, (updates, requirements) = models.named(), models.json()
     except Invalid as error:
         return _exact_commit(asked, exact, error)
-    plain = updates if all(update["action"] in tables.PLAIN_UPDATES for update in updates) else None
+    plain = updates if all(update["action"] in PLAIN_UPDATES for update in updates) else None
     files = [*named.files]
     with suppress(Invalid):  # it is raised if the table has version 3
         files += {*exact.named()[2]} - {*files}
@@ -328,7 +339,7 @@ def _check_refs(old: Document, new: Document, commit: TableCommit) -> None:
 
 def _applied(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
     if document.is_plain is None:
-        document.is_plain = tables.is_plain(document.data)
+        document.is_plain = is_plain(document.data)
     version = document.json().get("format-version")
     is_exact = VERSION in (version, commit.version)
     if not document.is_plain:
@@ -341,14 +352,15 @@ def _applied(document: Document, commit: TableCommit, metadata_location: str, no
     if is_exact and commit.exact is not None:
         updates = commit.exact.updates
     for requirement in commit.exact.requirements if is_exact and commit.exact is not None else commit.requirements:
-        tables.check_requirement(requirement, table)
+        check_requirement(requirement, table)
     if updates is None:
         return iceberg.apply(document, commit.models(), metadata_location, check=False)
     # The commit's time was taken before it waited for the leader; the table may have changed since.
-    changed = tables.updated(table, updates, metadata_location, max(now_ms, table["last-updated-ms"]))
+    updated = tables.updated if is_exact else plain_updated
+    changed = updated(table, updates, metadata_location, max(now_ms, table["last-updated-ms"]))
     if changed is None:
         return None
-    return tables.document_of(changed)
+    return document_of(changed)
 
 
 # ---- decisions ----
@@ -459,7 +471,7 @@ def _new_metadata(commit: TableCommit, warehouse: Warehouse, root: str) -> Docum
     for requirement in commit.exact.requirements:
         if requirement["type"] != "assert-create":
             raise CommitFailed("Requirement failed: the table does not exist")
-    return tables.document_of(tables.created(commit.exact.updates, where, uuid, warehouse.now_ms()))
+    return document_of(tables.created(commit.exact.updates, where, uuid, warehouse.now_ms()))
 
 
 def prepare_transaction(

@@ -1,14 +1,14 @@
-"""The metadata of tables, as plain JSON: requirements, updates, and everything of format version 3.
+"""The metadata of tables of format version 3, as plain JSON.
 
 PyIceberg cannot write version 3, and its models lack some of its types and fields. So schemas, specs, snapshots, keys
-and statistics of such a table are the JSON that a client sent: checked against types, and passed on unchanged. Tables
-of version 2 are changed here too, as far as snapshots, branches and properties go; all else is left to PyIceberg
+and statistics of such a table are the JSON that a client sent: checked against types, and passed on unchanged. Older
+tables are changed by `limpet.catalog.warehouse`, as far as snapshots, branches and properties go, and else by PyIceberg
 (`limpet.catalog.iceberg.updates`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -32,16 +32,12 @@ from limpet.catalog.iceberg.schemas import (
     with_null_order,
     with_sources,
 )
-from limpet.catalog.state import CommitFailed, check_fresh
-from limpet.catalog.warehouse import Document, is_url
+from limpet.catalog.state import CommitFailed
+from limpet.catalog.warehouse import MAIN, PLAIN_UPDATES, Json, PlainWork, Requirement, is_plain, is_url
 from limpet.errors import Invalid
 
-MAIN = "main"
-LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
 OPERATIONS = frozenset(("append", "replace", "overwrite", "delete"))
 ROW_ID_MAX = (1 << 63) - 1
-
-Json = dict[str, Any]
 
 _MANY = 1 << 20
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -51,99 +47,6 @@ _Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
 _Ids = Annotated[list[_Long], msgspec.Meta(max_length=_MANY)]
 _Texts = Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
 _AnyUuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$", max_length=36)]
-_Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
-
-
-# ---- requirements ----
-
-
-class _RequiredFields(msgspec.Struct, rename="kebab", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A requirement of a commit."""
-
-
-class _UuidCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-table-uuid"):
-    uuid: _Uuid
-
-
-class _RefCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-ref-snapshot-id"):
-    ref: _Short
-    snapshot_id: _Long | None = None
-
-
-class _FieldCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-last-assigned-field-id"):
-    last_assigned_field_id: _Long
-
-
-class _SchemaCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-current-schema-id"):
-    current_schema_id: _Long
-
-
-class _PartitionCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-last-assigned-partition-id"):
-    last_assigned_partition_id: _Long
-
-
-class _SpecCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-default-spec-id"):
-    default_spec_id: _Long
-
-
-class _OrderCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-default-sort-order-id"):
-    default_sort_order_id: _Long
-
-
-class _CreateCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-create"):
-    pass
-
-
-PlainRequirement = _UuidCheck | _RefCheck | _FieldCheck | _SchemaCheck | _PartitionCheck | _SpecCheck | _OrderCheck
-_Requirement = PlainRequirement | _CreateCheck
-
-_MISMATCHES = {
-    "assert-last-assigned-field-id": (
-        "last assigned field id changed: expected id", "last-assigned-field-id", "last-column-id"),
-    "assert-current-schema-id": ("current schema changed: expected id", "current-schema-id", "current-schema-id"),
-    "assert-last-assigned-partition-id": (
-        "last assigned partition id changed: expected id", "last-assigned-partition-id", "last-partition-id"),
-    "assert-default-spec-id": ("default partition spec changed: expected id", "default-spec-id", "default-spec-id"),
-    "assert-default-sort-order-id": (
-        "default sort order changed: expected id", "default-sort-order-id", "default-sort-order-id"),
-}  # fmt: skip
-"""By type of requirement: the message, its field, and the field of the metadata that must be equal."""
-
-
-def check_requirement(requirement: Json, table: Json) -> None:
-    """Check a requirement of a client. The messages are those of the reference implementation.
-
-    Raises: CommitFailed.
-    """
-    kind = requirement["type"]
-    if kind == "assert-ref-snapshot-id":
-        _check_ref(requirement["ref"], requirement.get("snapshot-id"), table["refs"].get(requirement["ref"]))
-        return
-    if kind == "assert-create":
-        raise CommitFailed("Requirement failed: table already exists")
-    if kind == "assert-table-uuid":
-        what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), requirement["uuid"]
-    elif kind in _MISMATCHES:
-        what, field, fact = _MISMATCHES[kind]
-        wanted, found = requirement.get(field), table[fact]
-    else:
-        raise Invalid(f"there is no requirement {kind!r}")
-    if wanted != found:
-        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
-
-
-def _check_ref(name: str, wanted: int | None, ref: Json | None) -> None:
-    """Check that a branch or tag has the required snapshot, or does not exist.   Raises: CommitFailed."""
-    if ref is None:
-        if wanted is not None:
-            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
-    elif wanted is None:
-        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
-    elif wanted != ref["snapshot-id"]:
-        raise CommitFailed(
-            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
-            f"expected id {wanted} != {ref['snapshot-id']}"
-        )
 
 
 # ---- updates as clients send them, for version 3 ----
@@ -320,7 +223,7 @@ _Update = (
 
 class _Checked(msgspec.Struct):
     updates: Annotated[list[_Update], msgspec.Meta(max_length=_MANY)]
-    requirements: Annotated[list[_Requirement], msgspec.Meta(max_length=_MANY)]
+    requirements: Annotated[list[Requirement], msgspec.Meta(max_length=_MANY)]
 
 
 class ExactCommit:
@@ -528,7 +431,7 @@ def created(updates: Sequence[Json], location: str, uuid: str, now_ms: int) -> J
         "last-sequence-number": 0,
         "next-row-id": 0,
     }
-    work = _Work(empty, now_ms, is_new=True)
+    work = _ExactWork(empty, now_ms, is_new=True)
     for update in updates:
         _UPDATES[update["action"]](work, update)
     _check_whole(work)
@@ -596,7 +499,7 @@ def registered(given: Mapping[str, Any]) -> tuple[Json, list[tuple[str, str]]]:
     table["table-uuid"] = table["table-uuid"].lower()
     if not is_plain(msgspec.json.encode(table)):
         raise Invalid("the metadata is not valid: its logs or its branches have fields of other types")
-    _check_whole(_Work(table, table["last-updated-ms"], is_new=True))
+    _check_whole(_ExactWork(table, table["last-updated-ms"], is_new=True))
     for name, ids in (("schemas", "schema-id"), ("partition-specs", "spec-id"), ("sort-orders", "order-id")):
         _unique([each.get(ids, 0) for each in table[name]], ids)
     _unique([each["snapshot-id"] for each in table["snapshots"]], "snapshot-id")
@@ -684,7 +587,65 @@ def _json_ids(parts: Sequence[Json], id_name: str) -> JsonIds:
     return JsonIds({each.get(id_name, 0): each for each in parts}, encode)
 
 
-def _assign_uuid(work: _Work, update: Json) -> None:
+class _ExactWork(PlainWork):
+    """Metadata of any version, with schemas, specs and orders by id. `is_new`: the table is being created."""
+
+    def __init__(self, table: Json, now_ms: int, *, is_new: bool = False) -> None:
+        super().__init__(table, now_ms)
+        self.is_new = is_new
+
+    @cached_property
+    def schemas(self) -> JsonIds:
+        """The schemas by id."""
+        return _json_ids(self.table["schemas"], "schema-id")
+
+    @cached_property
+    def specs(self) -> JsonIds:
+        """The partition specs by id."""
+        return _json_ids(self.table["partition-specs"], "spec-id")
+
+    @cached_property
+    def orders(self) -> JsonIds:
+        """The sort orders by id."""
+        return _json_ids(self.table["sort-orders"], "order-id")
+
+    @property
+    def parts_changed(self) -> bool:
+        """Whether schemas, specs or orders were added, removed or set."""
+        return not {"schemas", "specs", "orders"}.isdisjoint(vars(self))
+
+    def assign_rows(self, snapshot: Json) -> None:
+        """Take over the row ids of a new snapshot.   Raises: CommitFailed if they may be taken already; Invalid."""
+        if self.table["format-version"] < VERSION:
+            super().assign_rows(snapshot)
+            return
+        if snapshot["summary"].get("operation") not in OPERATIONS:
+            raise Invalid(f"the summary of a snapshot has an operation: {', '.join(sorted(OPERATIONS))}")
+        self.table["next-row-id"] = _after_rows(snapshot, self.table["next-row-id"])
+
+    def drop_statistics(self, gone: Set[int]) -> None:
+        super().drop_statistics(gone)
+        if self.table["format-version"] >= VERSION and self.table.get("partition-statistics"):
+            left = [each for each in self.table["partition-statistics"] if each["snapshot-id"] not in gone]
+            self.set(partition_statistics=left)
+
+
+def _after_rows(snapshot: Json, next_row_id: int) -> int:
+    """The table's next row id after a snapshot. Row ids of a snapshot are never those of another one.
+
+    Raises: CommitFailed if its row ids may be taken already: another commit was first; Invalid.
+    """
+    first, added = snapshot.get("first-row-id"), snapshot.get("added-rows")
+    if first is None or added is None:
+        raise Invalid(f"Cannot add a snapshot: {'first-row-id' if first is None else 'added-rows'} is null")
+    if first < next_row_id:
+        raise CommitFailed(f"Cannot add a snapshot, first-row-id is behind table next-row-id: {first} < {next_row_id}")
+    if first + added > ROW_ID_MAX:
+        raise Invalid(f"Cannot add a snapshot: row ids end at {ROW_ID_MAX}")
+    return int(first + added)
+
+
+def _assign_uuid(work: _ExactWork, update: Json) -> None:
     if update["uuid"].lower() == work.table["table-uuid"].lower():
         return
     if not work.is_new:
@@ -692,7 +653,7 @@ def _assign_uuid(work: _Work, update: Json) -> None:
     work.set(table_uuid=update["uuid"].lower())
 
 
-def _upgrade(work: _Work, update: Json) -> None:
+def _upgrade(work: _ExactWork, update: Json) -> None:
     wanted, version = update["format-version"], work.table["format-version"]
     if wanted > VERSION:
         refuse_version(wanted)
@@ -705,7 +666,7 @@ def _upgrade(work: _Work, update: Json) -> None:
         work.set(next_row_id=0)
 
 
-def _add_schema(work: _Work, update: Json) -> None:
+def _add_schema(work: _ExactWork, update: Json) -> None:
     schema = {"type": "struct", **update["schema"]}
     columns = columns_of(schema, work.table["format-version"])
     id_ = work.schemas.place(schema.get("schema-id", 0), schema)
@@ -715,7 +676,7 @@ def _add_schema(work: _Work, update: Json) -> None:
         work.set(schemas=[*work.table["schemas"], schema], last_column_id=last)
 
 
-def _set_schema(work: _Work, update: Json) -> None:
+def _set_schema(work: _ExactWork, update: Json) -> None:
     id_ = work.schemas.meant(update.get("schema-id", UNSET_ID), "schema")
     if id_ not in work.schemas.known:
         raise Invalid(f"Cannot set current schema to unknown schema: {id_}")
@@ -723,7 +684,7 @@ def _set_schema(work: _Work, update: Json) -> None:
         work.set(current_schema_id=id_)
 
 
-def _add_spec(work: _Work, update: Json) -> None:
+def _add_spec(work: _ExactWork, update: Json) -> None:
     check_spec(update["spec"], work.table["format-version"])
     older = [field for spec in work.table["partition-specs"] for field in spec["fields"]]
     spec = with_field_ids(update["spec"], older, work.table["last-partition-id"])
@@ -734,7 +695,7 @@ def _add_spec(work: _Work, update: Json) -> None:
         work.set(partition_specs=[*work.table["partition-specs"], spec], last_partition_id=last)
 
 
-def _set_spec(work: _Work, update: Json) -> None:
+def _set_spec(work: _ExactWork, update: Json) -> None:
     id_ = work.specs.meant(update.get("spec-id", UNSET_ID), "partition spec")
     if id_ not in work.specs.known:
         raise Invalid(f"Cannot set default partition spec to unknown spec: {id_}")
@@ -742,7 +703,7 @@ def _set_spec(work: _Work, update: Json) -> None:
         work.set(default_spec_id=id_)
 
 
-def _add_order(work: _Work, update: Json) -> None:
+def _add_order(work: _ExactWork, update: Json) -> None:
     check_order(update["sort-order"], work.table["format-version"])
     order = with_null_order(update["sort-order"])
     id_ = work.orders.place(order.get("order-id", 0) if order["fields"] else 0, order)
@@ -751,7 +712,7 @@ def _add_order(work: _Work, update: Json) -> None:
         work.set(sort_orders=[*work.table["sort-orders"], order])
 
 
-def _set_order(work: _Work, update: Json) -> None:
+def _set_order(work: _ExactWork, update: Json) -> None:
     id_ = work.orders.meant(update.get("sort-order-id", UNSET_ID), "sort order")
     if id_ not in work.orders.known:
         raise Invalid(f"Cannot set default sort order to unknown sort order: {id_}")
@@ -759,46 +720,46 @@ def _set_order(work: _Work, update: Json) -> None:
         work.set(default_sort_order_id=id_)
 
 
-def _set_location(work: _Work, update: Json) -> None:
+def _set_location(work: _ExactWork, update: Json) -> None:
     location = update["location"].rstrip("/")
     if location != work.table["location"]:
         work.set(location=location)
 
 
-def _set_statistics(work: _Work, update: Json) -> None:
+def _set_statistics(work: _ExactWork, update: Json) -> None:
     _replace_statistics(work, "statistics", update["statistics"]["snapshot-id"], [update["statistics"]])
 
 
-def _remove_statistics(work: _Work, update: Json) -> None:
+def _remove_statistics(work: _ExactWork, update: Json) -> None:
     _replace_statistics(work, "statistics", update["snapshot-id"], [])
 
 
-def _set_partition_statistics(work: _Work, update: Json) -> None:
+def _set_partition_statistics(work: _ExactWork, update: Json) -> None:
     new = update["partition-statistics"]
     _replace_statistics(work, "partition-statistics", new["snapshot-id"], [new])
 
 
-def _remove_partition_statistics(work: _Work, update: Json) -> None:
+def _remove_partition_statistics(work: _ExactWork, update: Json) -> None:
     _replace_statistics(work, "partition-statistics", update["snapshot-id"], [])
 
 
-def _replace_statistics(work: _Work, name: str, snapshot_id: int, new: list[Json]) -> None:
+def _replace_statistics(work: _ExactWork, name: str, snapshot_id: int, new: list[Json]) -> None:
     before = work.table.get(name) or []
     after = [*(each for each in before if each["snapshot-id"] != snapshot_id), *new]
     if after != before:
         work.set(**{name: after})
 
 
-def _remove_specs(work: _Work, update: Json) -> None:
+def _remove_specs(work: _ExactWork, update: Json) -> None:
     _remove_parts(work, "partition-specs", "spec-id", {*update["spec-ids"]}, work.table["default-spec-id"], work.specs)
 
 
-def _remove_schemas(work: _Work, update: Json) -> None:
+def _remove_schemas(work: _ExactWork, update: Json) -> None:
     gone = {*update["schema-ids"]}
     _remove_parts(work, "schemas", "schema-id", gone, work.table["current-schema-id"], work.schemas)
 
 
-def _remove_parts(work: _Work, name: str, id_name: str, gone: set[int], current: int, ids: JsonIds) -> None:
+def _remove_parts(work: _ExactWork, name: str, id_name: str, gone: set[int], current: int, ids: JsonIds) -> None:
     if current in gone:
         raise Invalid(f"Cannot remove {id_name} {current}: the table uses it")
     kept = [each for each in work.table[name] if each.get(id_name, 0) not in gone]
@@ -808,7 +769,7 @@ def _remove_parts(work: _Work, name: str, id_name: str, gone: set[int], current:
             ids.known.pop(id_, None)
 
 
-def _add_key(work: _Work, update: Json) -> None:
+def _add_key(work: _ExactWork, update: Json) -> None:
     _need_version_3(work, "encryption keys are")
     new, before = update["encryption-key"], work.table.get("encryption-keys") or []
     same = [each for each in before if each["key-id"] == new["key-id"]]
@@ -818,7 +779,7 @@ def _add_key(work: _Work, update: Json) -> None:
         work.set(encryption_keys=[*before, new])
 
 
-def _remove_key(work: _Work, update: Json) -> None:
+def _remove_key(work: _ExactWork, update: Json) -> None:
     _need_version_3(work, "encryption keys are")
     before = work.table.get("encryption-keys") or []
     kept = [each for each in before if each["key-id"] != update["key-id"]]
@@ -826,12 +787,12 @@ def _remove_key(work: _Work, update: Json) -> None:
         work.set(encryption_keys=kept)
 
 
-def _need_version_3(work: _Work, what: str) -> None:
+def _need_version_3(work: _ExactWork, what: str) -> None:
     if work.table["format-version"] < VERSION:
         raise Invalid(f"the table has format version {work.table['format-version']}: {what} not supported until v3")
 
 
-def _check_whole(work: _Work) -> None:
+def _check_whole(work: _ExactWork) -> None:
     """Check what holds after all updates of a commit of a table of version 3.   Raises: Invalid."""
     table = work.table
     parts = (("schemas", "schema-id", "current-schema-id"), ("partition-specs", "spec-id", "default-spec-id"),
@@ -860,244 +821,7 @@ def _check_whole(work: _Work) -> None:
             raise Invalid(f"the table has no encryption key {snapshot['key-id']!r:.100}, which a snapshot needs")
 
 
-# ---- updates of snapshots, branches and properties ----
-
-
-class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-    timestamp_ms: _Long
-    parent_snapshot_id: _Long | None = None
-
-
-class _SnapshotId(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-
-
-class _PlainTable(msgspec.Struct, rename="kebab"):
-    """The fields that are used here, and their types."""
-
-    format_version: Literal[2, 3]
-    table_uuid: _Short
-    last_updated_ms: _Long
-    last_sequence_number: _Long
-    last_column_id: _Long
-    current_schema_id: _Long
-    default_spec_id: _Long
-    default_sort_order_id: _Long
-    last_partition_id: _Long
-    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
-    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
-    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    metadata_log: Annotated[
-        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
-    ]
-    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
-    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    next_row_id: _Count | msgspec.UnsetType = msgspec.UNSET
-    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
-
-
-def is_plain(data: bytes) -> bool:
-    """Whether a table can be updated as JSON: format version 2 or 3, with all fields that PyIceberg and we write."""
-    try:
-        table = records.decoder(_PlainTable).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    if table.format_version == VERSION and table.next_row_id is msgspec.UNSET:
-        return False
-    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
-
-
-def updated(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
-    """The metadata after updates; None if they change nothing. `table` is not modified.
-
-    Updates of a table of version 2 that does not become one of version 3 are those in `PLAIN_UPDATES` only.
-    Raises: CommitFailed for a stale snapshot; Invalid.
-    """
-    work = _Work(dict(table), now_ms)
-    for update in updates:
-        _UPDATES[update["action"]](work, update)
-    if not work.changed:
-        return None
-    new = work.table
-    if new["format-version"] == VERSION:
-        _check_whole(work)
-    limit = _log_limit(new["properties"])
-    entry = {"metadata-file": metadata_location, "timestamp-ms": table["last-updated-ms"]}
-    new["metadata-log"] = [*new["metadata-log"][-(limit - 1) :], entry] if limit > 1 else [entry]
-    if new["last-updated-ms"] == table["last-updated-ms"]:
-        new["last-updated-ms"] = now_ms
-    return new
-
-
-class _Work:
-    """Metadata that is being changed. Its values are replaced, never modified: older metadata shares them."""
-
-    def __init__(self, table: Json, now_ms: int, *, is_new: bool = False) -> None:
-        self.table = table
-        self.now_ms = now_ms
-        self.is_new = is_new
-        self.changed = False
-        self.added: set[int] = set()
-
-    @cached_property
-    def schemas(self) -> JsonIds:
-        """The schemas by id."""
-        return _json_ids(self.table["schemas"], "schema-id")
-
-    @cached_property
-    def specs(self) -> JsonIds:
-        """The partition specs by id."""
-        return _json_ids(self.table["partition-specs"], "spec-id")
-
-    @cached_property
-    def orders(self) -> JsonIds:
-        """The sort orders by id."""
-        return _json_ids(self.table["sort-orders"], "order-id")
-
-    @property
-    def parts_changed(self) -> bool:
-        """Whether schemas, specs or orders were added, removed or set."""
-        return not {"schemas", "specs", "orders"}.isdisjoint(vars(self))
-
-    def snapshot(self, id_: int) -> Json | None:
-        """The snapshot of that id."""
-        # nearly always the newest one is wanted
-        return next((each for each in reversed(self.table["snapshots"]) if each["snapshot-id"] == id_), None)
-
-    def set(self, **fields: Any) -> None:
-        """Set fields."""
-        self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
-        self.changed = True
-
-
-def _add_snapshot(work: _Work, update: Json) -> None:
-    new, last = update["snapshot"], work.table["last-sequence-number"]
-    number = new.get("sequence-number") or 0
-    check_fresh(number, last, new.get("parent-snapshot-id"))
-    if work.snapshot(new["snapshot-id"]) is not None:
-        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
-    if work.table["format-version"] >= VERSION:
-        if new["summary"].get("operation") not in OPERATIONS:
-            raise Invalid(f"the summary of a snapshot has an operation: {', '.join(sorted(OPERATIONS))}")
-        work.table["next-row-id"] = _after_rows(new, work.table["next-row-id"])
-    else:
-        check_no_lineage(new.get("first-row-id"), new.get("added-rows"), new.get("key-id"))
-    work.added.add(new["snapshot-id"])
-    work.set(
-        last_updated_ms=new["timestamp-ms"],
-        last_sequence_number=max(number, last),
-        snapshots=[*work.table["snapshots"], new],
-    )
-
-
-def _after_rows(snapshot: Json, next_row_id: int) -> int:
-    """The table's next row id after a snapshot. Row ids of a snapshot are never those of another one.
-
-    Raises: CommitFailed if its row ids may be taken already: another commit was first; Invalid.
-    """
-    first, added = snapshot.get("first-row-id"), snapshot.get("added-rows")
-    if first is None or added is None:
-        raise Invalid(f"Cannot add a snapshot: {'first-row-id' if first is None else 'added-rows'} is null")
-    if first < next_row_id:
-        raise CommitFailed(f"Cannot add a snapshot, first-row-id is behind table next-row-id: {first} < {next_row_id}")
-    if first + added > ROW_ID_MAX:
-        raise Invalid(f"Cannot add a snapshot: row ids end at {ROW_ID_MAX}")
-    return int(first + added)
-
-
-def check_no_lineage(*fields: object) -> None:
-    """Check that a snapshot of an older version has no row ids and no key.   Raises: Invalid."""
-    if any(field is not None for field in fields):
-        raise Invalid("Cannot add a snapshot: first-row-id, added-rows and key-id are not supported until v3")
-
-
-def _set_ref(work: _Work, update: Json) -> None:
-    name = update["ref-name"]
-    ref = {key: value for key, value in update.items() if key not in ("action", "ref-name") and value is not None}
-    if work.table["refs"].get(name) == ref:
-        return
-    snapshot = work.snapshot(ref["snapshot-id"])
-    if snapshot is None:
-        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
-    at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
-    if name == MAIN:
-        entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}
-        work.set(current_snapshot_id=ref["snapshot-id"], snapshot_log=[*work.table["snapshot-log"], entry])
-    if name == MAIN or ref["snapshot-id"] in work.added:
-        work.set(last_updated_ms=at_ms)
-    work.set(refs={**work.table["refs"], name: ref})
-
-
-def _remove_ref(work: _Work, update: Json) -> None:
-    name = update["ref-name"]
-    if name not in work.table["refs"]:
-        return
-    work.set(refs={key: ref for key, ref in work.table["refs"].items() if key != name})
-    if name == MAIN:
-        work.table.pop("current-snapshot-id", None)
-
-
-def _remove_snapshots(work: _Work, update: Json) -> None:
-    table = work.table
-    gone = {*update["snapshot-ids"]} & {each["snapshot-id"] for each in table["snapshots"]}
-    if not gone:
-        return
-    for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
-        _remove_ref(work, {"ref-name": name})
-    work.set(
-        snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
-        snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
-        statistics=[each for each in table["statistics"] if each["snapshot-id"] not in gone],
-    )
-    if table["format-version"] >= VERSION and table.get("partition-statistics"):
-        left = [each for each in table["partition-statistics"] if each["snapshot-id"] not in gone]
-        work.set(partition_statistics=left)
-
-
-def _orphaned(snapshot: Json, gone: set[int]) -> Json:
-    if snapshot.get("parent-snapshot-id") not in gone:
-        return snapshot
-    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
-
-
-def _put_properties(work: _Work, update: Json) -> None:
-    if update["updates"]:
-        work.set(properties={**work.table["properties"], **update["updates"]})
-
-
-def _remove_properties(work: _Work, update: Json) -> None:
-    gone = {*update["removals"]} & {*work.table["properties"]}
-    if gone:
-        work.set(properties={key: value for key, value in work.table["properties"].items() if key not in gone})
-
-
-def document_of(table: Json) -> Document:
-    """Metadata that was changed as JSON.   Raises: Invalid for numbers of more than 64 bits."""
-    try:
-        document = Document(msgspec.json.encode(table), table)
-    except OverflowError as error:
-        raise Invalid(f"the table is not valid: {error}") from None
-    document.is_plain = True
-    return document
-
-
-def _log_limit(properties: Mapping[str, str]) -> int:
-    try:
-        return max(1, int(properties.get(LOG_MAX_PROPERTY, LOG_MAX)))
-    except ValueError:
-        raise Invalid(f"the property {LOG_MAX_PROPERTY} must be a whole number") from None
-
-
-PLAIN_UPDATES: Mapping[str, Callable[[_Work, Json], None]] = {
-    "add-snapshot": _add_snapshot,
-    "set-snapshot-ref": _set_ref,
-    "remove-snapshot-ref": _remove_ref,
-    "remove-snapshots": _remove_snapshots,
-    "set-properties": _put_properties,
-    "remove-properties": _remove_properties,
-}
-_UPDATES: Mapping[str, Callable[[_Work, Json], None]] = {
+_UPDATES: Mapping[str, Callable[[_ExactWork, Json], None]] = {
     **PLAIN_UPDATES,
     "assign-uuid": _assign_uuid,
     "upgrade-format-version": _upgrade,
@@ -1117,3 +841,18 @@ _UPDATES: Mapping[str, Callable[[_Work, Json], None]] = {
     "add-encryption-key": _add_key,
     "remove-encryption-key": _remove_key,
 }
+
+
+def updated(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
+    """The metadata after updates of a table that has version 3, or gets it; None if they change nothing.
+
+    `table` is not modified.   Raises: CommitFailed for a stale snapshot; Invalid.
+    """
+    work = _ExactWork(table, now_ms)
+    for update in updates:
+        _UPDATES[update["action"]](work, update)
+    if not work.changed:
+        return None
+    if work.table["format-version"] == VERSION:
+        _check_whole(work)
+    return work.logged(metadata_location)

@@ -43,7 +43,7 @@ from limpet.catalog.iceberg import tables
 from limpet.catalog.iceberg.schemas import UNSET_ID, VERSION
 from limpet.catalog.iceberg.tables import JsonIds
 from limpet.catalog.state import CommitFailed, check_fresh
-from limpet.catalog.warehouse import Document, property_texts
+from limpet.catalog.warehouse import Document, check_no_lineage, document_of, property_texts
 from limpet.errors import Corrupt, Invalid, Unsupported
 
 DEFAULT_VERSION = 2
@@ -164,7 +164,7 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int)
     if version == "3":
         kept = {name: value for name, value in properties.items() if name != "format-version"}
         table = tables.new_table(request, location, uuid, now_ms, kept)
-        return tables.document_of(table)
+        return document_of(table)
     asked = [request.get(name) for name in FORM_FIELDS]
     given = zip(("add-schema", "add-spec", "add-sort-order"), ("schema", "spec", "sort-order"), asked, strict=True)
     try:
@@ -206,7 +206,7 @@ class ForeignTable:
     def document(self, location: str) -> Document:
         """Its metadata as this catalog writes it, at another location."""
         if isinstance(self.table, dict):
-            return tables.document_of({**self.table, "location": location})
+            return document_of({**self.table, "location": location})
         return encoded(self.table.model_copy(update={"location": location}))
 
 
@@ -460,7 +460,7 @@ class _Resolver:
         return update
 
     def _add_snapshot(self, snapshot: Any) -> None:
-        tables.check_no_lineage(snapshot.first_row_id, snapshot.added_rows)
+        check_no_lineage(snapshot.first_row_id, snapshot.added_rows)
         number = snapshot.sequence_number or 0
         if self._version > 1:
             check_fresh(number, self._number, snapshot.parent_snapshot_id)
