@@ -39,6 +39,15 @@ NOT_STORED = {
 }
 """Modules and structs that never come from a store, and what they are instead."""
 FREE = {
+    "limpet.catalog.iceberg.schemas.FieldJson.initial_default": "`_check_default` looks at it, by its type",
+    "limpet.catalog.iceberg.schemas.FieldJson.type": "`columns_of` looks at it, to a limited depth",
+    "limpet.catalog.iceberg.schemas.FieldJson.write_default": "`_check_default` looks at it, by its type",
+    "limpet.catalog.iceberg.schemas.SchemaJson.fields[]": "`columns_of` converts each to a `FieldJson`",
+    "limpet.catalog.iceberg.schemas._ListJson.element": "a type, as that of a field",
+    "limpet.catalog.iceberg.schemas._MapJson.key": "a type, as that of a field",
+    "limpet.catalog.iceberg.schemas._MapJson.value": "a type, as that of a field",
+    "limpet.catalog.iceberg.plan._AskedFields.filter": "an expression of at most 16 KiB, which PyIceberg parses",
+    "limpet.catalog.iceberg.plan._TaskFields.filter": "an expression of at most 16 KiB, which PyIceberg parses",
     "limpet.catalog.records.Change.value": "an entry of the state; `unusable` looks at it before it is published",
     "limpet.catalog.records.Row.result": "what a client was told, handed out again as it is",
     "limpet.catalog.records.RememberedAnswer.result": "what a client was told, handed out again as it is",

@@ -18,6 +18,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("backup",),
     ("catalog",),
     ("catalog", "gc"),
+    ("catalog", "import"),
     ("catalog", "log"),
     ("catalog", "quarantine"),
     ("catalog", "quarantine", "ls"),

@@ -207,6 +207,33 @@ def test_rows_go_in_and_come_out_through_spark_and_pyiceberg(
     spark.run(f"DROP TABLE {space}.t PURGE")
 
 
+def test_format_version_3(spark: Spark, space: str, catalog: RestCatalog) -> None:
+    """Row lineage and deletion vectors, of a new table and of one that is upgraded."""
+    name = space.removeprefix("c.")
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT, city STRING) USING iceberg TBLPROPERTIES ('format-version' = '3', "
+        "'write.delete.mode' = 'merge-on-read', 'write.update.mode' = 'merge-on-read')",
+        f"CREATE TABLE {space}.u (id BIGINT) USING iceberg",
+        f"INSERT INTO {space}.u VALUES (1)",
+        f"ALTER TABLE {space}.u SET TBLPROPERTIES ('format-version' = '3')",
+        f"INSERT INTO {space}.u VALUES (2), (3)",
+        f"INSERT INTO {space}.t SELECT id, concat('city ', id) FROM range(0, 10, 1, 1)",
+        f"DELETE FROM {space}.t WHERE id IN (2, 3)",
+        f"UPDATE {space}.t SET city = 'Ribe' WHERE id = 4",
+    )
+    assert spark.rows(f"SELECT count(*), max(city) FROM {space}.t WHERE id < 5") == [[3, "city 1"]]
+    assert spark.rows(f"SELECT id FROM {space}.u ORDER BY id") == [[1], [2], [3]]
+    table, upgraded = (catalog.load_table((name, each)).metadata for each in "tu")
+    assert (upgraded.snapshots[0].first_row_id, upgraded.snapshots[0].added_rows) == (None, None)
+    for metadata, least in ((table, 10), (upgraded, 2)):
+        assert metadata.format_version == 3
+        last = metadata.snapshots[-1]
+        assert metadata.next_row_id == last.first_row_id + last.added_rows >= least
+    deletes = catalog.load_table((name, "t")).inspect.delete_files().to_pylist()
+    assert {each["file_format"] for each in deletes} == {"PUFFIN"}
+    assert catalog.load_table((name, "t")).scan().to_arrow().num_rows == 8
+
+
 def test_metadata_tables_and_branches(spark: Spark, space: str) -> None:
     spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg", f"INSERT INTO {space}.t VALUES (1)")
     assert len(spark.rows(f"SELECT snapshot_id FROM {space}.t.snapshots")) == 1

@@ -394,6 +394,20 @@ CATALOG_BUGS = [
         "catalog/test_catalog_maintain.py::test_a_snapshot_is_not_removed_from_under_a_new_branch",
     ),
     Bug(
+        "a snapshot takes row ids that another one has",
+        "issue 17, row lineage",
+        0,
+        (Change("tables._after_rows", "if first < next_row_id:", "if first < 0:"),),
+        "catalog/test_catalog_v3.py::test_writers_at_once_never_share_row_ids",
+    ),
+    Bug(
+        "row ids above a gap are assigned again",
+        "issue 17, row lineage",
+        0,
+        (Change("tables._after_rows", "return int(first + added)", "return next_row_id + int(added)"),),
+        "catalog/test_catalog_v3.py::test_row_ids_are_assigned_once",
+    ),
+    Bug(
         "rights are checked after the signature",
         "F31",
         0,

@@ -56,7 +56,7 @@ def test_config_lists_every_route_that_there_is(served: CatalogServer) -> None:
     config = served.ask("GET", "/v1/config?warehouse=whatever").json
     assert config["defaults"] == config["overrides"] == {}
     assert re.fullmatch(r"PT\d+M", config["idempotency-key-lifetime"])
-    assert len(config["endpoints"]) == len({*config["endpoints"]}) == 23
+    assert len(config["endpoints"]) == len({*config["endpoints"]}) == 28
     for endpoint in config["endpoints"]:
         method, _, path = endpoint.partition(" ")
         real = re.sub(r"\{\w+\}", "nothing", path.replace("/{prefix}", ""))
@@ -64,6 +64,97 @@ def test_config_lists_every_route_that_there_is(served: CatalogServer) -> None:
         assert answer.status in (200, 204, 400, 404), endpoint
         if answer.status == 404 and method != "HEAD":
             assert answer.error[1].startswith("NoSuch"), f"{endpoint} has no handler"
+
+
+OPERATIONS = {
+    "getConfig": "GET /v1/config",
+    "getToken": "POST /v1/oauth/tokens",
+    "listNamespaces": "GET /v1/namespaces",
+    "createNamespace": "POST /v1/namespaces",
+    "loadNamespaceMetadata": "GET /v1/namespaces/{n}",
+    "namespaceExists": "HEAD /v1/namespaces/{n}",
+    "dropNamespace": "DELETE /v1/namespaces/{n}",
+    "updateProperties": "POST /v1/namespaces/{n}/properties",
+    "listTables": "GET /v1/namespaces/{n}/tables",
+    "createTable": "POST /v1/namespaces/{n}/tables",
+    "planTableScan": "POST /v1/namespaces/{n}/tables/{t}/plan",
+    "fetchPlanningResult": "GET /v1/namespaces/{n}/tables/{t}/plan/x",
+    "cancelPlanning": "DELETE /v1/namespaces/{n}/tables/{t}/plan/x",
+    "fetchScanTasks": "POST /v1/namespaces/{n}/tables/{t}/tasks",
+    "registerTable": "POST /v1/namespaces/{n}/register",
+    "loadTable": "GET /v1/namespaces/{n}/tables/{t}",
+    "updateTable": "POST /v1/namespaces/{n}/tables/{t}",
+    "dropTable": "DELETE /v1/namespaces/{n}/tables/{t}",
+    "tableExists": "HEAD /v1/namespaces/{n}/tables/{t}",
+    "loadCredentials": "GET /v1/namespaces/{n}/tables/{t}/credentials",
+    "signRequest": "POST /v1/namespaces/{n}/tables/{t}/sign",
+    "renameTable": "POST /v1/tables/rename",
+    "reportMetrics": "POST /v1/namespaces/{n}/tables/{t}/metrics",
+    "commitTransaction": "POST /v1/transactions/commit",
+    "listViews": "GET /v1/namespaces/{n}/views",
+    "createView": "POST /v1/namespaces/{n}/views",
+    "registerView": "POST /v1/namespaces/{n}/register-view",
+    "loadView": "GET /v1/namespaces/{n}/views/{v}",
+    "replaceView": "POST /v1/namespaces/{n}/views/{v}",
+    "dropView": "DELETE /v1/namespaces/{n}/views/{v}",
+    "viewExists": "HEAD /v1/namespaces/{n}/views/{v}",
+    "renameView": "POST /v1/views/rename",
+    "listFunctions": "GET /v1/namespaces/{n}/functions",
+    "loadFunction": "GET /v1/namespaces/{n}/functions/f",
+}
+"""The operations of Iceberg's REST protocol."""
+UNLISTED = {"getConfig": 200, "getToken": 400}
+"""Operations that clients use without looking for them in the list, and their answer to an empty request."""
+UNSUPPORTED = ("loadCredentials", "signRequest", "listFunctions", "loadFunction")
+"""Operations that are refused. Requests are signed with `--remote-signing` only, which lists the route."""
+
+
+def test_the_list_of_endpoints_agrees_with_the_behaviour(served: CatalogServer, make: Make) -> None:
+    """Each operation is listed and done, or not listed and refused as unsupported."""
+    listed = {
+        re.sub(r"\{\w+\}", "*", each.replace("/{prefix}", ""))
+        for each in served.ask("GET", "/v1/config").json["endpoints"]
+    }
+    for name, operation in OPERATIONS.items():
+        namespace = make()
+        _create(served, namespace, "t")
+        served.ask("POST", f"/v1/namespaces/{namespace}/views", {"name": "v", **VIEW})
+        method, _, path = operation.format(n=namespace, t="t", v="v").partition(" ")
+        answer = served.ask(method, path, {} if method == "POST" else None)
+        if name in UNLISTED:
+            assert answer.status == UNLISTED[name]
+            continue
+        shape = re.sub(r"/(?:x|f)$", "/*", re.sub(r"\{\w\}", "*", operation))
+        assert (shape in listed) == (name not in UNSUPPORTED), name
+        if name in UNSUPPORTED:
+            body = (
+                {"method": "GET", "region": "r", "uri": "https://h/x", "headers": {}} if name == "signRequest" else None
+            )
+            refused = served.ask(method, path, body)
+            assert refused.error == (406, "UnsupportedOperationException"), name
+        else:
+            assert answer.status in (200, 204, 400, 404, 409), name
+            assert answer.status != 404 or method == "HEAD" or answer.error[1].startswith("NoSuch"), name
+    assert len(listed) == len(OPERATIONS) - len(UNLISTED) - len(UNSUPPORTED)
+
+
+def test_views_are_registered(served: CatalogServer, make: Make) -> None:
+    namespace = make()
+    made = served.ask("POST", f"/v1/namespaces/{namespace}/views", {"name": "v", **VIEW}).json
+    register = f"/v1/namespaces/{namespace}/register-view"
+    body = {"name": "w", "metadata-location": made["metadata-location"]}
+    assert served.ask("POST", register, body).error[0] == 400, "its folder belongs to the view v"
+    assert served.ask("DELETE", f"/v1/namespaces/{namespace}/views/v").status == 204
+    found = served.ask("POST", register, body)
+    assert found.status == 200
+    assert found.json["metadata"] == made["metadata"]
+    assert found.json["metadata-location"] != made["metadata-location"], "a copy that this catalog wrote"
+    assert served.ask("GET", f"/v1/namespaces/{namespace}/views/w").json["metadata"] == made["metadata"]
+    assert served.ask("POST", register, body).error[0] in (400, 409)
+    table = _create(served, namespace, "t").json
+    for wrong in (f"{made['metadata-location']}x", "s3://elsewhere/x", table["metadata-location"]):
+        assert served.ask("POST", register, {"name": "x", "metadata-location": wrong}).error[0] == 400
+    assert served.ask("POST", "/v1/namespaces/nowhere/register-view", body).error[0] == 404
 
 
 def test_namespaces(served: CatalogServer) -> None:

@@ -11,7 +11,7 @@ import atexit
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
@@ -50,6 +50,7 @@ from limpet.store.probe import Findings, quick, use_etag_style
 if TYPE_CHECKING:
     from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
     from limpet.catalog.catalog import Catalog
+    from limpet.catalog.iceberg.importer import ImportedTable, ImportWriter
     from limpet.catalog.maintain.tables import TableMaintenance, TableWriter
     from limpet.catalog.storage import CatalogStorage
     from limpet.index import Index
@@ -810,6 +811,31 @@ class Fleet:
         except ImportError:
             raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
         return TableMaintenance(self.catalog(), (namespace, name), partial(self._writing, through, wait_s))
+
+    def import_catalog(
+        self,
+        uri: str,
+        *,
+        name: str = "default",
+        options: Mapping[str, str] | None = None,
+        through: ImportWriter | None = None,
+        dry_run: bool = False,
+        wait_s: float = 20.0,
+    ) -> Iterator[ImportedTable]:
+        """Register every table of another catalog (REST, SQL) whose files are in this warehouse; yields what became of
+        each. This process leads the catalog meanwhile; where a service leads, `through` asks that one.
+
+        Raises, Cost, Crash: as `limpet.catalog.iceberg.importer`; Unsupported without the extra `catalog`.
+        """
+        try:
+            from limpet.catalog.iceberg.importer import SourceCatalog, import_tables
+        except ImportError:
+            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
+
+        def writing() -> AbstractContextManager[ImportWriter]:
+            return nullcontext(through) if through is not None else self.lead_catalog(wait_s=wait_s)
+
+        return import_tables(SourceCatalog(uri, name, options), self.catalog(), None if dry_run else writing)
 
     @contextmanager
     def _writing(self, through: TableWriter | None, wait_s: float) -> Iterator[TableWriter]:

@@ -45,11 +45,13 @@ from limpet.catalog.state import (
 )
 from limpet.catalog.storage import CatalogStorage, newest_head
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable, Unsupported
 
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 
 TRIES_MAX = 10
+PLANS_MAX = 4
+MANIFEST_BYTES_MAX = 32 << 20
 ID_CHARACTERS_MAX = 200
 
 
@@ -104,6 +106,8 @@ class Catalog:
         self.warehouse = warehouse
         self.leader = leader
         self.view = storage.view
+        self._plans = storage.runtime.mutex()
+        self._planning = 0
 
     # ---- namespaces ----
 
@@ -187,6 +191,23 @@ class Catalog:
         Raises: NoSuchTable.   Cost: 0 if this process leads, else 1 GET, without a body if nothing changed.
         """
         return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()
+
+    def plan_scan(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Plan a scan, in this thread: the files that it reads, or tasks for `scan_tasks`.
+
+        Raises: NoSuchTable; Missing without that snapshot; Invalid; Unsupported; Corrupt; Unavailable if too many plans
+        are made.   Cost: as `load_table`, and 1 GET of the manifest list, which it reads twice if the plan is one task;
+        then 1 GET of each manifest of deletes and of the task.
+        """
+        from limpet.catalog.iceberg.plan import plan_scan  # it loads PyIceberg's reader of Parquet
+
+        return self._planned(plan_scan, namespace, name, request)
+
+    def scan_tasks(self, namespace: Sequence[str], name: str, task: str) -> dict[str, Any]:
+        """The files of a task of a plan.   Raises, cost: as `plan_scan`."""
+        from limpet.catalog.iceberg.plan import scan_tasks
+
+        return self._planned(scan_tasks, namespace, name, task)
 
     def create_table(
         self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
@@ -344,6 +365,21 @@ class Catalog:
         )
         return self._published(path)
 
+    def register_view(
+        self, namespace: Sequence[str], name: str, metadata_location: str, *, id_: str | None = None, actor: str = ""
+    ) -> LoadedTable:
+        """Register a view whose metadata is in the warehouse and whose folder belongs to no other table or view.
+
+        The checked metadata is copied to a new file of the catalog.
+        Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 GET and 1 PUT.
+        """
+        where, name = _identifier(namespace, name)
+        request = ("register view", where, name, metadata_location)
+        if (answered := self._answered(id_, request)) is not None:
+            return self._published(answered)
+        new = entries.draft_registered_view(self.warehouse, metadata_location)
+        return self._published(self._commit(id_, actor, request, entries.create("v", self.warehouse, where, name, new)))
+
     def replace_view(
         self,
         namespace: Sequence[str],
@@ -420,6 +456,33 @@ class Catalog:
         return Verified(checked, files, undigested, tuple(faults))
 
     # ---- implementation ----
+
+    def _planned(
+        self, answer: Callable[..., dict[str, Any]], namespace: Sequence[str], name: str, request: Any
+    ) -> dict[str, Any]:
+        """At most `PLANS_MAX` at once: each may take 100 MB. Only files in the table's folders are read."""
+        loaded, folders = self.load_table(namespace, name), self.table_folders(namespace, name)
+
+        def fetch(url: str) -> bytes:
+            path = self.warehouse.path_of(url, "manifest")
+            if not any(path.startswith(f"{folder}/") for folder in folders):
+                raise Unsupported(
+                    f"the manifest {url!r:.200} is not in a folder of the table", hint="plan in the client"
+                )
+            try:
+                return self.warehouse.data(path, size_max=MANIFEST_BYTES_MAX)
+            except Missing as error:
+                raise Corrupt(f"a manifest of the table is gone: {error}") from None
+
+        with self._plans:
+            if self._planning >= PLANS_MAX:
+                raise Unavailable("too many scans are planned at once", hint="send it again in a moment")
+            self._planning += 1
+        try:
+            return answer(loaded.metadata, request, fetch, self.storage.runtime.elapsed_s)
+        finally:
+            with self._plans:
+                self._planning -= 1
 
     def _state(self) -> CatalogState:
         loaded = self.view.now()

@@ -6,20 +6,24 @@ thread. It is a pure function of the prepared commit, the state, and the metadat
 grants (`Grant`), refuses (raises), or names the metadata that the commit must be computed from first (`NeedsMetadata`).
 New metadata is written to a new file, together with the batch: when the head names the file, it exists.
 
-Most commits add a snapshot, move a branch or set properties. Those are parsed and applied here, as JSON. All others,
-and tables that another program wrote, are handled by PyIceberg (`limpet.catalog.iceberg`).
+Most commits add a snapshot, move a branch or set properties. Those are parsed here, and applied as JSON
+(`limpet.catalog.warehouse`). All others, tables of format version 3, and tables that another program wrote, are handled
+by `limpet.catalog.iceberg`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from limpet import records
+from limpet.catalog.iceberg import tables
 from limpet.catalog.iceberg import updates as iceberg
+from limpet.catalog.iceberg.schemas import VERSION
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
 from limpet.catalog.records import CREATE, Change
 from limpet.catalog.state import (
@@ -28,7 +32,6 @@ from limpet.catalog.state import (
     Entry,
     Namespace,
     check_free,
-    check_fresh,
     check_name,
     check_namespace,
     entry_in,
@@ -41,8 +44,19 @@ from limpet.catalog.state import (
     reserve,
     shown,
 )
-from limpet.catalog.warehouse import Document, Warehouse, property_text
-from limpet.errors import Invalid, LimpetError
+from limpet.catalog.warehouse import (
+    PLAIN_UPDATES,
+    Document,
+    Json,
+    PlainRequirement,
+    Warehouse,
+    check_requirement,
+    document_of,
+    is_plain,
+    plain_updated,
+    property_text,
+)
+from limpet.errors import Corrupt, Invalid, LimpetError
 
 METADATA_PATH = "write.metadata.path"
 TABLES_MAX = 1000
@@ -54,10 +68,7 @@ VALUES_MAX = 200_000
 LIGHT_MAX = 32
 ROUNDS_AHEAD = 3
 """After this many lost rounds, the leader itself computes a commit with few updates."""
-MAIN = "main"
-LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
 
-Json = dict[str, Any]
 Needs = Mapping[str, Callable[[Document], Document | None]]
 """By the path of a metadata file, the function that computes the new metadata from it."""
 
@@ -69,8 +80,9 @@ Needs = Mapping[str, Callable[[Document], Document | None]]
 class TableCommit:
     """A parsed request to change a table.
 
-    `asked` and `required`: the updates and requirements as the client sent them. `plain`: the updates as JSON, if
-    `plain_updates` supports all of them. `files`: (kind, URL) of each file in it.
+    `asked` and `required`: the updates and requirements as the client sent them. `plain`: the updates as JSON, if all
+    of them are in `PLAIN_UPDATES`. `exact`: both, for tables of version 3; None: as `plain`. `version`: the format
+    version that it asks for, or 0. `files`: (kind, URL) of each file in it.
     """
 
     asked: Sequence[Any]
@@ -83,6 +95,8 @@ class TableCommit:
     location: str | None = None
     creates: bool = False
     parsed: iceberg.CommitModels | None = None
+    exact: tables.ExactCommit | None = None
+    version: int = 0
 
     @property
     def is_light(self) -> bool:
@@ -96,12 +110,13 @@ class TableCommit:
 
     def models(self) -> iceberg.CommitModels:
         """The commit as PyIceberg parses it."""
+        if self.parsed is None and self.exact is not None:
+            tables.refuse_later(self.asked, VERSION - 1)
         return self.parsed or iceberg.CommitModels(self.asked, self.required)
 
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-_Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+_Row = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _PlainFields(msgspec.Struct, rename="kebab", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -116,6 +131,9 @@ class _NewSnapshot(_PlainFields, kw_only=True):
     manifest_list: str
     summary: dict[str, str]
     schema_id: _Long | None = None
+    first_row_id: _Row | None = None
+    added_rows: _Row | None = None
+    key_id: str | None = None
 
 
 class _AddSnapshot(_PlainFields, tag_field="action", tag="add-snapshot"):
@@ -144,43 +162,11 @@ class _RemovePropertiesChange(_PlainFields, tag_field="action", tag="remove-prop
     removals: list[str]
 
 
-class _UuidCheck(_PlainFields, tag_field="type", tag="assert-table-uuid"):
-    uuid: _Uuid
-
-
-class _RefCheck(_PlainFields, tag_field="type", tag="assert-ref-snapshot-id"):
-    ref: str
-    snapshot_id: _Long | None = None
-
-
-class _FieldCheck(_PlainFields, tag_field="type", tag="assert-last-assigned-field-id"):
-    last_assigned_field_id: _Long
-
-
-class _SchemaCheck(_PlainFields, tag_field="type", tag="assert-current-schema-id"):
-    current_schema_id: _Long
-
-
-class _PartitionCheck(_PlainFields, tag_field="type", tag="assert-last-assigned-partition-id"):
-    last_assigned_partition_id: _Long
-
-
-class _SpecCheck(_PlainFields, tag_field="type", tag="assert-default-spec-id"):
-    default_spec_id: _Long
-
-
-class _OrderCheck(_PlainFields, tag_field="type", tag="assert-default-sort-order-id"):
-    default_sort_order_id: _Long
-
-
 class _PlainCommit(msgspec.Struct):
     updates: list[
         _AddSnapshot | _SetRef | _RemoveRef | _RemoveSnapshots | _SetPropertiesChange | _RemovePropertiesChange
     ]
-    requirements: list[_UuidCheck | _RefCheck | _FieldCheck | _SchemaCheck | _PartitionCheck | _SpecCheck | _OrderCheck]
-
-
-_OPERATIONS = frozenset(("append", "replace", "overwrite", "delete"))
+    requirements: list[PlainRequirement]
 
 
 def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> TableCommit:
@@ -207,7 +193,7 @@ def _plain_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit 
             properties |= update.updates
         elif isinstance(update, _AddSnapshot):
             summary = update.snapshot.summary
-            if summary.get("operation") not in _OPERATIONS or "self" in summary:
+            if summary.get("operation") not in tables.OPERATIONS or "self" in summary:
                 return None
             if next(iter(summary)) != "operation":
                 update.snapshot.summary = {"operation": summary["operation"], **summary}
@@ -218,24 +204,58 @@ def _plain_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit 
 
 def _heavy_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit:
     actions = [str(update.get("action")) for update in asked if isinstance(update, Mapping)]
-    heavy = sum(action not in _PLAIN_UPDATES for action in actions)
+    heavy = sum(action not in PLAIN_UPDATES for action in actions)
     if heavy > ADDED_MAX:
         raise Invalid(
             f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
             hint="commit them in several steps",
         )
-    models = iceberg.CommitModels(asked, required)
-    named, (updates, requirements) = models.named(), models.json()
+    models, exact = iceberg.CommitModels(asked, required), tables.ExactCommit(asked, required)
+    version = tables.format_version(asked)
+    if version > VERSION:
+        tables.refuse_version(version)
+    try:
+        named, (updates, requirements) = models.named(), models.json()
+    except Invalid as error:
+        return _exact_commit(asked, exact, error)
+    plain = updates if all(update["action"] in PLAIN_UPDATES for update in updates) else None
+    files = [*named.files]
+    with suppress(Invalid):  # it is raised if the table has version 3
+        files += {*exact.named()[2]} - {*files}
+    creates = any(each["type"] == "assert-create" for each in requirements)
     return TableCommit(
         asked,
         required,
         requirements,
-        updates if all(update["action"] in _PLAIN_UPDATES for update in updates) else None,
+        plain,
         named.properties,
-        named.files,
+        files,
         named.location,
-        creates=any(each["type"] == "assert-create" for each in requirements),
+        creates=creates,
         parsed=models,
+        exact=exact,
+        version=version,
+    )
+
+
+def _exact_commit(asked: Sequence[Any], exact: tables.ExactCommit, refused: Invalid) -> TableCommit:
+    """A commit that PyIceberg's models do not take: only for tables of version 3.   Raises: Invalid."""
+    try:
+        location, properties, files = exact.named()
+    except Invalid:
+        raise refused from None
+    creates = any(each["type"] == "assert-create" for each in exact.requirements)
+    return TableCommit(
+        asked,
+        exact.requirements,
+        exact.requirements,
+        None,
+        properties,
+        files,
+        location,
+        creates=creates,
+        exact=exact,
+        version=tables.format_version(asked),
     )
 
 
@@ -319,245 +339,28 @@ def _check_refs(old: Document, new: Document, commit: TableCommit) -> None:
 
 def _applied(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
     if document.is_plain is None:
-        document.is_plain = _is_plain(document.data)
+        document.is_plain = is_plain(document.data)
+    version = document.json().get("format-version")
+    is_exact = VERSION in (version, commit.version)
     if not document.is_plain:
-        return iceberg.apply(document, commit.models(), metadata_location, check=True)
-    table = document.json()
-    for requirement in commit.requirements:
-        _check(requirement, table)
-    if commit.plain is None:
+        if version == VERSION:
+            raise Corrupt("the metadata of the table is not valid")
+        if not is_exact:
+            return iceberg.apply(document, commit.models(), metadata_location, check=True)
+        document = iceberg.version_2(document)
+    table, updates = document.json(), commit.plain
+    if is_exact and commit.exact is not None:
+        updates = commit.exact.updates
+    for requirement in commit.exact.requirements if is_exact and commit.exact is not None else commit.requirements:
+        check_requirement(requirement, table)
+    if updates is None:
         return iceberg.apply(document, commit.models(), metadata_location, check=False)
     # The commit's time was taken before it waited for the leader; the table may have changed since.
-    changed = plain_updates(table, commit.plain, metadata_location, max(now_ms, table["last-updated-ms"]))
+    updated = tables.updated if is_exact else plain_updated
+    changed = updated(table, updates, metadata_location, max(now_ms, table["last-updated-ms"]))
     if changed is None:
         return None
-    try:
-        new = Document(msgspec.json.encode(changed), changed)
-    except OverflowError as error:
-        raise Invalid(f"the commit is not valid: {error}") from None
-    new.is_plain = True
-    return new
-
-
-_MISMATCHES = {
-    "assert-last-assigned-field-id": (
-        "last assigned field id changed: expected id", "last-assigned-field-id", "last-column-id"),
-    "assert-current-schema-id": ("current schema changed: expected id", "current-schema-id", "current-schema-id"),
-    "assert-last-assigned-partition-id": (
-        "last assigned partition id changed: expected id", "last-assigned-partition-id", "last-partition-id"),
-    "assert-default-spec-id": ("default partition spec changed: expected id", "default-spec-id", "default-spec-id"),
-    "assert-default-sort-order-id": (
-        "default sort order changed: expected id", "default-sort-order-id", "default-sort-order-id"),
-}  # fmt: skip
-"""By type of requirement: the message, its field, and the field of the metadata that must be equal."""
-
-
-def _check(requirement: Json, table: Json) -> None:
-    """Check a requirement of a client. The messages are those of the reference implementation.
-
-    Raises: CommitFailed.
-    """
-    kind = requirement["type"]
-    if kind == "assert-ref-snapshot-id":
-        _check_ref(requirement["ref"], requirement.get("snapshot-id"), table["refs"].get(requirement["ref"]))
-        return
-    if kind == "assert-create":
-        raise CommitFailed("Requirement failed: table already exists")
-    if kind == "assert-table-uuid":
-        what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), requirement["uuid"]
-    elif kind in _MISMATCHES:
-        what, field, fact = _MISMATCHES[kind]
-        wanted, found = requirement.get(field), table[fact]
-    else:
-        raise Invalid(f"there is no requirement {kind!r}")
-    if wanted != found:
-        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
-
-
-def _check_ref(name: str, wanted: int | None, ref: Json | None) -> None:
-    """Check that a branch or tag has the required snapshot, or does not exist.   Raises: CommitFailed."""
-    if ref is None:
-        if wanted is not None:
-            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
-    elif wanted is None:
-        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
-    elif wanted != ref["snapshot-id"]:
-        raise CommitFailed(
-            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
-            f"expected id {wanted} != {ref['snapshot-id']}"
-        )
-
-
-_MANY = 1 << 20
-
-
-class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-    timestamp_ms: _Long
-    parent_snapshot_id: _Long | None = None
-
-
-class _SnapshotId(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-
-
-class _PlainTable(msgspec.Struct, rename="kebab"):
-    """The fields that are used here, and their types."""
-
-    format_version: Literal[2]
-    table_uuid: _Short
-    last_updated_ms: _Long
-    last_sequence_number: _Long
-    last_column_id: _Long
-    current_schema_id: _Long
-    default_spec_id: _Long
-    default_sort_order_id: _Long
-    last_partition_id: _Long
-    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
-    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
-    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    metadata_log: Annotated[
-        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
-    ]
-    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
-    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    current_snapshot_id: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | msgspec.UnsetType = msgspec.UNSET
-
-
-def _is_plain(data: bytes) -> bool:
-    """Whether a table can be updated as JSON: format version 2, with all fields that PyIceberg and we write."""
-    try:
-        table = records.decoder(_PlainTable).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
-
-
-def plain_updates(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
-    """The metadata after updates; None if they change nothing. `table` is not modified.
-
-    Raises: CommitFailed for a stale snapshot; Invalid.
-    """
-    work = _Work(dict(table), now_ms)
-    for update in updates:
-        _PLAIN_UPDATES[update["action"]](work, update)
-    if not work.changed:
-        return None
-    new = work.table
-    limit = _log_limit(new["properties"])
-    entry = {"metadata-file": metadata_location, "timestamp-ms": table["last-updated-ms"]}
-    new["metadata-log"] = [*new["metadata-log"][-(limit - 1) :], entry] if limit > 1 else [entry]
-    if new["last-updated-ms"] == table["last-updated-ms"]:
-        new["last-updated-ms"] = now_ms
-    return new
-
-
-class _Work:
-    """Metadata that is being changed. Its values are replaced, never modified: older metadata shares them."""
-
-    def __init__(self, table: Json, now_ms: int) -> None:
-        self.table = table
-        self.now_ms = now_ms
-        self.changed = False
-        self.added: set[int] = set()
-
-    def snapshot(self, id_: int) -> Json | None:
-        """The snapshot of that id."""
-        # nearly always the newest one is wanted
-        return next((each for each in reversed(self.table["snapshots"]) if each["snapshot-id"] == id_), None)
-
-    def set(self, **fields: Any) -> None:
-        """Set fields."""
-        self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
-        self.changed = True
-
-
-def _add_snapshot(work: _Work, update: Json) -> None:
-    new, last = update["snapshot"], work.table["last-sequence-number"]
-    number = new.get("sequence-number") or 0
-    check_fresh(number, last, new.get("parent-snapshot-id"))
-    if work.snapshot(new["snapshot-id"]) is not None:
-        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
-    work.added.add(new["snapshot-id"])
-    work.set(
-        last_updated_ms=new["timestamp-ms"],
-        last_sequence_number=max(number, last),
-        snapshots=[*work.table["snapshots"], new],
-    )
-
-
-def _set_ref(work: _Work, update: Json) -> None:
-    name = update["ref-name"]
-    ref = {key: value for key, value in update.items() if key not in ("action", "ref-name")}
-    if work.table["refs"].get(name) == ref:
-        return
-    snapshot = work.snapshot(ref["snapshot-id"])
-    if snapshot is None:
-        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
-    at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
-    if name == MAIN:
-        entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}
-        work.set(current_snapshot_id=ref["snapshot-id"], snapshot_log=[*work.table["snapshot-log"], entry])
-    if name == MAIN or ref["snapshot-id"] in work.added:
-        work.set(last_updated_ms=at_ms)
-    work.set(refs={**work.table["refs"], name: ref})
-
-
-def _remove_ref(work: _Work, update: Json) -> None:
-    name = update["ref-name"]
-    if name not in work.table["refs"]:
-        return
-    work.set(refs={key: ref for key, ref in work.table["refs"].items() if key != name})
-    if name == MAIN:
-        work.table.pop("current-snapshot-id", None)
-
-
-def _remove_snapshots(work: _Work, update: Json) -> None:
-    table = work.table
-    gone = {*update["snapshot-ids"]} & {each["snapshot-id"] for each in table["snapshots"]}
-    if not gone:
-        return
-    for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
-        _remove_ref(work, {"ref-name": name})
-    work.set(
-        snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
-        snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
-        statistics=[each for each in table["statistics"] if each["snapshot-id"] not in gone],
-    )
-
-
-def _orphaned(snapshot: Json, gone: set[int]) -> Json:
-    if snapshot.get("parent-snapshot-id") not in gone:
-        return snapshot
-    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
-
-
-def _put_properties(work: _Work, update: Json) -> None:
-    if update["updates"]:
-        work.set(properties={**work.table["properties"], **update["updates"]})
-
-
-def _remove_properties(work: _Work, update: Json) -> None:
-    gone = {*update["removals"]} & {*work.table["properties"]}
-    if gone:
-        work.set(properties={key: value for key, value in work.table["properties"].items() if key not in gone})
-
-
-def _log_limit(properties: Mapping[str, str]) -> int:
-    try:
-        return max(1, int(properties.get(LOG_MAX_PROPERTY, LOG_MAX)))
-    except ValueError:
-        raise Invalid(f"the property {LOG_MAX_PROPERTY} must be a whole number") from None
-
-
-_PLAIN_UPDATES: Mapping[str, Callable[[_Work, Json], None]] = {
-    "add-snapshot": _add_snapshot,
-    "set-snapshot-ref": _set_ref,
-    "remove-snapshot-ref": _remove_ref,
-    "remove-snapshots": _remove_snapshots,
-    "set-properties": _put_properties,
-    "remove-properties": _remove_properties,
-}
+    return document_of(changed)
 
 
 # ---- decisions ----
@@ -654,10 +457,21 @@ def prepare_commit(
     root = root or new_root(warehouse, known(), namespace, name)
     created: Document | LimpetError
     try:
-        created = iceberg.create(parsed.models(), warehouse.location(root), warehouse.new_uuid())
+        created = _new_metadata(parsed, warehouse, root)
     except LimpetError as error:
         created = error
     return PreparedCommit(namespace, name, parsed, root, places, warehouse.now_ms(), created)
+
+
+def _new_metadata(commit: TableCommit, warehouse: Warehouse, root: str) -> Document:
+    """The metadata of a table that a commit creates.   Raises: Invalid; CommitFailed."""
+    where, uuid = warehouse.location(root), warehouse.new_uuid()
+    if commit.version < VERSION or commit.exact is None:
+        return iceberg.create(commit.models(), where, uuid)
+    for requirement in commit.exact.requirements:
+        if requirement["type"] != "assert-create":
+            raise CommitFailed("Requirement failed: the table does not exist")
+    return document_of(tables.created(commit.exact.updates, where, uuid, warehouse.now_ms()))
 
 
 def prepare_transaction(

@@ -322,6 +322,57 @@ def _ask(service: str, namespace: list[str], name: str) -> str:
     return str(answer.get("metadata-location"))
 
 
+def import_(
+    source: Annotated[
+        str, typer.Option("--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://...")
+    ],
+    name: Annotated[
+        str, typer.Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
+    ] = "default",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", show_default=False, help="A setting of PyIceberg; repeat it."),
+    ] = None,
+    dry_run: DryRunOption = False,
+    service: ServiceOption = None,
+    wait: WaitOption = 0.0,
+    url: CatalogUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Register every table and namespace of another catalog, REST or SQL, in this one.
+
+    No data is copied: the files of a table must be in this warehouse already. The other catalog is not changed; stop
+    its writers first. Run it again after an interruption: tables that are here are passed over. Views are left out.
+
+    Example: from a REST catalog whose token is in PYICEBERG_CATALOG__OLD__TOKEN; from a SQL catalog
+    $ limpet catalog import --from https://old.example/catalog --name old -u s3://acme/prod
+    $ limpet catalog import --from sqlite:////srv/iceberg.db --dry-run -u /srv/fleet
+    Exit codes: 0 every table is here; 1 some differ or failed, the other catalog cannot be read, or another
+      process leads; 2 wrong usage.
+    """
+    settings = dict(each.partition("=")[::2] for each in option or ())
+    counts = dict.fromkeys(("imported", "present", "differs", "failed"), 0)
+    done = fleet_of(url, read_only=dry_run).import_catalog(
+        source, name=name, options=settings, through=writer_of(service), dry_run=dry_run, wait_s=wait
+    )
+    found: list[dict[str, str]] = []
+    for each in done:
+        counts[each.outcome] += 1
+        shown = ".".join((*each.namespace, each.name))
+        if json:
+            found.append({"table": shown, "outcome": each.outcome, "location": each.location, "reason": each.reason})
+        elif each.outcome != "present":
+            say(f"{each.outcome:<9} {shown}{f': {each.reason}' if each.reason else ''}")
+    if json:
+        print_json({**counts, "tables": found})
+    else:
+        would = "would be imported" if dry_run else "imported"
+        say(f"{many(counts['imported'], 'table')} {would}, {counts['present']} were here, "
+            f"{counts['differs']} differ, {counts['failed']} failed")  # fmt: skip
+    if counts["differs"] or counts["failed"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
 def gc(
     keep: Annotated[
         str, typer.Option("--keep", metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")
@@ -583,6 +634,7 @@ app = group(
     show,
     verify,
     undrop,
+    import_,
     gc,
     quarantine,
     help="Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",

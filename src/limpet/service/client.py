@@ -58,7 +58,8 @@ def post(url: str, path: str, body: Any, token: str | None) -> dict[str, Any]:
 
 
 class ServiceWriter:
-    """The `through` of `publish`: writes to a catalog through a running service, with the first of LIMPET_API_TOKENS.
+    """The `through` of `publish` and others: writes to a catalog through a running service, with the first of
+    LIMPET_API_TOKENS.
 
     Each method raises the service's error, or Unavailable.
     """
@@ -67,8 +68,14 @@ class ServiceWriter:
         self._url = url
         self._token = next(iter(secrets_of(API_TOKENS)), None)
 
-    def create_namespace(self, namespace: Sequence[str]) -> None:
-        post(self._url, "/v1/namespaces", {"namespace": [*namespace], "properties": {}}, self._token)
+    def create_namespace(self, namespace: Sequence[str], properties: Mapping[str, str] | None = None) -> None:
+        body = {"namespace": [*namespace], "properties": dict(properties or {})}
+        post(self._url, "/v1/namespaces", body, self._token)
+
+    def register_table(self, namespace: Sequence[str], name: str, metadata_location: str) -> None:
+        where = quote("\x1f".join(namespace), safe="")
+        body = {"name": name, "metadata-location": metadata_location}
+        post(self._url, f"/v1/namespaces/{where}/register", body, self._token)
 
     def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
         where = quote("\x1f".join(namespace), safe="")

@@ -16,7 +16,7 @@ import msgspec
 
 from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage
 from limpet.catalog.state import ID_LIFETIME, NoSuchTable, NoSuchView, shown
-from limpet.errors import Denied, Invalid, NotModified, Unsupported
+from limpet.errors import Denied, Invalid, Missing, NotModified, Unsupported
 from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
 from limpet.service.sign import DELEGATION_HEADER, RequestSigner, SignBody, is_asked_for, table_config
 
@@ -65,6 +65,10 @@ class _RegisterBody(msgspec.Struct, rename="kebab"):
     name: str
     metadata_location: str
     overwrite: bool = False
+
+
+class _TaskBody(msgspec.Struct, rename="kebab"):
+    plan_task: str
 
 
 class _ChangeBody(msgspec.Struct):
@@ -132,6 +136,10 @@ class Rest:
             write("POST", "/v1/namespaces", self.create_namespace, touched=_in_body),
             write("POST", f"{_NS}/properties", self.update_properties),
             read("POST", f"{_TABLE}/metrics", self.report_metrics),  # it changes nothing
+            read("POST", f"{_TABLE}/plan", self.plan_scan),
+            read("GET", f"{_TABLE}/plan/{{plan}}", self.plan_result),
+            read("DELETE", f"{_TABLE}/plan/{{plan}}", self.cancel_plan),
+            read("POST", f"{_TABLE}/tasks", self.scan_tasks),
             # no namespaces: the metadata file may belong to a dropped table of any of them
             write("POST", f"{_NS}/register", self.register_table, touched=None),
             write("POST", "/v1/tables/rename", partial(_renamed, self._catalog.rename_table), touched=_in_rename),
@@ -142,6 +150,7 @@ class Rest:
             read("HEAD", _VIEW, self.has_view),
             write("POST", _VIEW, self.replace_view),
             write("DELETE", _VIEW, self.drop_view),
+            write("POST", f"{_NS}/register-view", self.register_view, touched=None),
             write("POST", "/v1/views/rename", partial(_renamed, self._catalog.rename_view), touched=_in_rename),
         ]
         sign = read("POST", f"{_TABLE}/sign", self.sign)  # what it signs may need the right to write too
@@ -157,6 +166,9 @@ class Rest:
             read("GET", "/v1/config", lambda _: answer, quick=True, touched=lambda _: ()),
             *table,
             sign,
+            read("GET", f"{_TABLE}/credentials", _no_credentials),
+            read("GET", f"{_NS}/functions", _no_functions),
+            read("GET", f"{_NS}/functions/{{function}}", _no_functions),
             write("POST", "/limpet/undrop", self.undrop, touched=_in_body),
             Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
         ]
@@ -257,6 +269,29 @@ class Rest:
         request.fields()
         return self.has_table(request)
 
+    def plan_scan(self, request: Request) -> Response:
+        """Plan a scan: the files to read, or tasks that name them. Plans are made at once, and nothing is kept."""
+        return json_response(self._catalog.plan_scan(*_identifier_of(request), request.fields()))
+
+    def plan_result(self, request: Request) -> Response:
+        """404: a plan is complete in the answer to its request, so none has an id."""
+        self.has_table(request)
+        raise Rejected(404, "NoSuchPlanIdException", "there is no such plan: plans are answered at once")
+
+    def cancel_plan(self, request: Request) -> Response:
+        """204: no plan is ever running."""
+        return self.has_table(request)
+
+    def scan_tasks(self, request: Request) -> Response:
+        """The files of one task of a plan."""
+        task = request.struct(_TaskBody).plan_task
+        try:
+            return json_response(self._catalog.scan_tasks(*_identifier_of(request), task))
+        except NoSuchTable:
+            raise
+        except Missing as error:
+            raise Rejected(404, "NoSuchPlanTaskException", str(error)) from None
+
     def commit_transaction(self, request: Request) -> Response:
         """Commit to several tables: all or none."""
         self._check_places(request, request.fields().get("table-changes"))
@@ -310,6 +345,12 @@ class Rest:
         except NotModified:
             return Response(304, headers=_etag(str(known)))
 
+    def register_view(self, request: Request) -> Response:
+        """Register a view by the location of its metadata."""
+        body = request.struct(_RegisterBody)
+        where = _namespace_of(request), body.name, body.metadata_location
+        return _loaded(self._catalog.register_view(*where, **_sender(request)))
+
     def has_view(self, request: Request) -> Response:
         """204 if it exists."""
         namespace, name = _identifier_of(request)
@@ -337,6 +378,16 @@ class Rest:
 def _no_oauth(_: Request) -> Response:
     said = "limpet does not issue tokens: configure the client with one of the service's tokens, as `token`"
     return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
+
+
+def _no_credentials(_: Request) -> Response:
+    """406: credentials are not issued."""
+    raise Unsupported("limpet does not issue credentials", hint="use remote signing, or a key of the client's own")
+
+
+def _no_functions(_: Request) -> Response:
+    """406: there are no functions."""
+    raise Unsupported("limpet has no functions", hint="define them in the engine")
 
 
 # ---- reading requests ----

@@ -10,7 +10,8 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
 
 import zstandard
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY
@@ -36,6 +37,7 @@ from pyiceberg.manifest import (
 from pyiceberg.typedef import StructProtocol
 
 from limpet import records
+from limpet.errors import Corrupt
 
 D = TypeVar("D", bound=StructProtocol)
 
@@ -52,6 +54,15 @@ UNREADABLE = (
     *(OSError, ResolveError, zlib.error, zstandard.ZstdError),
 )
 """What PyIceberg and the codecs raise for an Avro file that cannot be read."""
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Convert errors of a block that reads manifests.   Raises: Corrupt."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise Corrupt(f"the manifests of {what} cannot be read: {' '.join(str(error).split())[:120]}") from None
 
 
 class AvroBudget:
@@ -178,12 +189,14 @@ def manifests_in(listed: InputFile, budget: AvroBudget) -> Iterator[ManifestFile
         yield from found
 
 
-def entries_in(file: InputFile, manifest: ManifestFile, budget: AvroBudget) -> Iterator[ManifestEntry]:
-    """The live entries of a manifest.   Raises: those in `UNREADABLE`."""
+def entries_in(
+    file: InputFile, manifest: ManifestFile, budget: AvroBudget, *, version: Literal[2, 3] = DEFAULT_READ_VERSION
+) -> Iterator[ManifestEntry]:
+    """The live entries of a manifest, with the fields of a format version.   Raises: those in `UNREADABLE`."""
     with BoundedAvroFile[ManifestEntry](
         file,
         budget,
-        read_schema=MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
+        read_schema=MANIFEST_ENTRY_SCHEMAS[version],
         read_types={-1: ManifestEntry, 2: DataFile},
         read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     ) as found:

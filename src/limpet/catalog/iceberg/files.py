@@ -34,10 +34,10 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from limpet import records
-from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
+from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, readable
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt
+from limpet.errors import Unsupported
 from limpet.events.parquet import write_table
 
 FORMAT_VERSION: Final = 2
@@ -125,11 +125,16 @@ def stage_request(name: str, source: str, columns: Sequence[Column]) -> dict[str
 def contents_of(
     metadata: bytes, source: str, columns: Sequence[Column], fetch: Fetch, *, is_staged: bool = False
 ) -> Contents:
-    """The content of a table.   Raises: Corrupt; what `fetch` raises.
+    """The content of a table.   Raises: Corrupt; Unsupported for a later format version; what `fetch` raises.
 
     Cost: 1 `fetch` of the manifest list, and 1 of each manifest, of which we write one.
     """
     table = table_of(Document(metadata))
+    if table.format_version > FORMAT_VERSION:
+        raise Unsupported(
+            f"the table has format version {table.format_version}; limpet writes version {FORMAT_VERSION} only",
+            hint="publish to a new table",
+        )
     schema = _schema(columns, _ids(table, columns))
     snapshot = table.current_snapshot()
     files: list[File] = []
@@ -295,16 +300,12 @@ def _files(manifest_list: str, fetch: Fetch) -> list[File]:
     """The data files of a snapshot. Delete files are skipped: our snapshots do not keep them."""
     found: list[File] = []
     budget = AvroBudget()
-    try:
+    with readable(manifest_list):
         for manifest in manifests_in(Input(manifest_list, fetch), budget):
             if manifest.content == ManifestContent.DATA:
                 for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget):
                     data = entry.data_file
                     found.append(File(data.file_path, data.record_count, data.file_size_in_bytes, entry))
-    except UNREADABLE as error:
-        raise Corrupt(
-            f"the manifests of {manifest_list} cannot be read: {' '.join(str(error).split())[:120]}"
-        ) from None
     return found
 
 

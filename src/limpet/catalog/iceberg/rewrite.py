@@ -6,8 +6,7 @@ dropped when no remaining file needs them. Manifests without a rewritten file st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,12 +28,12 @@ from pyiceberg.table import FileScanTask, WriteTask
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
 
-from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
+from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, readable
 from limpet.catalog.iceberg.files import CODEC, Fetch, Input, Output, Stamp
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt, Unsupported
+from limpet.errors import Unsupported
 
 FORMAT_VERSION: Final = 2
 FILES_MAX = 1_000_000
@@ -68,7 +67,7 @@ class NeededFiles:
         if not self._add(manifest_list):
             return
         budget = AvroBudget()
-        with _readable(manifest_list):
+        with readable(manifest_list):
             for manifest in manifests_in(Input(manifest_list, self._fetch), budget):
                 if self._add(manifest.manifest_path):
                     for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, AvroBudget()):
@@ -84,14 +83,6 @@ class NeededFiles:
         self._met.add(url)
         self._keep(url)
         return is_new
-
-
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except UNREADABLE as error:
-        raise Corrupt(f"the manifests of {what} cannot be read: {' '.join(str(error).split())[:120]}") from None
 
 
 # ---- compaction ----
@@ -168,7 +159,7 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     if snapshot is None:
         return found
     index, budget = DeleteFileIndex(), AvroBudget()
-    with _readable(what):
+    with readable(what):
         for manifest in manifests_in(Input(snapshot.manifest_list, fetch), budget):
             found.manifests.append(manifest)
             for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget):
@@ -202,7 +193,7 @@ def rewritten(
     old = {file.url: file.deletes for file in group}
     io = _CapturedFiles(fetch)
     tasks = [FileScanTask(file.entry.data_file, {current.deletes[url] for url in file.deletes}) for file in group]
-    with _readable(what):
+    with readable(what):
         scan = ArrowScan(table, io, table.schema(), AlwaysTrue())
         batches = [batch for batch in scan.to_record_batches(tasks) if batch.num_rows]
         if not batches:

@@ -24,7 +24,7 @@ from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt, Unsupported
 
 
-class _FetchedFiles(FileIO):
+class FetchedFiles(FileIO):
     """Files that are read whole, by `fetch`; nothing is written."""
 
     def __init__(self, fetch: Fetch) -> None:
@@ -32,12 +32,15 @@ class _FetchedFiles(FileIO):
         self._fetch = fetch
 
     def new_input(self, location: str) -> InputFile:
+        """A file to read."""
         return Input(location, self._fetch)
 
     def new_output(self, location: str) -> OutputFile:
+        """Raises: Unsupported."""
         raise Unsupported(f"{location} cannot be written: a query only reads")
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Raises: Unsupported."""
         raise Unsupported(f"{location} cannot be deleted: a query only reads")
 
 
@@ -59,7 +62,7 @@ class TableReader:
         Raises: Unsupported for a table with equality deletes; Corrupt, Missing.
         Cost: 1 GET for the manifest list, each manifest, and each data file.
         """
-        scan = ArrowScan(self._table, _FetchedFiles(self._fetch), self._table.schema(), AlwaysTrue())
+        scan = ArrowScan(self._table, FetchedFiles(self._fetch), self._table.schema(), AlwaysTrue())
         try:
             yield from scan.to_record_batches(self._tasks())
         except UNREADABLE as error:

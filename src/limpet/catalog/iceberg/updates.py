@@ -39,11 +39,14 @@ from pyiceberg.table.update import (
 from pyiceberg.view.metadata import ViewMetadata
 
 from limpet import records
+from limpet.catalog.iceberg import tables
+from limpet.catalog.iceberg.schemas import UNSET_ID, VERSION
+from limpet.catalog.iceberg.tables import JsonIds
 from limpet.catalog.state import CommitFailed, check_fresh
-from limpet.catalog.warehouse import Document, property_texts
-from limpet.errors import Corrupt, Invalid
+from limpet.catalog.warehouse import Document, check_no_lineage, document_of, property_texts
+from limpet.errors import Corrupt, Invalid, Unsupported
 
-FORMAT_VERSION_MAX = 2
+DEFAULT_VERSION = 2
 DEFAULTS = {"write.parquet.compression-codec": "zstd"}
 """Properties that the reference implementation sets in new tables: without them Spark writes GZIP."""
 FORM_FIELDS = ("schema", "partition-spec", "write-order")
@@ -144,8 +147,8 @@ class CommitModels:
                     files.append(("statistics path", update.statistics.statistics_path))
                 case SetPartitionStatisticsUpdate():
                     files.append(("partition statistics path", update.partition_statistics.statistics_path))
-                case UpgradeFormatVersionUpdate() if update.format_version > FORMAT_VERSION_MAX:
-                    _refuse_version(update.format_version)
+                case UpgradeFormatVersionUpdate() if update.format_version > VERSION:
+                    tables.refuse_version(update.format_version)
         return NamedByCommit(location, properties, files)
 
 
@@ -155,14 +158,20 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int)
     What does not depend on the table's name is cached for similar tables: PyIceberg takes a millisecond.
     """
     properties = {**DEFAULTS, **property_texts(request.get("properties") or {})}
-    version = properties.get("format-version", str(FORMAT_VERSION_MAX))
-    if version not in ("1", "2"):
-        _refuse_version(version)
+    version = properties.get("format-version", str(DEFAULT_VERSION))
+    if version not in ("1", "2", "3"):
+        tables.refuse_version(version)
+    if version == "3":
+        kept = {name: value for name, value in properties.items() if name != "format-version"}
+        table = tables.new_table(request, location, uuid, now_ms, kept)
+        return document_of(table)
     asked = [request.get(name) for name in FORM_FIELDS]
+    given = zip(("add-schema", "add-spec", "add-sort-order"), ("schema", "spec", "sort-order"), asked, strict=True)
     try:
         form = msgspec.json.encode([*asked, properties])
         alike = _form(form) if len(form) <= FORM_BYTES_MAX else _form.__wrapped__(form)
     except _REJECTS as error:
+        tables.refuse_later([{"action": action, key: value} for action, key, value in given], int(version))
         _refuse("the table", error)
     table = {**alike, "location": location, "table-uuid": uuid, "last-updated-ms": now_ms}
     return Document(msgspec.json.encode(table), table)
@@ -177,7 +186,7 @@ def _form(asked: bytes) -> Mapping[str, Any]:
     schema = Schema.model_validate(fields)
     spec = PartitionSpec.model_validate(_with_field_ids(partitions) or {})
     order = SortOrder.model_validate(_with_null_order(sorting) or {})
-    check_schema(schema, int(properties.get("format-version", FORMAT_VERSION_MAX)))
+    check_schema(schema, int(properties.get("format-version", DEFAULT_VERSION)))
     schema.find_column_name(0)  # builds the index of names, which detects duplicates
     metadata = new_table_metadata(schema, spec, order, "", properties, _uuid(NO_UUID))
     metadata.spec().check_compatible(metadata.schema())
@@ -185,10 +194,31 @@ def _form(asked: bytes) -> Mapping[str, Any]:
     return encoded(metadata).json()
 
 
-def check_table(table: TableMetadata) -> None:
-    """Check the schemas of a table against its format version.   Raises: Invalid."""
+@dataclass(frozen=True, slots=True)
+class ForeignTable:
+    """A table that another program wrote, parsed and checked. `files`: (kind, URL) of each file and folder in it."""
+
+    location: str
+    properties: Mapping[str, str]
+    files: Sequence[tuple[str, str]]
+    table: TableMetadata | dict[str, Any]
+
+    def document(self, location: str) -> Document:
+        """Its metadata as this catalog writes it, at another location."""
+        if isinstance(self.table, dict):
+            return document_of({**self.table, "location": location})
+        return encoded(self.table.model_copy(update={"location": location}))
+
+
+def foreign_table(document: Document) -> ForeignTable:
+    """A table that another program wrote.   Raises: Invalid."""
+    if document.json().get("format-version") == VERSION:
+        exact, files = tables.registered(document.json())
+        return ForeignTable(exact["location"], exact["properties"], files, exact)
+    table = parse_table(document)
     for schema in table.schemas:
         check_schema(schema, table.format_version)
+    return ForeignTable(table.location, table.properties, [*_files_of(table)], table)
 
 
 def parse_table(document: Document) -> TableMetadata:
@@ -196,8 +226,8 @@ def parse_table(document: Document) -> TableMetadata:
     if document.model is None:
         try:
             version = records.decoder(_FormatVersion).decode(document.data).format_version
-            if version > FORMAT_VERSION_MAX:
-                _refuse_version(version)
+            if version > VERSION:
+                tables.refuse_version(version)
             document.model = TableMetadataUtil.parse_raw(document.data.decode())
         except _REJECTS as error:
             _refuse("the metadata", error)
@@ -206,16 +236,21 @@ def parse_table(document: Document) -> TableMetadata:
 
 
 def table_of(document: Document) -> TableMetadata:
-    """The metadata of a table in the catalog.   Raises: Corrupt."""
+    """The metadata of a table in the catalog.
+
+    Raises: Corrupt; Unsupported for one of version 3 with types that PyIceberg does not know.
+    """
     try:
         return parse_table(document)
     except Invalid as error:
+        if document.json().get("format-version") == VERSION:
+            raise Unsupported(
+                f"PyIceberg cannot read this table of format version 3: {error}", hint="use Spark or DuckDB for it"
+            ) from None
         raise Corrupt(str(error)) from None
 
 
-def files_of(document: Document) -> Iterator[tuple[str, str]]:
-    """(kind, URL) of each file and folder in metadata, properties excepted.   Raises: Corrupt."""
-    table = table_of(document)
+def _files_of(table: TableMetadata) -> Iterator[tuple[str, str]]:
     yield "location", table.location
     for snapshot in table.snapshots:
         yield "manifest list", snapshot.manifest_list
@@ -332,16 +367,25 @@ def _uuid(text: str) -> Any:
     return text
 
 
+def version_2(document: Document) -> Document:
+    """The metadata of a table of an older version as one of version 2, before it becomes one of version 3.
+
+    Raises: Corrupt.
+    """
+    table = table_of(document)
+    try:
+        newer = table if table.format_version > 1 else TableMetadataUtil.parse_obj({**table.model_dump(), **_VERSION_2})
+        return encoded(newer)
+    except _REJECTS as error:
+        raise Corrupt(f"the metadata cannot be upgraded: {_line(error)}") from None
+
+
+_VERSION_2 = {"format-version": 2, "last-sequence-number": 0}
+
+
 def encoded(table: TableMetadata) -> Document:
     """The metadata as this catalog writes it: what was parsed and checked, and nothing else."""
     return Document(table.model_dump_json().encode(), model=table)
-
-
-def _refuse_version(version: object) -> NoReturn:
-    raise Invalid(
-        f"format version {version} is not supported: this catalog supports versions 1 and 2",
-        hint="create the table with format-version 2",
-    )
 
 
 def _refuse(what: str, error: Exception) -> NoReturn:
@@ -363,9 +407,6 @@ def _line(error: BaseException) -> str:
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
-UNSET_ID = -1
-"""In a request: the schema, spec or order that was added last. As the id of a partition field: not assigned."""
-
 
 def resolved_updates(table: TableMetadata, updates: tuple[Any, ...], *, is_new: bool) -> tuple[Any, ...]:
     """The updates in a form that PyIceberg applies correctly: unique and assigned ids, existing objects only."""
@@ -384,9 +425,9 @@ class _Resolver:
         self.resolved: list[Any] = []
         self._table = table
         self._is_new = is_new
-        self._schemas = _Ids({schema.schema_id: schema for schema in table.schemas})
-        self._specs = _Ids({spec.spec_id: spec.fields for spec in table.partition_specs})
-        self._orders = _Ids({order.order_id: order.fields for order in table.sort_orders})
+        self._schemas = JsonIds({schema.schema_id: schema for schema in table.schemas}, _bytes_of)
+        self._specs = JsonIds({spec.spec_id: spec.fields for spec in table.partition_specs}, _bytes_of)
+        self._orders = JsonIds({order.order_id: order.fields for order in table.sort_orders}, _bytes_of)
         self._properties = {*table.properties}
         self._snapshots = {snapshot.snapshot_id for snapshot in table.snapshots}
         self._number: int = getattr(table, "last_sequence_number", 0)
@@ -419,6 +460,7 @@ class _Resolver:
         return update
 
     def _add_snapshot(self, snapshot: Any) -> None:
+        check_no_lineage(snapshot.first_row_id, snapshot.added_rows)
         number = snapshot.sequence_number or 0
         if self._version > 1:
             check_fresh(number, self._number, snapshot.parent_snapshot_id)
@@ -461,40 +503,6 @@ def check_schema(schema: Schema, format_version: int) -> None:
                     f"Invalid schema for v{format_version}: Invalid {what} default for {field.name}: non-null default "
                     f"({value!r:.40}) is not supported until v3"
                 )
-
-
-class _Ids:
-    """The schemas, specs or orders of a table by id, and the mapping from the ids in a request."""
-
-    def __init__(self, known: dict[int, Any]) -> None:
-        self._known = known
-        self._ids: dict[bytes, int] | None = None
-        self._meant: dict[int, int] = {}
-
-    def place(self, wanted: int, body: Any) -> int | None:
-        """The id for a new one; None if the table has an equal one already, under any id.
-
-        They are compared by their bytes: comparing each pair takes seconds for a thousand of them.
-        """
-        if self._ids is None:
-            self._ids = {}
-            for id_, known in self._known.items():
-                self._ids.setdefault(_bytes_of(known), id_)
-        new = _bytes_of(body)
-        found = self._ids.get(new)
-        id_ = found if found is not None else wanted if wanted not in self._known else max(self._known) + 1
-        is_new = found is None
-        if is_new:
-            self._known[id_] = body
-            self._ids[new] = id_
-        self._meant[wanted] = self._meant[UNSET_ID] = id_
-        return id_ if is_new else None
-
-    def meant(self, id_: int, what: str) -> int:
-        """The id in the table for an id in the request.   Raises: Invalid."""
-        if id_ == UNSET_ID and UNSET_ID not in self._meant:
-            raise Invalid(f"Cannot set last added {what}: no {what} has been added")
-        return self._meant.get(id_, id_)
 
 
 def _numbered(table: TableMetadata, spec: PartitionSpec, resolved: Sequence[Any]) -> PartitionSpec:

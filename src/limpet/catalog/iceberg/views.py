@@ -42,7 +42,7 @@ def parse_new(request: Mapping[str, Any], now_ms: int) -> Json:
 def created(new: Json, location: str, uuid: str) -> Document:
     """The metadata of a new view, from the result of `parse_new`.   Raises: Invalid."""
     first = {**new["version"], "version-id": 1, "schema-id": 0}
-    return _document(
+    return document_of(
         {
             "view-uuid": uuid,
             "format-version": 1,
@@ -54,6 +54,19 @@ def created(new: Json, location: str, uuid: str) -> Document:
             "properties": new["properties"],
         }
     )
+
+
+def registered(given: Json) -> Json:
+    """The metadata of a view that another program wrote.   Raises: Invalid."""
+    if given.get("format-version") != 1:
+        raise Invalid("views have format version 1")
+    check_view(given)
+    versions = _objects(given["versions"], "versions")
+    if len(versions) > UPDATES_MAX:
+        raise Invalid(f"the view has {len(versions)} versions; at most {UPDATES_MAX} are taken")
+    new = {**given, "versions": [_dated(version, 0) for version in versions]}
+    _version(new, new.get("current-version-id"))
+    return {**new, "properties": property_texts(new.get("properties") or {})}
 
 
 def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
@@ -78,7 +91,7 @@ def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
 
 def replaced(document: Document, wanted: ViewChanges) -> Document:
     """The metadata after a replacement.   Raises: CommitFailed; Invalid; Corrupt."""
-    return _document(_applied(_json(document), wanted))
+    return document_of(_applied(_json(document), wanted))
 
 
 def _applied(base: Json, wanted: ViewChanges) -> Json:
@@ -213,7 +226,8 @@ def _first_twice(texts: Iterable[str]) -> str | None:
     return None
 
 
-def _document(metadata: Json) -> Document:
+def document_of(metadata: Json) -> Document:
+    """Metadata of a view.   Raises: Invalid."""
     check_view(metadata)
     return Document(records.plain_bytes(metadata, what="the view"), metadata)
 

@@ -1,0 +1,251 @@
+"""Tables of another catalog (REST, SQL, or any that PyIceberg opens), registered in this one.
+
+Only names and locations of metadata are taken from the other catalog; no data is copied, and it is not changed. So the
+files of a table must be in this warehouse already, as for every registration. An import that was interrupted is started
+again: what is here already is left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import pyiceberg.exceptions
+from pyiceberg.catalog import Catalog as PyCatalog
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.rest import Endpoints, RestCatalog
+
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.entries import draft_registered
+from limpet.catalog.state import NoSuchTable
+from limpet.catalog.warehouse import Document
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
+
+NAMESPACES_MAX = 1_000_000
+LEVELS_MAX = 32
+LOCATION_CHARACTERS_MAX = 4096
+
+Outcome = Literal["imported", "present", "differs", "failed"]
+
+
+def _sql_errors() -> tuple[type[Exception], ...]:
+    try:
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:  # only a SQL catalog needs it
+        return ()
+    return (SQLAlchemyError,)
+
+
+_UNREADABLE: tuple[type[Exception], ...] = (
+    *(kind for kind in vars(pyiceberg.exceptions).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, NotImplementedError, RuntimeError),
+    *_sql_errors(),
+)
+"""What PyIceberg and its clients raise for a catalog that cannot be read."""
+_OF_ONE_TABLE = (Conflict, Corrupt, Denied, Invalid, Missing, Unsupported)
+"""Errors after which the import goes on with the next table."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTable:
+    """What became of one table of the other catalog.
+
+    `imported`: it was registered, or would be. `present`: it was imported before. `differs`: a table of this name is
+    here, and it is not this one, or another version of it. `failed`: for `reason`.
+    """
+
+    namespace: tuple[str, ...]
+    name: str
+    outcome: Outcome
+    location: str = ""
+    reason: str = ""
+
+
+class ImportWriter(Protocol):
+    """Writes to this catalog: this process, or a service."""
+
+    def create_namespace(self, namespace: Sequence[str], properties: Mapping[str, str]) -> object:
+        """Create it.   Raises: Conflict if it exists; Invalid."""
+
+    def register_table(self, namespace: Sequence[str], name: str, metadata_location: str) -> object:
+        """Register a table.   Raises: Conflict; Invalid; Missing."""
+
+
+class SourceCatalog:
+    """Another catalog. `options`: settings of PyIceberg, such as `warehouse`; its configuration file and environment
+    variables for a catalog of that `name` count too, so that secrets need not be on a command line.
+
+    Each method raises Unavailable if the catalog cannot be read.
+    """
+
+    def __init__(self, uri: str, name: str = "default", options: Mapping[str, str] | None = None) -> None:
+        scheme, _, path = uri.partition(":///")
+        if scheme.startswith("sqlite") and path and not os.path.exists(path):
+            raise Invalid(f"there is no file {path!r:.200}", hint="write sqlite:////absolute/path.db")
+        self.uri = uri
+        settings = {"init_catalog_tables": "false", **(options or {}), "uri": uri}
+        with _reading(f"the catalog at {_hidden(uri)} cannot be opened"):
+            self._catalog: PyCatalog = load_catalog(name, **settings)
+
+    def namespaces(self) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+        """Every namespace with its properties, parents first.   Raises: also Invalid for too many."""
+        waiting: list[tuple[str, ...]] = [()]
+        met: set[tuple[str, ...]] = set()
+        while waiting:
+            parent = waiting.pop()
+            with _reading(f"the namespaces of {_hidden(self.uri)} cannot be listed"):
+                inner = sorted({tuple(map(str, each)) for each in self._catalog.list_namespaces(parent)})
+            for each in reversed(inner):
+                if each[:-1] == parent and each not in met and len(each) <= LEVELS_MAX:
+                    met.add(each)
+                    waiting.append(each)
+            if len(met) > NAMESPACES_MAX:
+                raise Invalid(f"{_hidden(self.uri)} has more than {NAMESPACES_MAX:,} namespaces")
+            if parent:
+                yield parent, self._properties(parent)
+
+    def _properties(self, namespace: tuple[str, ...]) -> dict[str, str]:
+        try:
+            found = self._catalog.load_namespace_properties(namespace)
+            return {str(name): str(value) for name, value in found.items() if name != "exists"}
+        except _UNREADABLE:  # a namespace of a SQL catalog may be nothing but a part of a name
+            return {}
+
+    def tables(self, namespace: tuple[str, ...]) -> list[str]:
+        """The names of its tables."""
+        with _reading(f"the tables of {'.'.join(namespace)!r:.200} cannot be listed"):
+            return sorted({str(each[-1]) for each in self._catalog.list_tables(namespace)})
+
+    def location(self, namespace: tuple[str, ...], name: str) -> str:
+        """The location of a table's current metadata, which is not parsed.   Raises: Unavailable."""
+        identifier = (*namespace, name)
+        with _reading(f"{'.'.join(identifier)!r:.200} cannot be loaded"):
+            if isinstance(self._catalog, RestCatalog):
+                return _text(_rest_location(self._catalog, identifier))
+            if hasattr(self._catalog, "engine"):
+                return _text(_sql_location(self._catalog, namespace, name))
+            return _text(self._catalog.load_table(identifier).metadata_location)
+
+
+def _rest_location(catalog: RestCatalog, identifier: tuple[str, ...]) -> Any:
+    url = catalog.url(Endpoints.load_table, prefixed=True, **catalog._split_identifier_for_path(identifier))
+    answer = catalog._session.get(url, params={"snapshots": "refs"})
+    answer.raise_for_status()
+    return answer.json()["metadata-location"]
+
+
+def _sql_location(catalog: Any, namespace: tuple[str, ...], name: str) -> Any:
+    from pyiceberg.catalog.sql import IcebergTables
+    from sqlalchemy import select
+    from sqlalchemy.orm import Session
+
+    with Session(catalog.engine) as session:
+        return session.scalar(
+            select(IcebergTables.metadata_location).where(
+                IcebergTables.catalog_name == catalog.name,
+                IcebergTables.table_namespace == ".".join(namespace),
+                IcebergTables.table_name == name,
+            )
+        )
+
+
+def _text(location: Any) -> str:
+    if not isinstance(location, str) or not location or len(location) > LOCATION_CHARACTERS_MAX:
+        raise ValueError(f"its metadata location is {location!r:.100}")
+    return location
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise Unavailable(f"{what}: {_short(error)}", hint="check the URI, --name and --option") from None
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _hidden(uri: str) -> str:
+    """A URI without user and password."""
+    scheme, mark, rest = uri.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"[:200]
+
+
+def import_tables(
+    source: SourceCatalog,
+    catalog: Catalog,
+    writing: Callable[[], AbstractContextManager[ImportWriter]] | None,
+) -> Iterator[ImportedTable]:
+    """Register all tables of `source` in `catalog`; without `writing`, only compare.
+
+    Raises: Unavailable; NotLeader; OutcomeUnknown: then start it again.
+    Cost: for each table 1 request to the source, 1 GET of the head, 1 GET of the metadata; for a new one also a
+    registration (`Catalog.register_table`). Crash: the tables so far are registered.
+    """
+    with writing() if writing is not None else nullcontext() as writer:
+        for namespace, properties in source.namespaces():
+            names = source.tables(namespace)
+            if writer is not None:
+                problem = _make(writer, namespace, properties)
+                if problem:
+                    yield from (ImportedTable(namespace, name, "failed", reason=problem) for name in names)
+                    continue
+            for name in names:
+                yield _imported(source, catalog, writer, namespace, name)
+
+
+def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[str, str]) -> str:
+    """Create a namespace unless it exists; returns why that is not possible.
+
+    Its location is left out if it is outside of this warehouse.
+    """
+    problem = ""
+    for given in (properties, {}):
+        try:
+            writer.create_namespace(namespace, given)
+        except Conflict:
+            return ""
+        except _OF_ONE_TABLE as error:
+            problem = _short(error)
+        else:
+            return ""
+    return problem
+
+
+def _imported(
+    source: SourceCatalog, catalog: Catalog, writer: ImportWriter | None, namespace: tuple[str, ...], name: str
+) -> ImportedTable:
+    location = ""
+    try:
+        location = catalog.warehouse.canonical(source.location(namespace, name))
+        wanted = catalog.warehouse.location(draft_registered(catalog.warehouse, location).entry.path)
+        outcome = _compared(catalog, namespace, name, wanted)
+        if outcome == "imported" and writer is not None:
+            writer.register_table(namespace, name, location)
+    except Unavailable as error:
+        if location:
+            raise
+        return ImportedTable(namespace, name, "failed", location, _short(error))
+    except _OF_ONE_TABLE as error:
+        return ImportedTable(namespace, name, "failed", location, _short(error))
+    reason = "a table of this name is here, with other metadata" if outcome == "differs" else ""
+    return ImportedTable(namespace, name, outcome, location, reason)
+
+
+def _compared(catalog: Catalog, namespace: tuple[str, ...], name: str, wanted: str) -> Outcome:
+    """`wanted`: where a registration puts its copy of the metadata; its name has a digest of it.
+
+    So a table whose metadata is that file, or has it in its log, was imported before.
+    """
+    try:
+        found = catalog.load_table(namespace, name)
+    except NoSuchTable:
+        return "imported"
+    log = Document(found.metadata).json().get("metadata-log") or ()
+    before = [entry.get("metadata-file") for entry in log if isinstance(entry, Mapping)]
+    return "present" if wanted in (found.metadata_location, *before) else "differs"

@@ -1,0 +1,323 @@
+"""Scan planning: the files that a query of a table must read, as Iceberg's REST protocol wants them.
+
+Nothing is kept between requests. A plan is split into tasks, and the name of a task has all that is needed to answer
+it: the snapshot, the filter, a range of its manifests. So any server answers any task, and there is nothing to cancel.
+A client that makes up a task reads nothing that a plan would not give: the rights are those of the table.
+
+PyIceberg's planner decides which manifests and files a filter leaves; the manifests are read with the bounds of `avro`.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
+from pyiceberg.conversions import to_json
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, DataFileContent, ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.table import ManifestGroupPlanner
+from pyiceberg.table.delete_file_index import DeleteFileIndex
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import StructType
+
+from limpet import records
+from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in, readable
+from limpet.catalog.iceberg.files import Fetch, Input
+from limpet.catalog.iceberg.scan import FetchedFiles
+from limpet.catalog.iceberg.schemas import kebab_names
+from limpet.catalog.iceberg.updates import table_of
+from limpet.catalog.warehouse import Document
+from limpet.errors import Corrupt, Invalid, Missing, Unsupported
+
+FILTER_BYTES_MAX = 16 << 10
+FIELDS_MAX = 1000
+TASK_BYTES_MAX = 64 << 10
+TASKS_MAX = 64
+FILES_MAX = 2000
+"""Data files in one answer; the rest of a task is another one."""
+MANIFESTS_MAX = 100_000
+PLAN_S = 20.0
+
+Json = dict[str, Any]
+
+_PLACES = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[3].fields)}
+
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Place = Annotated[int, msgspec.Meta(ge=0, le=MANIFESTS_MAX)]
+_Skipped = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+_FieldNames = Annotated[list[Annotated[str, msgspec.Meta(max_length=1 << 16)]], msgspec.Meta(max_length=FIELDS_MAX)]
+
+
+class _AskedFields(msgspec.Struct, rename="kebab", kw_only=True):
+    """What a client asks for. `select` and `min_rows_requested` change no answer here."""
+
+    snapshot_id: _Long | None = None
+    filter: Any = None
+    case_sensitive: bool = True
+    use_snapshot_schema: bool = False
+    stats_fields: _FieldNames | None = None
+    start_snapshot_id: _Long | None = None
+    end_snapshot_id: _Long | None = None
+
+
+class _TaskFields(_AskedFields, kw_only=True):
+    """The same with a range of manifests, and the number of files in it that were answered already."""
+
+    first: _Place
+    last: _Place
+    skip: _Skipped = 0
+
+
+def plan_scan(metadata: bytes, request: Mapping[str, Any], fetch: Fetch, now: Callable[[], float]) -> Json:
+    """The plan of a scan: its files if they fit into one answer, else tasks.
+
+    Raises: Invalid; Missing without that snapshot; Unsupported for incremental scans, equality deletes, and tables that
+    are too large; Corrupt; what `fetch` raises.   Cost: 1 `fetch` of the manifest list, and those of one task.
+    """
+    asked = _converted(request, _AskedFields)
+    planner = _PlanReader(metadata, asked, fetch, now)
+    with readable("the table"):
+        ranges = _ranges(planner.wanted())
+    fields = {name: value for name, value in request.items() if name in kebab_names(_AskedFields)}
+    tasks = [_token({**fields, "snapshot-id": planner.snapshot_id, "first": a, "last": b}) for a, b in ranges]
+    if len(tasks) == 1:
+        return {"status": "completed", **scan_tasks(metadata, tasks[0], fetch, now)}
+    return {"status": "completed", "plan-tasks": tasks, "file-scan-tasks": [], "delete-files": []}
+
+
+def _ranges(wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """At most `TASKS_MAX` ranges of manifests, each with about as many files as fit into an answer or more."""
+    least = max(FILES_MAX, -(-sum(files for _, files in wanted) // TASKS_MAX))
+    found: list[tuple[int, int]] = []
+    first, sum_ = -1, 0
+    for place, files in wanted:
+        first, sum_ = (place, files) if first < 0 else (first, sum_ + files)
+        if sum_ >= least or place == wanted[-1][0]:
+            found.append((first, place + 1))
+            first = -1
+    return found
+
+
+def scan_tasks(metadata: bytes, task: str, fetch: Fetch, now: Callable[[], float]) -> Json:
+    """The files of a task, and another task for the rest.   Raises: as `plan_scan`.
+
+    Cost: 1 `fetch` of the manifest list, of each manifest of deletes, and of those of the task.
+    """
+    if len(task) > TASK_BYTES_MAX:
+        raise Missing("there is no such plan task")
+    try:
+        fields = records.parse_json(urlsafe_b64decode(task.encode("ascii")), what="the plan task")
+    except (ValueError, Invalid):
+        raise Missing("there is no such plan task", hint="plan the scan again") from None
+    asked = _converted(fields, _TaskFields)
+    planner = _PlanReader(metadata, asked, fetch, now)
+    with readable("the table"):
+        return planner.answer(asked, fields)
+
+
+def _token(fields: Json) -> str:
+    return urlsafe_b64encode(records.encode(fields)).decode()
+
+
+def _converted(fields: Any, kind: type[records.T]) -> records.T:
+    try:
+        return records.converted(fields, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise Invalid(f"the scan is not valid: {str(error)[:200]}") from None
+
+
+class _PlanReader:
+    """One scan of one snapshot."""
+
+    def __init__(self, metadata: bytes, asked: _AskedFields, fetch: Fetch, now: Callable[[], float]) -> None:
+        if asked.start_snapshot_id is not None or asked.end_snapshot_id is not None:
+            raise Unsupported("incremental scans are not planned here", hint="plan them in the client")
+        table = table_of(Document(metadata))
+        self._fetch, self._now, self._until = fetch, now, now() + PLAN_S
+        self._budget = AvroBudget()
+        snapshot = table.current_snapshot() if asked.snapshot_id is None else table.snapshot_by_id(asked.snapshot_id)
+        if snapshot is None and asked.snapshot_id is not None:
+            raise Missing(f"the table has no snapshot {asked.snapshot_id}")
+        if asked.use_snapshot_schema and snapshot is not None and table.schema_by_id(snapshot.schema_id or 0):
+            table = table.model_copy(update={"current_schema_id": snapshot.schema_id})
+        self._table: TableMetadata = table
+        self._snapshot = snapshot
+        self._filter = asked.filter
+        try:
+            self._stats = {table.schema().find_field(name, asked.case_sensitive).field_id
+                           for name in asked.stats_fields or ()}  # fmt: skip
+            row_filter = _filter_of(asked.filter)
+            self._planner = ManifestGroupPlanner(table, FetchedFiles(fetch), row_filter, asked.case_sensitive)
+            self._is_wanted = self._planner._build_metrics_evaluator()
+        except UNREADABLE as error:
+            raise Invalid(f"the scan is not valid: {_line(error)}") from None
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The snapshot that is read."""
+        return self._snapshot.snapshot_id if self._snapshot else None
+
+    def wanted(self) -> list[tuple[int, int]]:
+        """The places of manifests that may have data files for the filter, each with its number of files."""
+        evaluators: dict[int, Callable[[ManifestFile], bool]] = {}
+        found: list[tuple[int, int]] = []
+        for place, manifest in enumerate(self._manifests()):
+            self._check_time()
+            if manifest.content != ManifestContent.DATA:
+                continue
+            spec_id = manifest.partition_spec_id
+            if spec_id not in evaluators:
+                evaluators[spec_id] = self._planner._build_manifest_evaluator(spec_id)
+            if evaluators[spec_id](manifest):
+                counts = manifest.added_files_count, manifest.existing_files_count
+                found.append((place, max(1, sum(count or 0 for count in counts))))
+        return found
+
+    def answer(self, task: _TaskFields, fields: Json) -> Json:
+        """The files of a task."""
+        manifests = self._manifests()
+        deletes = self._deletes(manifests)
+        tasks: list[Json] = []
+        files: dict[str, tuple[int, Json]] = {}
+        more: list[str] = []
+        for nth, entry in enumerate(self._entries(manifests[task.first : task.last])):
+            if nth < task.skip:
+                continue
+            if len(tasks) == FILES_MAX:
+                more = [_token({**fields, "skip": nth})]
+                break
+            data = entry.data_file
+            applied = deletes.for_data_file(entry.sequence_number or 0, data, partition_key=data.partition)
+            references = []
+            for each in sorted(applied, key=lambda file: str(file.file_path)):
+                if _optional(each, "referenced_data_file") not in (None, data.file_path):
+                    continue  # a deletion vector of another file
+                key = f"{each.file_path} {_optional(each, 'content_offset')}"
+                if key not in files:
+                    files[key] = len(files), self._file(each)
+                references.append(files[key][0])
+            tasks.append(self._task(data, references))
+        return {
+            "plan-tasks": more,
+            "file-scan-tasks": tasks,
+            "delete-files": [each for _, each in files.values()] if tasks else [],
+        }
+
+    def _task(self, data: DataFile, references: Sequence[int]) -> Json:
+        task: Json = {"data-file": self._file(data)}
+        if references:
+            task["delete-file-references"] = [*references]
+        if self._filter is not None:
+            residual = self._planner._build_residual_evaluator(data.spec_id)(data).residual_for(data.partition)
+            if not isinstance(residual, AlwaysTrue):
+                task["residual-filter"] = self._filter  # the whole filter is always right
+        return task
+
+    def _manifests(self) -> list[ManifestFile]:
+        if self._snapshot is None:
+            return []
+        found: list[ManifestFile] = []
+        for manifest in manifests_in(Input(self._snapshot.manifest_list, self._fetch), self._budget):
+            if len(found) == MANIFESTS_MAX:
+                raise Unsupported(f"the table has more than {MANIFESTS_MAX:,} manifests", hint="plan in the client")
+            self._check_time()
+            found.append(manifest)
+        return found
+
+    def _read(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
+        """The live entries of a manifest."""
+        for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, self._budget, version=3):
+            self._check_time()
+            entry.data_file.spec_id = manifest.partition_spec_id
+            yield entry
+
+    def _check_time(self) -> None:
+        """Raises: Unsupported after `PLAN_S`."""
+        if self._now() > self._until:
+            raise Unsupported(f"the plan takes longer than {PLAN_S:.0f} s", hint="plan the scan in the client")
+
+    def _entries(self, manifests: Sequence[ManifestFile]) -> Iterator[ManifestEntry]:
+        for manifest in manifests:
+            if manifest.content != ManifestContent.DATA:
+                continue
+            in_partition = self._planner._build_partition_evaluator(manifest.partition_spec_id)
+            for entry in self._read(manifest):
+                if in_partition(entry.data_file) and self._is_wanted(entry.data_file):
+                    yield entry
+
+    def _deletes(self, manifests: Sequence[ManifestFile]) -> DeleteFileIndex:
+        index = DeleteFileIndex()
+        for manifest in manifests:
+            if manifest.content != ManifestContent.DELETES:
+                continue
+            for entry in self._read(manifest):
+                if entry.data_file.content != DataFileContent.POSITION_DELETES:
+                    raise Unsupported("the table has equality deletes", hint="plan the scan in the client")
+                index.add_delete_file(entry, partition_key=entry.data_file.partition)
+        return index
+
+    def _file(self, file: DataFile) -> Json:
+        """A data file or delete file as the protocol writes it. Bounds of columns are left out."""
+        is_data = file.content == DataFileContent.DATA
+        found: Json = {
+            "content": "data" if is_data else "position-deletes",
+            "file-path": file.file_path,
+            "file-format": str(file.file_format.value).lower(),
+            "spec-id": file.spec_id,
+            "partition": self._partition(file),
+            "file-size-in-bytes": file.file_size_in_bytes,
+            "record-count": file.record_count,
+        }
+        optional: Json = {
+            "split-offsets": file.split_offsets,
+            "sort-order-id": file.sort_order_id,
+            "key-metadata": file.key_metadata.hex() if file.key_metadata else None,
+        }
+        if not is_data:
+            names = ("referenced-data-file", "content-offset", "content-size-in-bytes")
+            optional |= {name: _optional(file, name.replace("-", "_")) for name in names}
+        if is_data and self._stats:
+            for name in ("column-sizes", "value-counts", "null-value-counts", "nan-value-counts"):
+                counts = {
+                    id_: n for id_, n in (getattr(file, name.replace("-", "_")) or {}).items() if id_ in self._stats
+                }
+                optional[name] = {"keys": [*counts], "values": [*counts.values()]}
+        return found | {name: value for name, value in optional.items() if value is not None}
+
+    def _partition(self, file: DataFile) -> list[Any]:
+        spec = self._table.specs().get(file.spec_id)
+        if spec is None:
+            raise Corrupt(f"the table has no partition spec {file.spec_id}")
+        kind: StructType = spec.partition_type(self._table.schema())
+        values = [file.partition[nth] for nth in range(len(kind.fields))]
+        return [
+            None if value is None else _to_json(field.field_type, value)
+            for field, value in zip(kind.fields, values, strict=True)
+        ]
+
+
+def _filter_of(filter_: Any) -> Any:
+    """Raises: Invalid; what PyIceberg raises."""
+    if filter_ is None:
+        return AlwaysTrue()
+    if len(records.encode(filter_)) > FILTER_BYTES_MAX:
+        raise Invalid(
+            f"the filter has more than {FILTER_BYTES_MAX} bytes", hint="filter less, and the rest in the client"
+        )
+    return PlanTableScanRequest.model_validate({"filter": filter_}).filter
+
+
+def _to_json(kind: Any, value: Any) -> Any:
+    return to_json(kind, value)
+
+
+def _optional(file: DataFile, name: str) -> Any:
+    """A field of version 3, for which PyIceberg's class has no property."""
+    return file[_PLACES[name]]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,235 @@
+"""Scans that the service plans: PyIceberg reads the same rows as with its own planner."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, LongType, NestedField, StringType
+
+import limpet
+from clients.conftest import Served
+from clients.ducks import attached
+from limpet.catalog import catalog as catalogs
+from limpet.catalog.catalog import Catalog
+from limpet.catalog.iceberg import avro, plan
+from limpet.errors import Corrupt, Invalid, Missing, Unavailable, Unsupported
+from limpet.service.client import ServiceWriter
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType()), NestedField(2, "city", StringType()), NestedField(3, "day", DateType())
+)
+SPEC = PartitionSpec(
+    PartitionField(2, 1000, IdentityTransform(), "city"),
+    PartitionField(3, 1001, IdentityTransform(), "day"),
+)
+CITIES = ("Oslo", "Bergen", "Bodø")
+FILTERS = ("city == 'Oslo'", "id > 20", "city in ('Bergen', 'Bodø') and id < 5", "day == '2024-01-02'", "id is null")
+
+
+def rows(first: int, count: int) -> pa.Table:
+    ids = [*range(first, first + count)]
+    days = [date(2024, 1, 1 + id_ % 3) for id_ in ids]
+    return pa.table({"id": ids, "city": [CITIES[id_ % 3] for id_ in ids], "day": days})
+
+
+@pytest.fixture
+def planned(served: Served) -> RestCatalog:
+    """A client that asks the service for plans."""
+    return served.catalog(**{"scan-planning-mode": "server"})
+
+
+def test_a_planned_scan_reads_the_same_rows(
+    served: Served, catalog: RestCatalog, planned: RestCatalog, namespace: str
+) -> None:
+    table = catalog.create_table((namespace, "t"), SCHEMA, partition_spec=SPEC)
+    assert planned.load_table((namespace, "t")).scan().to_arrow().num_rows == 0
+    table.append(rows(0, 30))
+    old = table.current_snapshot()
+    assert old is not None
+    table.append(rows(30, 30))
+    theirs = planned.load_table((namespace, "t"))
+    for row_filter in (AlwaysTrue(), *FILTERS):
+        ours = table.scan(row_filter=row_filter)
+        found = theirs.scan(row_filter=row_filter)
+        assert found.to_arrow().sort_by("id") == ours.to_arrow().sort_by("id"), row_filter
+        assert found.count() == ours.count(), row_filter
+        files = sorted(task.file.file_path for task in found.plan_files())
+        assert files == sorted(task.file.file_path for task in ours.plan_files()), row_filter
+    assert theirs.scan(snapshot_id=old.snapshot_id).to_arrow().num_rows == 30
+    request = PlanTableScanRequest.model_validate({"stats-fields": ["id"]})
+    for task in planned.plan_scan((namespace, "t"), request):
+        assert {*task.file.value_counts} == {1}
+        assert task.file.record_count == task.file.value_counts[1]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_deletes_are_part_of_the_plan(served: Served, planned: RestCatalog, namespace: str, version: int) -> None:
+    with closing(attached(served)) as duck:
+        duck.execute(f"USE c.{namespace}")
+        duck.execute(f"CREATE TABLE t (id BIGINT, city VARCHAR) WITH ('format-version' = '{version}')")
+        duck.execute("INSERT INTO t SELECT range, 'city ' || range FROM range(10)")
+        duck.execute("INSERT INTO t SELECT range, 'city ' || range FROM range(10, 20)")
+        duck.execute("DELETE FROM t WHERE id IN (2, 3, 14)")
+    scan = planned.load_table((namespace, "t")).scan()
+    tasks = [*scan.plan_files()]
+    assert len(tasks) == 2
+    if version == 3:
+        assert [len(task.delete_files) for task in tasks] == [1, 1], "a deletion vector is for one file"
+    assert sorted(scan.to_arrow()["id"].to_pylist()) == [id_ for id_ in range(20) if id_ not in (2, 3, 14)]
+
+
+# ---- pages, limits and hostile requests, in this process ----
+
+on_a_directory = pytest.mark.parametrize("served", ["directory"], indirect=True)
+
+
+@pytest.fixture
+def local(served: Served) -> Catalog:
+    """The same catalog, read by this process."""
+    return limpet.open(served.place.url, read_only=True).catalog()
+
+
+@pytest.fixture
+def table(catalog: RestCatalog, namespace: str) -> Table:
+    """A table with 5 manifests of 3 files each."""
+    made: Table = catalog.create_table((namespace, "t"), SCHEMA, partition_spec=SPEC)
+    for n in range(5):
+        made.append(rows(n * 6, 6))
+    return made
+
+
+def followed(catalog: Catalog, namespace: str, request: dict[str, Any], most: int) -> list[str]:
+    """The files of a plan and of all of its tasks."""
+    found: list[str] = []
+    answer = catalog.plan_scan([namespace], "t", request)
+    assert answer.pop("status") == "completed"
+    answers = [answer]
+    while answers:
+        answer = answers.pop()
+        assert len(answer["file-scan-tasks"]) <= most
+        found += [task["data-file"]["file-path"] for task in answer["file-scan-tasks"]]
+        answers += [catalog.scan_tasks([namespace], "t", task) for task in answer["plan-tasks"]]
+    return found
+
+
+@on_a_directory
+def test_a_plan_has_pages(local: Catalog, table: Table, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = sorted(task.file.file_path for task in table.scan().plan_files())
+    assert len(wanted) == 15
+    assert sorted(followed(local, namespace, {}, plan.FILES_MAX)) == wanted
+    for files, tasks in ((2, 2), (1, 64), (100, 2), (4, 1)):
+        monkeypatch.setattr(plan, "FILES_MAX", files)
+        monkeypatch.setattr(plan, "TASKS_MAX", tasks)
+        assert len(local.plan_scan([namespace], "t", {})["plan-tasks"]) <= max(tasks, 1)
+        assert sorted(followed(local, namespace, {}, files)) == wanted
+    oslo = {"type": "eq", "term": "city", "value": "Oslo"}
+    found = followed(local, namespace, {"filter": oslo}, 4)
+    assert sorted(found) == sorted(task.file.file_path for task in table.scan("city == 'Oslo'").plan_files())
+    assert len(found) == 5
+
+
+def token(fields: Any) -> str:
+    return urlsafe_b64encode(json.dumps(fields).encode()).decode()
+
+
+@on_a_directory
+@pytest.mark.usefixtures("table")
+def test_hostile_plans_are_refused(local: Catalog, namespace: str) -> None:
+    def nested(depth: int) -> Any:
+        found: Any = {"type": "is-null", "term": "id"}
+        for _ in range(depth):
+            found = {"type": "not", "child": found}
+        return found
+
+    wrong: list[dict[str, Any]] = [
+        {"filter": {"type": "eq", "term": "nothing", "value": 1}},
+        {"filter": {"type": "eq", "term": "id", "value": {}}},
+        {"filter": {"type": "run", "term": "id"}},
+        {"filter": 5},
+        {"filter": nested(900)},
+        {"filter": {"type": "in", "term": "city", "values": ["x" * 100] * 1000}},
+        {"snapshot-id": "1"},
+        {"snapshot-id": 1 << 70},
+        {"stats-fields": ["nothing"]},
+        {"stats-fields": ["id"] * 10_000},
+        {"case-sensitive": 1},
+    ]
+    for request in wrong:
+        with pytest.raises(Invalid):
+            local.plan_scan([namespace], "t", request)
+    with pytest.raises(Missing):
+        local.plan_scan([namespace], "t", {"snapshot-id": 7})
+    with pytest.raises(Unsupported):
+        local.plan_scan([namespace], "t", {"start-snapshot-id": 1, "end-snapshot-id": 2})
+    for task in (
+        "",
+        "x",
+        "ö",
+        "!" * 200_000,
+        token([]),
+        token({}),
+        token({"first": -1, "last": 2}),
+        token(nested(900)),
+    ):
+        with pytest.raises((Missing, Invalid)):
+            local.scan_tasks([namespace], "t", task)
+    beyond: list[dict[str, Any]] = [{"first": 90_000, "last": 100_000}, {"first": 0, "last": 5, "skip": 1 << 30}]
+    for fields in beyond:
+        assert local.scan_tasks([namespace], "t", token(fields))["file-scan-tasks"] == []
+
+
+@on_a_directory
+def test_plans_are_bounded(local: Catalog, table: Table, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "PLAN_S", -1.0)
+        with pytest.raises(Unsupported, match="takes longer"):
+            local.plan_scan([namespace], "t", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "MANIFESTS_MAX", 4)
+        with pytest.raises(Unsupported, match="manifests"):
+            local.plan_scan([namespace], "t", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(catalogs, "PLANS_MAX", 0)
+        with pytest.raises(Unavailable, match="too many"):
+            local.plan_scan([namespace], "t", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(avro, "VALUES_MAX", 10)
+        with pytest.raises(Corrupt, match="values"):
+            local.plan_scan([namespace], "t", {})
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    Path(snapshot.manifest_list.removeprefix("file://")).write_bytes(b"Obj\x01")
+    for _ in range(catalogs.PLANS_MAX + 1):
+        with pytest.raises(Corrupt):
+            local.plan_scan([namespace], "t", {})
+
+
+@on_a_directory
+def test_manifests_of_another_table_are_not_read(
+    served: Served, catalog: RestCatalog, local: Catalog, table: Table, namespace: str
+) -> None:
+    """A client may name any manifest list of the warehouse in a commit."""
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    catalog.create_table((namespace, "thief"), SCHEMA)
+    stolen: dict[str, Any] = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": snapshot.timestamp_ms + 1}
+    stolen |= {"manifest-list": snapshot.manifest_list, "summary": {"operation": "append"}}
+    ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1}
+    request = {"updates": [{"action": "add-snapshot", "snapshot": stolen}, ref]}
+    ServiceWriter(served.url).commit_table([namespace], "thief", request)
+    with pytest.raises(Unsupported, match="not in a folder of the table"):
+        local.plan_scan([namespace], "thief", {})
