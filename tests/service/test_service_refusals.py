@@ -18,7 +18,8 @@ NAMESPACES = "/v1/namespaces"
     [
         ("GET", "/", (404, "NotFoundException")),
         ("GET", "/v2/config", (404, "NotFoundException")),
-        ("GET", "/v1/namespaces/a/tables/b/plan", (404, "NotFoundException")),
+        ("GET", "/v1/namespaces/a/tables/b/nothing", (404, "NotFoundException")),
+        ("GET", "/v1/namespaces/a/tables/b/plan", (405, "MethodNotAllowedException")),
         ("GET", "/internal/sync-compact", (404, "NotFoundException")),
         ("POST", "/internal/sync-compact", (404, "NotFoundException")),
         ("PUT", "/v1/namespaces", (405, "MethodNotAllowedException")),
