@@ -142,6 +142,7 @@ def test_what_sqs_cannot_do_is_said(here: Here, url: str, command: tuple[str, ..
 WITHOUT_STORE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("backup",): ("URL", "PLACE"),
     ("catalog", "gc"): (),
+    ("catalog", "import"): ("--from", "sqlite:///PLACE/other.db"),
     ("catalog", "log"): (),
     ("catalog", "quarantine", "ls"): (),
     ("catalog", "quarantine", "retry"): ("--all",),

@@ -835,6 +835,7 @@ class Fleet:
         def writing() -> AbstractContextManager[ImportWriter]:
             return nullcontext(through) if through is not None else self.lead_catalog(wait_s=wait_s)
 
+        check_has_store(self.url, "tables need a store")
         return import_tables(SourceCatalog(uri, name, options), self.catalog(), None if dry_run else writing)
 
     @contextmanager

@@ -13,6 +13,7 @@ from limpet.ledger import Publication, Publisher
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage, Verified
     from limpet.catalog.history import PastCatalog
+    from limpet.catalog.iceberg.importer import ImportedTable
     from limpet.catalog.maintain.tables import CompactionReport, ExpiryReport, OrphanReport, TableMaintenance
     from limpet.catalog.warehouse import Document
 
@@ -27,6 +28,7 @@ __all__ = [
     "Document",
     "ExpiryReport",
     "Grant",
+    "ImportedTable",
     "Leader",
     "LoadedState",
     "LoadedTable",
@@ -47,6 +49,7 @@ _LATER = {
     "CompactionReport": "maintain.tables",
     "Document": "warehouse",
     "ExpiryReport": "maintain.tables",
+    "ImportedTable": "iceberg.importer",
     "LoadedTable": "catalog",
     "NamesPage": "catalog",
     "OrphanReport": "maintain.tables",
