@@ -428,7 +428,7 @@ class TaskFunction(Generic[P, R]):
         except (msgspec.ValidationError, ValueError) as error:
             raise Fail(f"the payload does not say what to wait for: {error}") from None
         ends = gather(handles)
-        return self.function(ends if after.many else ends[0])  # type: ignore[call-arg,arg-type]
+        return self.function(ends if after.many else ends[0])  # type: ignore[call-arg,arg-type]  # its one parameter
 
     def handle(self, payload: Any) -> Any:
         """Run it as a worker does; a coroutine function's coroutine.   Raises: Fail for a payload that does not fit."""

@@ -121,7 +121,7 @@ def run(words: Sequence[str], defaults: Callable[[Any], dict[str, Any]] = lambda
 
 def _complete() -> NoReturn:
     """Answer a shell's request for completions (`limpet completion`). Only the command that is typed is loaded."""
-    from typer.completion import completion_init  # type: ignore[attr-defined]
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # not exported
 
     completion_init()
     typed = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:2]

@@ -159,7 +159,7 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", h
     $ limpet completion fish > ~/.config/fish/completions/limpet.fish
     Exit codes: 0 printed; 2 wrong usage.
     """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not exported
 
     script = get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value)
     typer.echo(script.replace(ZSH_REGISTERS, ZSH_COMPLETES) if shell is Shell.zsh else script)
