@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import limpet
 from limpet import Fail, Fleet
 from limpet.errors import Invalid, Missing
+from limpet.queue.durable import waiting
+from limpet.queue.entry import Suspension
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -350,6 +353,56 @@ def test_tasks_of_a_batch_are_durable_each_for_itself(ground: Ground) -> None:
     assert [each.value for each in report.queue.results(ids)] == [0, 1, None, 3]
     assert sorted(ground.ran) == [0, 1, 2, 3]
     assert {key.rsplit("/", 1)[1].split(".")[0] for key in ground.left()} == {"2"}, "for a retry"
+
+
+def test_a_time_limit_holds_although_another_task_of_the_batch_runs_on(ground: Ground) -> None:
+    ended_s: dict[int, float] = {}
+
+    @ground.fleet.task("report")
+    def report(n: int) -> None:
+        if n == 0:
+            limpet.wait_signal("approved", timeout_s=600)
+        else:
+            limpet.step(ground.runtime.sleep, 590.0, name="work")
+            limpet.sleep(3000)
+        ended_s[n] = ground.runtime.elapsed_s()
+
+    began_s = ground.runtime.elapsed_s()
+    report.push_many([(0,), (1,)])
+    ground.work(report)
+    assert 600 <= ended_s[0] - began_s < 700
+    assert 3590 <= ended_s[1] - began_s < 3700
+
+
+def test_a_signal_to_one_task_of_a_batch_does_not_prolong_the_waits_of_others(ground: Ground) -> None:
+    ended_s: dict[int, float] = {}
+
+    @ground.fleet.task("report")
+    def report(n: int) -> None:
+        if n == 0:
+            for name in "abcde":
+                limpet.wait_signal(name)
+        else:
+            limpet.sleep(600)
+        ended_s[n] = ground.runtime.elapsed_s()
+
+    began_s = ground.runtime.elapsed_s()
+    ids = report.push_many([(0,), (1,)])
+    ground.work(report, until_empty=False)
+    for name in "abcde":
+        ground.runtime.sleep(100)
+        limpet.signal(ids[0], name)
+    ground.work(report)
+    assert 600 <= ended_s[1] - began_s < 700
+
+
+def test_a_wait_does_not_depend_on_the_clocks_of_two_workers(ground: Ground) -> None:
+    """`UNKNOWN_S` counts what the task has waited by the store's clock."""
+    before = Suspension(reason="", step=1, since=ground.runtime.wall(), waited_s=8.0)
+    for skew_s in (-3600, 3600):
+        wall = ground.runtime.wall() + timedelta(seconds=skew_s)
+        rest_s, after = waiting(before, reason="", step=1, wall=wall)
+        assert (rest_s, after.waited_s, after.since) == (2.0, 8.0, before.since)
 
 
 def test_values_come_back_as_the_functions_return_type(ground: Ground) -> None:

@@ -128,7 +128,9 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
     step: StepNumber
     since: Instant
-    """When it was first suspended at this step. A label, and the base of the back-off."""
+    """When it was first suspended at this step, by the clock of that worker. A label."""
+    waited_s: WaitSeconds = 0.0
+    """How long it has waited at this step: the base of the back-off."""
     due_s: WaitSeconds | None = None
     """When it runs again whatever it waits for; None if no time was set."""
     awaits: Annotated[list[Name], msgspec.Meta(max_length=AWAITS_MAX)] = msgspec.field(default_factory=list)

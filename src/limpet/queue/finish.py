@@ -289,8 +289,11 @@ class Admin:
         lease = storage.lease(entry)
         seen = lease.read()
         for _ in range(CANCEL_TRIES_MAX):
-            after = None if seen is None else woken(seen.value, n, name)
-            if seen is None or after is None:
+            if seen is None:
+                break
+            since_s = 0.0 if seen.modified is None else (self._store.now() - seen.modified).total_seconds()
+            after = woken(seen.value, n, name, max(0.0, since_s))
+            if after is None:
                 break
             match lease.attempt(seen, after):
                 case Won() | Replaced():

@@ -858,10 +858,13 @@ class BucketQueue(AsyncQueue):
         self, cell: Cell[EntryLease], seen: Versioned[EntryLease] | None, candidate: Candidate
     ) -> EntryClaim | None:
         waits: dict[int, float] = {}
+        since_s = 0.0
         if seen is not None and seen.modified is not None:
-            waits = waits_left(seen.value, modified=seen.modified, now=self._store.now())
-            if waits:
-                waits = waits_left(seen.value, modified=seen.modified, now=self.storage.exact_now())
+            now = self._store.now()
+            if waits_left(seen.value, modified=seen.modified, now=now):
+                now = self.storage.exact_now()
+            waits = waits_left(seen.value, modified=seen.modified, now=now)
+            since_s = max(0.0, (now - seen.modified).total_seconds())
         record = claimed(
             seen.value if seen else None,
             entry=candidate.entry,
@@ -870,6 +873,7 @@ class BucketQueue(AsyncQueue):
             policy=self.policy,
             wall=self._runtime.wall(),
             waits=waits,
+            since_s=since_s,
         )
         sent_at_s = self._runtime.elapsed_s()
         read: Content | LimpetError | None = None

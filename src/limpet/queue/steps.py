@@ -264,9 +264,7 @@ class TaskSteps:
 
     def _waited_s(self, number: int) -> float:
         before = self._claim.suspended_before.get(self._n)
-        if before is None or before.step != number:
-            return 0.0
-        return (self.wall() - before.since).total_seconds()
+        return 0.0 if before is None or before.step != number else before.waited_s
 
     def gather(self, numbers: Sequence[int], handles: Sequence[TaskHandle], timeout_s: float | None) -> list[Result]:
         """The ends of these tasks.   Raises: Suspend while some have not ended and there is time left."""
