@@ -12,9 +12,11 @@ import pytest
 
 import limpet
 from limpet import Fail, Fleet
-from limpet.errors import Invalid, Missing
+from limpet.cell import struct_codec
+from limpet.errors import Invalid, Missing, Unsupported
+from limpet.queue import BucketQueue, Policy
 from limpet.queue.durable import waiting
-from limpet.queue.entry import Suspension
+from limpet.queue.entry import EntryLease, Suspension
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -573,3 +575,37 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     assert facts["state"] == "suspended"
     assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
     assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
+
+
+def test_a_worker_that_does_not_know_steps_leaves_a_durable_task_alone(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease has schema 2, and Limpet 0.1 reads up to 1. What that version really does is in design note 0012."""
+
+    @ground.fleet.task("report")
+    def report(day: str) -> str:
+        return f"{limpet.step(ground.note, day)}{limpet.wait_signal('go')}"
+
+    pushed = report.push("monday")
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    lease = queue.storage.keys.lease(pushed.id)
+    assert ground.fleet.store.get(lease).data.startswith(b'{"schema":2,')
+    limpet.signal(pushed, "go", "!")
+
+    def old_codec(count: int) -> Any:
+        return struct_codec(EntryLease)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("limpet.queue.entry.lease_codec", old_codec)
+        old = BucketQueue(ground.fleet.store, "report", ground.runtime, policy=Policy())
+        ran: list[Any] = []
+        other = old.push({"day": "tuesday"})
+        Worker([Job(old, ran.append)], ground.runtime, burst=True).run()
+        assert ran == [{"day": "tuesday"}]
+        assert old.result(other.id).ok
+        with pytest.raises(Unsupported, match="has schema 2; this limpet reads up to 1"):
+            old.cancel(pushed.id)
+    ground.work(report)
+    assert pushed.result().value == "monday!"
+    assert ground.ran == ["monday"]

@@ -41,6 +41,8 @@ from limpet.store.api import Absent, Blob, Stat, Store
 from limpet.tracing import TraceOrUnset
 
 SCHEMA = 1
+DURABLE_SCHEMA = 2
+"""That of the lease of a task which has recorded steps: a worker that does not know steps must not run it."""
 PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
 BATCH_MAX = 1000
@@ -170,7 +172,7 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     contested: bool = False
     """Whether a claim of it was ever taken over from a holder that did not let go: it may still finish tasks."""
     suspended: Annotated[dict[TaskNumber, Suspension], ByTask] = msgspec.field(default_factory=dict)
-    """The tasks that have suspended themselves; each is in `waits` too. Limpet 0.1 takes them for resting ones."""
+    """The tasks that have suspended themselves; each is in `waits` too."""
     durable: TaskNumbers = msgspec.field(default_factory=list)
     """The tasks that have recorded steps, as far as the lease knows."""
 
@@ -420,7 +422,13 @@ def _check_schema(schema: int, what: str) -> None:
 @lru_cache(maxsize=64)
 def lease_codec(count: int) -> Codec[EntryLease]:
     """The codec of the leases of entries that have `count` tasks."""
-    return Codec(EntryLease, lambda record: record, lambda data, what: lease_of(data, count=count, what=what))
+    return Codec(
+        EntryLease,
+        lambda record: record,
+        lambda data, what: lease_of(data, count=count, what=what),
+        lambda record: DURABLE_SCHEMA if record.durable or record.suspended else SCHEMA,
+        DURABLE_SCHEMA,
+    )
 
 
 NOTICES_MAX = 1_000
