@@ -38,7 +38,7 @@ from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
 from limpet.catalog.warehouse import METADATA_BYTES_MAX
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
-from limpet.index.codec.lines import JSON_KINDS, Kind, Schema
+from limpet.index.codec import JSON_KINDS, Kind, Schema
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import limpet
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, writer
-from limpet.index.codec.lines import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
-from limpet.index.codec.types import extended, typed, with_own
+from limpet.index.codec import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
+from limpet.index.types import extended, typed, with_own
 from limpet.index.writer import AHEAD_MAX, Bulk, EncodedRecords, Floor, Stamps, Times
 from limpet.store import MemoryStore
 from support.clock import EPOCH, ManualRuntime, steady

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from limpet.errors import Corrupt
 from limpet.index import shard_id
-from limpet.index.codec.lines import Shape
+from limpet.index.codec import Shape
 from limpet.index.decide import (
     DEPTHS,
     FOLD_AGE,

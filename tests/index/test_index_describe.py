@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet.index.codec.lines import Field, Schema
-from limpet.index.codec.types import extended, fields_of_package, typed, with_own
+from limpet.index.codec import Field, Schema
 from limpet.index.decide import shard_ids
 from limpet.index.describe import json_schema, package
 from limpet.index.storage import Manifest, fresh
+from limpet.index.types import extended, fields_of_package, typed, with_own
 
 frictionless = pytest.importorskip("frictionless")
 jsonschema = pytest.importorskip("jsonschema")

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     KEY_BYTES_MAX,
     KINDS,
     LINE_BYTES_MAX,
@@ -22,8 +22,8 @@ from limpet.index.codec.lines import (
     Kind,
     Schema,
 )
-from limpet.index.codec.types import extended, nullable, with_own
 from limpet.index.decide import key_of
+from limpet.index.types import extended, nullable, with_own
 from limpet.index.writer import stamp_in
 from support.clock import steady
 from support.values import VALUES, hard_texts

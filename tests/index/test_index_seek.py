@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index import decide as seek
-from limpet.index.codec.lines import Field, Shape
-from limpet.index.codec.types import with_own
+from limpet.index.codec import Field, Shape
 from limpet.index.decide import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, NoLine, Search, digest, fractions
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, fresh
+from limpet.index.types import with_own
 from limpet.keys import IndexKeys, Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Blob, MemoryStore

@@ -678,7 +678,7 @@ class Fleet:
         """
         from limpet.app.indexes import CompileJob
         from limpet.index import Index
-        from limpet.index.codec.types import typed
+        from limpet.index.types import typed
 
         in_memory = self.url.startswith("memory:")  # no other process sees it
         return Index(

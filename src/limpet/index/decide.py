@@ -25,7 +25,7 @@ from math import sqrt
 from struct import Struct
 
 from limpet.errors import Corrupt
-from limpet.index.codec.lines import BACKSLASH, END, NULL, SEPARATOR, Shape, unescape
+from limpet.index.codec import BACKSLASH, END, NULL, SEPARATOR, Shape, unescape
 
 DEPTHS = (2, 3, 4)
 FOLD_SHARE = 0.1

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
-from limpet.index.codec.lines import END, Schema, lines_of
+from limpet.index.codec import END, Schema, lines_of
 from limpet.index.decide import LINE_GUESS, NoLine, Search, digest, keys_of, merge, newest, shard_ids, shard_of
 from limpet.index.storage import (
     NONE_WAIT,

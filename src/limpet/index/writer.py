@@ -12,7 +12,7 @@ from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     END,
     UPDATED_AT,
     Schema,

@@ -26,10 +26,10 @@ from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.index import Index, compiler, decide, describe, reader, writer
 from limpet.index import index as layouts
-from limpet.index.codec.types import typed, with_own
 from limpet.index.decide import shard_id, shard_ids
 from limpet.index.maintain import verify
 from limpet.index.storage import Count, Manifest, fresh, sum_of, with_counts
+from limpet.index.types import typed, with_own
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps

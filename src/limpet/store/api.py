@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NewType, TypeVar
 
 import msgspec
@@ -13,7 +13,6 @@ from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.keys import Key, clock_key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import FAN_OUT_MAX, Runtime
-from limpet.store.clock import StoreClock
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -65,6 +64,41 @@ class Put(msgspec.Struct, frozen=True):
     key: Key
     data: bytes
     when: When = Always()
+
+
+class StoreClock:
+    """A lower bound of the store's clock (F13, F14): the newest LastModified seen, plus the time since then on this
+    machine's monotonic clock.
+
+    The store stamped that LastModified before this process saw it, so the sum never exceeds the store's time while both
+    clocks run at the same rate. A LastModified in whole seconds is rounded down, so it stays a lower bound.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._sample: tuple[datetime, float] | None = None
+
+    def observe(self, modified: datetime) -> None:
+        """Take note of a LastModified in an answer."""
+        if self._sample is not None and modified <= self._sample[0]:
+            return  # most objects are older than the sample; for them this comparison is enough
+        bound = self.read(max_age_s=None)
+        if bound is None or modified > bound:
+            self.reset(modified)
+
+    def reset(self, modified: datetime) -> None:
+        """Replace the sample by the LastModified of an object that was written just now, even if it is lower."""
+        self._sample = (modified, self._runtime.elapsed_s())
+
+    def read(self, *, max_age_s: float | None) -> datetime | None:
+        """The bound; None when nothing was seen, or nothing within `max_age_s`."""
+        if self._sample is None:
+            return None
+        modified, seen_at_s = self._sample
+        age_s = self._runtime.elapsed_s() - seen_at_s
+        if max_age_s is not None and age_s > max_age_s:
+            return None
+        return modified + timedelta(seconds=age_s)
 
 
 class Store(ABC):

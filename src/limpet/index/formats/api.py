@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     INTEGER_END,
     JSON_KINDS,
     LINE_BYTES_MAX,

@@ -12,7 +12,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import DELETED, END, LINE_BYTES_MAX, NULL, SEPARATOR, Schema, shown
+from limpet.index.codec import DELETED, END, LINE_BYTES_MAX, NULL, SEPARATOR, Schema, shown
 from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,

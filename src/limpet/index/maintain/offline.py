@@ -14,7 +14,7 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Held, Invalid, LimpetError
-from limpet.index.codec.lines import END, stamp_text
+from limpet.index.codec import END, stamp_text
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
-from limpet.index.codec.lines import DELETED, END, UPDATED_AT, Schema, lines_of
+from limpet.index.codec import DELETED, END, UPDATED_AT, Schema, lines_of
 from limpet.index.compiler import is_unexplained, keep, read_quarantined
 from limpet.index.decide import DEPTHS, digest, keys_of, merge, newest, packed, rank, shard_ids, shard_of
 from limpet.index.describe import descriptions

@@ -23,10 +23,9 @@ from limpet.keys import DISK_NAME_BYTES_MAX, Key, check, check_prefix, disk_name
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
-from limpet.store.clock import FileClock
 from limpet.store.directory.files import Files, FileStat, OsFiles, Pin, WalkFiles, failure
 from limpet.store.directory.folders import FOLDER, Folders
-from limpet.store.directory.writer import FileWriter, version_of
+from limpet.store.directory.writer import FileClock, FileWriter, version_of
 from limpet.store.memory import clip
 
 __all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]

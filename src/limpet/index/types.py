@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     _TIME_KINDS,
     DELETED,
     FIELDS_MAX,
