@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
-from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.actors import REQUEST_FAULTS, RunPlan, pick_fault
 from limpet.sim.world import PendingRequest, SimRuntime, World
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_put, check_read, check_size
 from limpet.store.memory import clip
 
 R = TypeVar("R")
@@ -59,20 +59,13 @@ class Bucket:
         blob = self.objects.get(key)
         if blob is None:
             raise Missing(f"there is no object {key}")
-        if if_match is not None and blob.version != if_match:
-            raise Conflict(f"{key} is no longer version {if_match}")
-        if if_none_match is not None and blob.version == if_none_match:
-            raise NotModified(f"{key} is still version {if_none_match}")
+        check_read(key, blob.version, if_match, if_none_match)
         return blob
 
     def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
         """Compare and write.   Raises: Conflict."""
         found = self.objects.get(key)
-        match when:
-            case Absent() if found is not None:
-                raise Conflict(f"{key} exists")
-            case Match(version) if found is None or found.version != version:
-                raise Conflict(f"{key} is no longer version {version}")
+        check_put(key, found.version if found else None, when)
         self.journal.append(BucketChange(self._world.now_s, who, key, data, self.copying))
         digest = hashlib.md5(data).hexdigest() if self.plan.digest_versions else f"v{len(self.journal)}"
         self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
