@@ -96,7 +96,7 @@ class CompiledShards:
             for part in batch:
                 read = {shard: blobs[shard] for shard in part.shards}
                 lines = [line for shard, blob in read.items() for line in self._reader.checked_lines(shard, blob.data)]
-                yield replace(part, version=_version(read)), [line for line in lines if not schema.is_gone(line)]
+                yield replace(part, version=_version(read)), [line for line in lines if not schema.is_tombstone(line)]
 
 
 def parts_of(shards: Mapping[str, Stat], part_bytes: int) -> list[ShardGroup]:

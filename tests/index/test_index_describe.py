@@ -213,7 +213,7 @@ def _judge(schema: Schema, described: dict[str, Any], values: dict[str, Any]) ->
     names = [each.name for each in schema.columns]
     line = schema.line(values, STAMP, where="")
     texts = ["" if text == "\\N" else text for text in line.decode().split("\x1f")]
-    del texts[schema.shape.gone_at]
+    del texts[schema.shape.deleted_column]
     csv.writer(out).writerows([names, texts])
     header, row = csv.reader(io.StringIO(out.getvalue()))
     checks = jsonschema.Draft202012Validator(described, format_checker=jsonschema.FormatChecker())

@@ -285,7 +285,7 @@ class Index(Generic[R]):
         if line is None:
             return None
         schema = opened.manifest.schema
-        record = None if schema.is_gone(line) else self._typed.record(schema.values(line))
+        record = None if schema.is_tombstone(line) else self._typed.record(schema.values(line))
         self._stamps.remember(self._storage.keys.root, {key: schema.stamp_of(line)})
         return record
 

@@ -145,7 +145,9 @@ class SimStore(Store):
         self._bucket = bucket
         self._process = runtime.process
         self._unsettled: set[tuple[int, Key]] = set()
+        """Threads and the keys whose put failed: the next read of that key settles the outcome."""
         self._last: dict[int, Key] = {}
+        """By thread, the key that it read last."""
         self._sent = 0
 
     def get(

@@ -73,7 +73,7 @@ def key_of(schema: Schema, text: str) -> str | int:
     """The key for the text of an argument.   Raises: Invalid."""
     from limpet.index.formats.api import from_text
 
-    kind = schema.fields[schema.shape.key_at].type
+    kind = schema.fields[schema.shape.key_column].type
     if kind != "integer":
         return text
     try:

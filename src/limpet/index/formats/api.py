@@ -247,7 +247,7 @@ class TextFormat(Format, Protocol):
 
         def record(line: bytes) -> str:
             texts = line.decode().split(SEPARATOR.decode())
-            del texts[schema.shape.gone_at]
+            del texts[schema.shape.deleted_column]
             texts += [NULL.decode()] * (len(are_strings) - len(texts))
             return self.joined(
                 [

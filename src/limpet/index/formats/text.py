@@ -265,7 +265,7 @@ class Usv(Format):
                     f"it is not a record of this index: {shown(line)}",
                     hint="if it is strict USV, use --format strict-usv",
                 ) from None
-            if schema.is_gone(line):
+            if schema.is_tombstone(line):
                 values[DELETED] = True
             return values
 
