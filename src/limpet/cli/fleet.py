@@ -95,7 +95,7 @@ def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
     titles = [name.replace("_", " ") for name in COUNTS]
     listed = table("queue", *titles, "oldest", "", right=(*titles, "oldest"))
     for each in queues:
-        counts = [_count(each, name) for name in COUNTS]
+        counts = [_figure(each, name) for name in COUNTS]
         counts[-1] = f"[red]{counts[-1]}[/red]" if each.failed else counts[-1]
         plus = "+" if "oldest_s" in each.at_least else ""
         oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
@@ -108,11 +108,6 @@ def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
         show(f"\n[dim]{APPROXIMATE}[/dim]")
     if any(each.at_least for each in queues):
         show(f"\n[dim]{AT_LEAST}[/dim]")
-
-
-def _count(summary: QueueSummary, name: str) -> str:
-    value = getattr(summary, name)
-    return "-" if value is None else f"{value:,}{'+' if name in summary.at_least else ''}"
 
 
 def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
@@ -448,6 +443,7 @@ def _suspended(each: QueueSummary) -> str:
 
 
 def _figure(each: QueueSummary, name: str) -> str:
+    """A count of a queue; with a plus if it is a lower bound."""
     value = getattr(each, name)
     return "-" if value is None else f"{value:,}{'+' if name in each.at_least else ''}"
 

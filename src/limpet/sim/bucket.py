@@ -14,7 +14,7 @@ from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavai
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.actors import REQUEST_FAULTS, RunPlan, pick_fault
-from limpet.sim.world import PendingRequest, SimRuntime, World
+from limpet.sim.world import PendingRequest, SimRuntime, Violation, World
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_put, check_read, check_size
 from limpet.store.memory import clip
 
@@ -29,6 +29,11 @@ class BucketChange(msgspec.Struct, frozen=True, gc=False):
     key: Key
     data: bytes | None
     copy: bool = False
+
+    @property
+    def entry(self) -> str:
+        """The entry of a queue that the object belongs to: the name of its folder."""
+        return self.key.rsplit("/", 2)[1]
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
@@ -105,6 +110,12 @@ class Bucket:
             if sent.write_id not in written and sent.step == step and sent.direct:
                 yield sent
             written.add(sent.write_id)
+
+    def check_empty(self, *folders: str, when: str) -> None:
+        """Raises: Violation if there is an object in one of the folders."""
+        left = [key for folder in folders for key in self.below(folder)]
+        if left:
+            raise Violation(f"{when} there is still {left[0]}")
 
     def below(self, prefix: str) -> list[Key]:
         """The keys under a prefix, sorted."""
