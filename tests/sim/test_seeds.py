@@ -9,13 +9,13 @@ from statistics import median
 
 import pytest
 
+from limpet.sim import SCENARIOS, RunSum, coverage_table, run_seeds
 from limpet.sim.actors import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
 from limpet.sim.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.durable import STEPS as DURABLE_STEPS
 from limpet.sim.index import STEPS as INDEX_STEPS
 from limpet.sim.queue import STEPS as QUEUE_STEPS
-from limpet.sim.runs import SCENARIOS, RunSum, coverage_table, run_seeds
 from limpet.sim.supervisor import STEPS as SUPERVISOR_STEPS
 from support.seeds import SEEDS
 

@@ -44,7 +44,7 @@ from limpet.runtime import Runtime, system
 from limpet.store.api import Stat, Store, Version, batched
 from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
 from limpet.store.metered import MeteredStore
-from limpet.store.probe import quick
+from limpet.store.probe import probe_conditions
 
 T = TypeVar("T")
 _size = attrgetter("size")
@@ -372,7 +372,7 @@ def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str |
     which keeps workers from opening it."""
     cell = record_cell(store, runtime)
     seen = cell.read()
-    probe = seen.value.probe if seen else quick(store, runtime=runtime)
+    probe = seen.value.probe if seen else probe_conditions(store, runtime=runtime)
     features = sorted({*record.features, *([mark] if mark else ())})
     wanted = msgspec.structs.replace(record, features=features, probe=probe)
     if seen is None or seen.value != wanted:

@@ -45,7 +45,7 @@ from limpet.records import Count, Name
 from limpet.runtime import Flag, Runtime, in_thread, system
 from limpet.store import DirectoryStore, MemoryStore, MeteredStore, ScopedStore, Store
 from limpet.store.metered import LazyStore
-from limpet.store.probe import Findings, quick, use_etag_style
+from limpet.store.probe import Findings, probe_conditions, use_etag_style
 
 if TYPE_CHECKING:
     from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
@@ -326,7 +326,7 @@ class Connector:
     def _set_up(self, store: Store) -> FleetRecord:
         cell = record_cell(store, self.runtime)
         try:
-            made = cell.create(fresh(quick(store, runtime=self.runtime))).value
+            made = cell.create(fresh(probe_conditions(store, runtime=self.runtime))).value
         except Conflict:  # another process set it up first
             seen = cell.read()
             assert seen is not None
@@ -678,7 +678,7 @@ class Fleet:
         """
         from limpet.app.indexes import CompileJob
         from limpet.index import Index
-        from limpet.index.codec.types import typed
+        from limpet.index.types import typed
 
         in_memory = self.url.startswith("memory:")  # no other process sees it
         return Index(

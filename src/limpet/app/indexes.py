@@ -15,12 +15,12 @@ import msgspec
 from limpet.app.fleet import hint_at_names, open
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.index import CompileReport, Index
-from limpet.index.codec.types import with_own
+from limpet.index.types import with_own
 from limpet.keys import IndexKeys
 
 if TYPE_CHECKING:
     from limpet.app.fleet import Fleet
-    from limpet.index.codec.lines import Field
+    from limpet.index.codec import Field
     from limpet.index.files import ChunkOrder, Taken
     from limpet.index.formats import Chunk
     from limpet.index.storage import Manifest

@@ -251,17 +251,8 @@ def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
         found = fleet.catalog().verify()
     chain = found.chain
     if json:
-        print_json(
-            {
-                "ok": found.broken is None,
-                "commits": chain.commits,
-                "oldest": chain.oldest,
-                "broken": chain.broken,
-                "files": found.files,
-                "undigested": found.undigested,
-                "faults": found.faults,
-            }
-        )
+        facts = {"ok": found.broken is None, "commits": chain.commits, "oldest": chain.oldest, "broken": chain.broken}
+        print_json({**facts, "files": found.files, "undigested": found.undigested, "faults": found.faults})
     elif found.broken is None:
         span = f", back to version {chain.oldest}" if chain.commits else ""
         unsaid = f", {found.undigested} of them without a digest" if found.undigested else ""
@@ -404,16 +395,8 @@ def gc(
         done = collect(storage, _executions(fleet), keep=kept, keep_versions=keep_versions, grace_s=grace_s)
     ledger = done.ledger
     if json:
-        print_json(
-            {
-                "floor": done.floor,
-                "history": done.history,
-                "applied": ledger.applied,
-                "dead": ledger.dead,
-                "events": done.events,
-                "faults": done.faults,
-            }
-        )
+        facts = {"floor": done.floor, "history": done.history, "applied": ledger.applied, "dead": ledger.dead}
+        print_json({**facts, "events": done.events, "faults": done.faults})
     else:
         say(
             f"deleted {many(done.history, 'commit record and snapshot', 'commit records and snapshots')}, "
@@ -545,12 +528,9 @@ def expire(
     done = _maintenance(table, separator, url, service, wait).expire(
         max_age=age, min_snapshots=min_snapshots, dry_run=dry_run
     )
-    if json:
-        print_json(done)
-        return
     verb = "would expire" if dry_run else "expired"
     refs = f", and the branches or tags {', '.join(done.refs)}" if done.refs else ""
-    cli.show(clean(f"{many(len(done.snapshots), 'snapshot')} of {table} {verb}{refs}; {done.kept:,} kept"))
+    answer(done, f"{many(len(done.snapshots), 'snapshot')} of {table} {verb}{refs}; {done.kept:,} kept", json=json)
 
 
 def compact(
@@ -578,11 +558,8 @@ def compact(
         done = _maintenance(table, separator, url, service, wait).compact(
             target_bytes=target_mib << 20, min_files=min_files, dry_run=dry_run
         )
-    if json:
-        print_json(done)
-        return
-    verb = "would become" if dry_run else "became"
-    say(f"{many(done.files, 'file')} of {table} ({size_text(done.bytes)}) {verb} {many(done.new_files, 'file')}")
+    verb, old, new = "would become" if dry_run else "became", many(done.files, "file"), many(done.new_files, "file")
+    answer(done, f"{old} of {table} ({size_text(done.bytes)}) {verb} {new}", json=json)
 
 
 def orphans(

@@ -33,7 +33,7 @@ from typing import IO, Any, NamedTuple, Protocol, overload
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Missing, Unavailable, Unsupported
-from limpet.index.codec.lines import DELETED, END, ESCAPES, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
+from limpet.index.codec import DELETED, END, ESCAPES, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
 from limpet.index.decide import newest, shard_ids
 from limpet.index.reader import OnDamage, Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell

@@ -23,7 +23,7 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
-from limpet.index.codec.lines import Fields, Schema
+from limpet.index.codec import Fields, Schema
 from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
 from limpet.keys import IndexKeys, Key, is_key
 from limpet.records import INTEGER_MAX, Name, Positive

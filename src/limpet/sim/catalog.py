@@ -713,7 +713,7 @@ class CatalogClient(CatalogActor):
         if self.chance() < 0.8:
             delete_below(self.storage, grace_s=grace_s)
         if self.chance() < 0.5:
-            self.bucket.judged(classify_ledger(self.storage, grace_s=grace_s))
+            self.bucket.classified(classify_ledger(self.storage, grace_s=grace_s))
             collect_ledger(self.storage, grace_s=grace_s)
 
 
@@ -1082,7 +1082,7 @@ class CatalogBucket(Bucket):
         if before is not None and {*paths} <= {each.path for each in before.applied}:
             raise Violation(f"{paths} were published, and then called invalid")
 
-    def judged(self, found: Sequence[ClassifiedBatch]) -> None:
+    def classified(self, found: Sequence[ClassifiedBatch]) -> None:
         """A client classified the ledger.   Raises: Violation unless each batch has the fate that was reported."""
         for each in found:
             if each.fate is BatchOutcome.APPLIED and each.path not in self._paths:
