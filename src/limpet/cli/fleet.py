@@ -159,18 +159,19 @@ def check(
     found, broken = broken_limits(limpet.open(url, read_only=True).check(), limits, queue)
     if json:
         facts = ("queue", "rule", "limit", "value")
-        wrong = [{**{name: getattr(each, name) for name in facts}, "message": _message(each)} for each in broken]
+        wrong = [{**{name: getattr(each, name) for name in facts}, "message": limit_message(each)} for each in broken]
         print_json({"ok": not wrong, "queues": found, "violations": wrong})
     elif broken:
         for each in broken:
-            say(_message(each))
+            say(limit_message(each))
     else:
         say(f"ok: {many(len(found), 'queue')} within limits")
     if broken:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _message(broken: BrokenLimit) -> str:
+def limit_message(broken: BrokenLimit) -> str:
+    """One line: the queue, its figure, and the limit."""
     if broken.value is None:
         return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report how old a task is"
     if broken.rule == "max-age":
