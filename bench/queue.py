@@ -2,13 +2,15 @@
 
 `python bench/queue.py` starts the servers that peers need, measures, prints a line for each system, and writes
 bench/results/queue.md, queue.json and queue.svg. `--quick` measures little and writes nothing; `--only TEXT`, which
-may be repeated, measures the systems whose name holds TEXT, and writes nothing either. It takes about fifteen minutes.
+may be repeated, measures the systems whose name holds TEXT, and writes nothing either, unless `--save NAME` is given:
+then bench/results/queue-NAME.md and its JSON. It takes about fifteen minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sqlite3
 import sys
 import tempfile
@@ -45,6 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", help="only the systems whose name holds this text; may be repeated; nothing written"
     )
+    parser.add_argument("--save", metavar="NAME", help="with --only: write bench/results/queue-NAME.md")
     parser.add_argument("--far", action="store_true", help="on a store that is 30 ms away, beside SQS and Redis")
     arguments = parser.parse_args()
     only = [text.lower() for text in arguments.only or ()]
@@ -61,8 +64,9 @@ def main() -> int:
     facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
     facts["took"] = f"{(time.monotonic() - begun_s) / 60:.0f} min"
     print("", *summary(rows, scale), sep="\n")
-    if not arguments.quick and not only:
-        save(ROOT / "bench" / "results", facts, rows, scale)
+    if not arguments.quick and (arguments.save or not only):
+        name = f"queue-{arguments.save}" if arguments.save else "queue"
+        save(ROOT / "bench" / "results" / name, shlex.join(sys.argv[1:]), facts, rows, scale)
     return 1 if any(row.failed for row in rows) else 0
 
 
