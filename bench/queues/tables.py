@@ -52,26 +52,27 @@ def summary(rows: Sequence[Row], scale: Scale) -> Iterator[str]:
             )
 
 
-def save(folder: Path, facts: dict[str, str], rows: Sequence[Row], scale: Scale) -> None:
-    """Write `queue.md`, `queue.json` and `queue.svg`."""
+def save(path: Path, options: str, facts: dict[str, str], rows: Sequence[Row], scale: Scale) -> None:
+    """Write what is found at `path` with the endings .md, .json and, of a whole run, .svg."""
     told = " · ".join(f"{name} {value}" for name, value in facts.items())
     text = [
         "# The queue against others\n",
-        "Written by `python bench/queue.py`; bench/README.md says how to read it.\n",
+        f"Written by `{f'python bench/queue.py {options}'.strip()}`; bench/README.md says how to read it.\n",
         f"{told}\n",
-        "![tasks a second, by system and backlog](queue.svg)\n",
+        *([] if options else [f"![tasks a second, by system and backlog]({path.name}.svg)\n"]),
         f"Tasks of {PAYLOAD_BYTES} B, a handler that does nothing, tasks a second. Ratios: ours / theirs at"
         f" {scale.judged:,} pending with one worker, ours with `fsync` where theirs syncs each task.\n",
         *summary(rows, scale),
     ]
-    (folder / "queue.md").write_text("\n".join(text) + "\n")
+    path.with_suffix(".md").write_text("\n".join(text) + "\n")
     found = {
         "machine": facts,
         "aims": [asdict(aim) for aim in aims(rows, scale)],
         "rows": [_plain(row) for row in rows],
     }
-    (folder / "queue.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "queue.svg").write_text(picture(rows, scale))
+    path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    if not options:
+        path.with_suffix(".svg").write_text(picture(rows, scale))
 
 
 def short(per_s: float | None) -> str:

@@ -259,5 +259,7 @@ def test_retry_by_a_regular_expression(here: Here, tmp_path: Path) -> None:
     done = here("queue", "retry", "jobs", "--where", "error ~ (", "-u", url)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("limpet: '(' is no regular expression: ")
+    done = here("queue", "retry", "jobs", "--where", "eror ~ 429", "-u", url)
+    assert (done.code, done.err.splitlines()[0]) == (2, "limpet: tasks cannot be chosen by 'eror'")
     done = here("queue", "retry", "jobs", "--where", "TIMEOUT", "--json", "-u", url)
     assert json.loads(done.out)["retried"] == ["t2~1"]

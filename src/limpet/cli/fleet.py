@@ -162,18 +162,19 @@ def check(
     found, broken = broken_limits(limpet.open(url, read_only=True).check(), limits, queue)
     if json:
         facts = ("queue", "rule", "limit", "value")
-        wrong = [{**{name: getattr(each, name) for name in facts}, "message": _message(each)} for each in broken]
+        wrong = [{**{name: getattr(each, name) for name in facts}, "message": limit_message(each)} for each in broken]
         print_json({"ok": not wrong, "queues": found, "violations": wrong})
     elif broken:
         for each in broken:
-            say(_message(each))
+            say(limit_message(each))
     else:
         say(f"ok: {many(len(found), 'queue')} within limits")
     if broken:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _message(broken: BrokenLimit) -> str:
+def limit_message(broken: BrokenLimit) -> str:
+    """One line: the queue, its figure, and the limit."""
     if broken.value is None:
         return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report how old a task is"
     if broken.rule == "max-age":
@@ -315,13 +316,15 @@ def metrics(
 
 
 SPARKS = "\u00b7\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-OTHER_COLUMNS = 92
-"""Columns that the figures of a queue take; the rest is for its last minutes."""
-MINUTES_SHOWN = 30
+NAME_COLUMNS = 10
+GAP = 3
+MINUTES_MIN, MINUTES_MAX = 5, 60
+WIDTH_OF_TEXT = 130
+"""The width that is assumed without a terminal: room for 30 minutes."""
 REASON_SHOWN = 80
 """Characters shown of what a suspended task waits for."""
 DRAW_EVERY_S = 1.0
-OTHER_LINES = 10
+OTHER_LINES = 16
 """Lines that are kept for what stands below the queues."""
 
 
@@ -345,7 +348,7 @@ def top(
     watch = OverviewWatch(limpet.open(url, read_only=True).check())
     out = console()
     if once or not sys.stdout.isatty():
-        for part in parts_of(watch.look(), rows=1000, minutes=MINUTES_SHOWN):
+        for part in parts_of(watch.look(), rows=1000, width=WIDTH_OF_TEXT):
             out.print(part, soft_wrap=isinstance(part, str))
         return
     from rich.console import Group
@@ -354,8 +357,8 @@ def top(
     with _quit_key() as pressed, Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             overview = watch.look()
-            rows, minutes = max(3, out.height - OTHER_LINES), max(5, min(60, out.width - OTHER_COLUMNS))
-            live.update(Group(*parts_of(overview, rows=rows, minutes=minutes)), refresh=True)
+            shown = parts_of(overview, rows=max(3, out.height - OTHER_LINES), width=out.width)
+            live.update(Group(*shown), refresh=True)
             if pressed(min(DRAW_EVERY_S, max(0.1, watch.wait_s()))):
                 return
 
@@ -390,10 +393,10 @@ class _KeyReader:
         return bool(ready) and self._keyboard is not None and os.read(self._keyboard, 100)[:1] in (b"q", b"Q", b"")
 
 
-def parts_of(overview: FleetOverview, *, rows: int, minutes: int) -> list[RenderableType]:
-    """The screen from top to bottom, with at most so many queues, and so many of their last minutes."""
+def parts_of(overview: FleetOverview, *, rows: int, width: int) -> list[RenderableType]:
+    """The screen from top to bottom, with at most so many queues, and as many columns as fit."""
     shown = sorted(overview.queues, key=lambda each: (-each.pending, -each.failed, each.queue))
-    parts: list[RenderableType] = [_heading(overview), _queues(shown[:rows], overview, minutes)]
+    parts: list[RenderableType] = [_heading(overview), _queues(shown[:rows], overview, width)]
     hidden = len(shown) - rows
     if hidden > 0 or overview.uncounted:
         left = f", {len(overview.uncounted):,} not counted yet" if overview.uncounted else ""
@@ -419,27 +422,35 @@ def _heading(overview: FleetOverview) -> str:
     return "  ".join(words)
 
 
-def _queues(queues: Sequence[QueueSummary], overview: FleetOverview, minutes: int) -> RenderableType:
-    figures = ("pending", "in flight", "resting", "scheduled", "failed", "oldest", "per min")
-    listed = table("queue", *figures, f"{minutes} min", "", right=figures)
+def _queues(queues: Sequence[QueueSummary], overview: FleetOverview, width: int) -> RenderableType:
+    figures = ["pending", "in flight", "resting", "scheduled", "failed", "oldest", "per min"]
+    for least in ("scheduled", "resting", "per min", "oldest", "in flight"):
+        if _left(width, figures) < 0:
+            figures.remove(least)
+    minutes = min(MINUTES_MAX, _left(width, figures))
+    listed = table("queue", *figures, *((f"{minutes} min",) if minutes >= MINUTES_MIN else ()), "", right=figures)
+    listed.columns[0].min_width = NAME_COLUMNS
+    for column in listed.columns[len(figures) + 1 : -1]:
+        column.no_wrap = True  # a line of minutes that is folded cannot be read
     for each in queues:
-        rate = overview.rates.get(each.queue)
-        failed = _figure(each, "failed")
+        rate, failed = overview.rates.get(each.queue), _figure(each, "failed")
+        cells = {
+            "failed": f"[red]{failed}[/red]" if each.failed else failed,
+            "oldest": "-" if each.oldest_s is None else ago(each.oldest_s),
+            "per min": "-" if rate is None else f"{rate.per_minute:,.1f}",
+        }
         listed.add_row(
             clean(each.queue),
-            *(_figure(each, name) for name in ("pending", "in_flight", "resting", "scheduled")),
-            f"[red]{failed}[/red]" if each.failed else failed,
-            "-" if each.oldest_s is None else ago(each.oldest_s),
-            "-" if rate is None else f"{rate.per_minute:,.1f}",
-            "" if rate is None else _sparkline(rate.minutes[-minutes:]),
-            "[yellow]paused[/yellow]" if each.paused else clean(each.trouble or _suspended(each)),
+            *(cells[name] if name in cells else _figure(each, name.replace(" ", "_")) for name in figures),
+            *(["" if rate is None else _sparkline(rate.minutes[-minutes:])] if minutes >= MINUTES_MIN else []),
+            "[yellow]paused[/yellow]" if each.paused else clean(each.trouble),
         )
     return listed
 
 
-def _suspended(each: QueueSummary) -> str:
-    """How many durable tasks wait without a worker, and what the first of them waits for."""
-    return f"{_figure(each, 'suspended')} suspended: {each.suspended_reason[:REASON_SHOWN]}" if each.suspended else ""
+def _left(width: int, figures: Sequence[str]) -> int:
+    """How many columns are left beside a queue's name, these figures and whether it is paused."""
+    return width - NAME_COLUMNS - sum(GAP + len(name) for name in figures) - 2 * GAP - len("paused")
 
 
 def _figure(each: QueueSummary, name: str) -> str:
@@ -458,6 +469,14 @@ def _sparkline(minutes: Sequence[int]) -> str:
 def _below(overview: FleetOverview) -> Iterator[str]:
     """One line for each of the other parts that there are."""
     now = overview.at
+    for broken in overview.alerts[:3]:
+        yield f"[red]alert[/red] {clean(limit_message(broken))}"
+    suspended = [each for each in overview.queues if each.suspended]
+    for each in suspended[:3]:
+        reason = clean(each.suspended_reason[:REASON_SHOWN])
+        yield f"[bold]suspended[/bold] {_figure(each, 'suspended')} of {clean(each.queue)}: {reason}"
+    if len(suspended) > 3:
+        yield f"[dim]{len(suspended) - 3:,} more queues with suspended tasks[/dim]"
     for index in overview.indexes[:5]:
         records = "-" if index.records is None else f"{index.records:,}"
         compiled = "never" if index.compiled_at is None else f"{_since(index.compiled_at, now)} ago"

@@ -80,7 +80,7 @@ IDS_MAX = 10
 RECEIPTS_AT_ONCE = 50
 RESULTS_AT_ONCE = 256
 KIND_CHARS_MAX = 200
-WHERE = re.compile(r"\s*error\s*~\s*(.+?)\s*", re.DOTALL)
+WHERE = re.compile(r"\s*(\w+)\s*~\s*(.+?)\s*", re.DOTALL)
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 ALL: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float("inf"))
@@ -1027,17 +1027,20 @@ def _value(data: bytes | msgspec.Raw, what: str) -> Any:
 
 def error_filter(where: str | None) -> Callable[[str], bool]:
     """Whether an error is meant by `where`: a text that it contains, or `error ~ PATTERN`, a regular expression that is
-    found in it. Upper and lower case are the same; None means every error.   Raises: Invalid for a wrong pattern."""
+    found in it. Upper and lower case are the same; None means every error.   Raises: Invalid for a wrong pattern, and
+    for another name than `error`."""
     if where is None:
         return lambda error: True
     found = WHERE.fullmatch(where)
     if found is None:
         part = where.casefold()
         return lambda error: part in error.casefold()
+    if found[1] != "error":
+        raise Invalid(f"tasks cannot be chosen by {found[1]!r}", hint="write error ~ PATTERN, or a text of the error")
     try:
-        pattern = re.compile(found[1], re.IGNORECASE)
+        pattern = re.compile(found[2], re.IGNORECASE)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Invalid(f"{found[1]!r} is no regular expression: {error}", hint="write error ~ 'HTTP 4..'") from None
+        raise Invalid(f"{found[2]!r} is no regular expression: {error}", hint="write error ~ 'HTTP 4..'") from None
     return lambda error: pattern.search(error) is not None
 
 

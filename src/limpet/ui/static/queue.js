@@ -31,7 +31,7 @@ function timeline(found) {
     if (!each.at) return h("p", { class: "problem" }, `step ${each.number} cannot be read: ${each.error}`);
     const ended = Date.parse(each.at);
     return h("details", { class: "group", "data-key": `step ${each.number}` },
-      h("summary", {}, badge(each.kind), h("span", { class: "error mono" }, each.name || `step ${each.number}`), bar(ended - each.took_s * 1000, ended), h("span", { class: "faint nowrap" }, `${each.took_s} s`)),
+      h("summary", {}, badge(each.kind), h("span", { class: "error mono" }, each.name || `step ${each.number}`), bar(ended - each.took_s * 1000, ended), h("span", { class: "faint nowrap" }, each.took_s < 0.001 ? "<0.001 s" : `${each.took_s} s`)),
       h("div", { class: "pad" }, h("p", { class: "muted" }, `step ${each.number}, ${moment(each.at)}, in ${each.worker}`), h("pre", {}, each.value)));
   };
   const waits = found.reason ? h("div", { class: "waits" }, badge("waits", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap" }, ago(found.suspended_at))) : null;
