@@ -607,6 +607,26 @@ def test_tree(rule: Callable[[], Iterator[str]]) -> None:
         pytest.fail(f"no longer broken; take it out of tests/support/known.py: {', '.join(mended)}", pytrace=False)
 
 
+CONCEPTS: dict[str, tuple[str, set[str]]] = {
+    "counting the tasks of a queue": (r"^def (?:count_queues|count_failed|summarize)\(", {"queue/inspect.py"}),
+    "whether a lease is live": (r"^def is_live\(", {"lease/decide.py"}),
+    "resolving an outcome by reading back": (r"^def put_resolved\(|^class Verdict\b", {"store/outcome.py"}),
+    "renewing leases in a thread": (r"^class Renewer\b|renew_interval_s\(", {"lease/__init__.py", "lease/decide.py"}),
+    "how often an idle worker polls": (r"^class Poll\w+", {"queue/queue.py", "worker/worker.py"}),
+    "processes that are started and watched": (r"\bPopen\(", {"worker/command.py", "worker/pool.py"}),
+    "what time it is": (r"def elapsed_s\(", {"runtime.py", "sim/world.py", "testing.py"}),
+    "forwarding to another store": (r"self\.inner\.get\(", {"store/api.py"}),
+}
+"""By concept: how it would be written again, and where it is."""
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_each_concept_has_one_implementation(concept: str) -> None:
+    pattern, places = CONCEPTS[concept]
+    found = {source.path.removeprefix("src/limpet/") for source in _package() if re.search(pattern, source.text, re.M)}
+    assert found == places, "use what is there; or say here why there are two"
+
+
 def test_import_limpet_loads_no_extra() -> None:
     code = f"import sys, limpet; print(*sorted({set(EXTRAS)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,7 +11,6 @@ The source is never written to.
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
 from limpet.events.fold import EventHead
-from limpet.index.storage import Manifest
+from limpet.index.storage import Manifest, shortened
 from limpet.keys import CatalogKeys, Key, entry_of
 from limpet.records import Count, Digest, Instant, Name, digest_of
 from limpet.runtime import Runtime, system
@@ -799,7 +798,7 @@ def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]
         name = key.removeprefix(prefix).removesuffix(".usv")
         said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
         line = run.lines[key]
-        digest = urlsafe_b64encode(bytes.fromhex(line.sha256)[:16]).decode().rstrip("=")
+        digest = shortened(bytes.fromhex(line.sha256))
         if said is not None and (line.size != said.size or (line.size and said.sum not in ("", digest))):
             differ.append((key, said))
     return differ

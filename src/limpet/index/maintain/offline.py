@@ -33,7 +33,8 @@ from limpet.index.maintain.verify import Repairs, misplaced_in, retire
 from limpet.index.storage import Count, Fold, Manifest, sum_of, with_counts
 from limpet.index.writer import READ_NOW_S
 from limpet.keys import Key
-from limpet.lease import Lease, LeaseRecord, State
+from limpet.lease import Lease, LeaseRecord
+from limpet.lease.decide import RESOLUTION_S, is_live
 from limpet.store.api import Absent, Blob, Match, Stat, Version, batched
 from limpet.store.outcome import put_bytes
 
@@ -57,14 +58,14 @@ def at_rest(whole: WholeIndex, quiesced: bool, *, what: str) -> Iterator[Lease]:
         # read before the listing: an object may have a timestamp in the future
         now = storage.store.now(max_age_s=READ_NOW_S)
         listed = [stat for stat in storage.store.list(storage.keys.shards) if stat.key.endswith(".lock")]
-        oldest = timedelta(seconds=LOCK_TTL_S + 1)  # F14: LastModified is rounded down
+        oldest = timedelta(seconds=LOCK_TTL_S + RESOLUTION_S)  # F14: LastModified is rounded down
         young = [stat.key for stat in listed if stat.modified + oldest > now and stat.key != storage.keys.lock(ALL)]
         for key, found in storage.store.get_many(young).items():
             if isinstance(found, LimpetError):
                 raise found
             record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
-            if record.state is State.HELD:
-                until = found.modified + timedelta(seconds=record.ttl_s + 1)
+            if is_live(record, modified=found.modified, now=now):
+                until = found.modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)
                 held = Held(key, by=record.label, until=until, token=record.token)
                 held.hint = "a compiler is running: stop it, or wait until its lock expires"
                 raise held
