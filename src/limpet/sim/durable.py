@@ -109,6 +109,7 @@ class DurableActors(Actors):
         chance = world.chance
         self.far = chance(60) < 0.5
         self.operators = chance(61) < 0.6
+        self.crowded = chance(64) < 0.25
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
     def act(self) -> None:
@@ -138,6 +139,10 @@ class DurableActor(Actor):
         self.flows = BucketQueue(store, FLOW, runtime, policy=actors.policy)
         plain = Policy(max_attempts=2, ttl_s=actors.policy.ttl_s, backoff_s=1.0)
         self.parts = BucketQueue(store, PART, runtime, policy=plain)
+        if actors.crowded:
+            # As if thousands rested: a page shows few objects, and few leases are read before the others.
+            for queue in (self.flows, self.parts):
+                queue.discovery.page_size, queue.discovery.leases_in_turn, queue.discovery.leases_a_page = 6, 1, 2
 
     def turns(self) -> Turns:
         operator: Turns = [(0.08, self.retry_failed), (0.03, self.cancel), (0.04, self.sweep)]
