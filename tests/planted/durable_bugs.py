@@ -25,20 +25,27 @@ DURABLE_BUGS = [
     _bug(
         "an entry that rests is left out though its lease has changed",
         "resting: while its lease is the same",
-        "queue/test_crowded.py::test_an_entry_whose_lease_changes_is_seen_before_it_would_be_due",
+        0,
         ("decide.is_left_out", "if rest.version != version:", "if False:"),
+        scenario="queue/test_crowded.py::test_an_entry_whose_lease_changes_is_seen_before_it_would_be_due",
     ),
     _bug(
         "every unknown lease of a page is read before the tasks that wait",
         "resting: the claims of others",
-        "queue/test_crowded.py::test_a_new_process_reads_each_lease_once_and_few_before_the_tasks_that_wait",
-        ("BucketQueue._try_claim", "if page is not None and not page.newest:\n    self._learn()", "while self._learn():\n    pass"),
+        0,
+        (
+            "BucketQueue._try_claim",
+            "if page is not None and not page.newest:\n    self._learn()",
+            "while self._learn():\n    pass",
+        ),
+        scenario="queue/test_crowded.py::test_a_new_process_reads_each_lease_once_and_few_before_the_tasks_that_wait",
     ),
     _bug(
         "no page is of what was pushed last",
         "resting: the claims of others",
-        "queue/test_crowded.py::test_entries_that_rest_do_not_slow_the_claims_of_others",
+        0,
         ("Discovery._wants_newest", "return self.crowded", "return False"),
+        scenario="queue/test_crowded.py::test_entries_that_rest_do_not_slow_the_claims_of_others",
     ),
     _bug(
         "an attempt uses its own result, though another was recorded first",
