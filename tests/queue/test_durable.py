@@ -11,6 +11,9 @@ import pytest
 
 import limpet
 from limpet import Fail, Fleet
+from limpet.app.metrics import FleetMetrics
+from limpet.app.overview import read_overview
+from limpet.app.query import fleet_sql
 from limpet.errors import Invalid, Missing
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
@@ -515,8 +518,48 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     inspect = queue.inspect
     [row] = inspect.entries("pending")
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    assert "due_at" not in row
     facts = inspect.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"
     assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
     assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
+
+
+def test_a_suspended_task_has_one_state_in_every_view(ground: Ground) -> None:
+    """`queue ls`, `queue show`, `limpet sql`, the figures of `limpet top` and the dashboard, and the metrics."""
+
+    @ground.fleet.task("report", backoff_s=1000.0)
+    def report(what: str) -> None:
+        if what == "sleep":
+            limpet.sleep(3600)
+        if what == "wait":
+            limpet.wait_signal("approved")
+        raise RuntimeError("again")
+
+    pushed = {what: report.push(what).id for what in ("sleep", "wait", "fail")}
+    both = report.push_many([("sleep",), ("wait",)])
+    ground.work(report, until_empty=False)
+    found = fleet_sql(ground.fleet, "select id, state, reason, due_at from queues.report")
+    rows = {row[0]: dict(zip(("id", "state", "reason", "due_at"), row, strict=True)) for row in found}
+    states = {what: rows[id_]["state"] for what, id_ in pushed.items()}
+    assert states == {"sleep": "suspended", "wait": "suspended", "fail": "resting"}
+    assert rows[pushed["sleep"]]["reason"].startswith("sleeping until")
+    assert rows[pushed["wait"]]["reason"] == "waiting for the signal 'approved'"
+    assert rows[pushed["fail"]]["reason"] is None
+    assert [(rows[id_]["state"], rows[id_]["due_at"] is None) for id_ in both] == [
+        ("suspended", False),
+        ("suspended", True),
+    ]
+    queue: Any = report.queue
+    shown = {row["id"]: row for row in queue.inspect.entries("pending")}
+    facts = queue.inspect.describe(pushed["sleep"])
+    assert shown[pushed["sleep"]]["state"] == facts["state"] == "suspended"
+    assert shown[pushed["sleep"]]["due_at"] == facts["due_at"] == rows[pushed["sleep"]]["due_at"]
+    assert rows[pushed["wait"]]["due_at"] is None
+    assert rows[pushed["fail"]]["due_at"] > ground.runtime.wall()
+    [summary] = read_overview(ground.fleet).queues
+    assert (summary.suspended, summary.resting) == (4, 5)
+    registry = FleetMetrics(ground.fleet).registry()
+    figures = {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
+    assert (figures["limpet_queue_suspended"], figures["limpet_queue_resting"]) == (4, 5)
