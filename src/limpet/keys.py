@@ -407,6 +407,11 @@ class QueueKeys:
         return f"{self.root}/steps"
 
     @property
+    def pushes(self) -> str:
+        """Folder of the shapes of pushes of many tasks that have an id."""
+        return f"{self.root}/pushes"
+
+    @property
     def control(self) -> Key:
         """The settings that an operator has made: paused queues."""
         return Key(f"{self.root}/control.json")
@@ -461,6 +466,10 @@ class QueueKeys:
     def signal(self, entry: str, n: int, signal: str) -> Key:
         """A signal to task `n` of an entry.   Raises: Invalid for an empty or unprintable name."""
         return Key(f"{self.root}/steps/{entry}/{n}.signal-{segment(signal)}.json")
+
+    def shape(self, name: str) -> Key:
+        """The shape of a push of many tasks, by the name from which those of its entries are derived."""
+        return Key(f"{self.root}/pushes/{name}.json")
 
     def slot(self, number: int) -> Key:
         """One of the leases that limit the number of concurrent claims."""

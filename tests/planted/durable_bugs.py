@@ -13,6 +13,23 @@ def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenari
 
 DURABLE_BUGS = [
     _bug(
+        "an id of many tasks is used for another number of tasks",
+        "push_many: once per id",
+        0,
+        ("decide.other_shape", "(first.tasks, first.sha256) != (shape.tasks, shape.sha256)", "False"),
+    ),
+    _bug(
+        "the entries of a push of many tasks are put before its shape",
+        "push_many: once per id",
+        1,
+        ("Pusher.push_many", "if whole:\n    self._agree(id, name, [*map(len, whole)])", "counts = [*map(len, whole)]"),
+        (
+            "Pusher.push_many",
+            "return made",
+            "if id is not None and counts:\n    self._agree(id, str(name), counts)\nreturn made",
+        ),
+    ),
+    _bug(
         "an entry that rests is left out of the pages for ever",
         "resting: until it is due",
         0,

@@ -14,7 +14,7 @@ from limpet import Fail, Fleet
 from limpet.app.metrics import FleetMetrics
 from limpet.app.overview import read_overview
 from limpet.app.query import fleet_sql
-from limpet.errors import Invalid, Missing
+from limpet.errors import Conflict, Invalid, Missing
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -411,6 +411,47 @@ def test_push_many_with_an_id_is_made_once(ground: Ground) -> None:
     assert queue.push_many([{"n": n} for n in range(5)], id="today", batch=2) == first, "it stays so when it has ended"
     assert queue.stats().pending == 0
     assert [each.value for each in queue.results(first)] == [0, 1, 2, 3, 4]
+
+
+def test_an_id_of_many_tasks_is_used_for_one_number_of_tasks_and_one_batch_size(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    first = queue.push_many([{"n": n} for n in range(5)], id="today", batch=2)
+    for tasks, batch in ((5, 3), (4, 2), (6, 2), (5, 1), (5, 100)):
+        with pytest.raises(Conflict, match="'today' was used for a push of 5 tasks in 3 batches"):
+            queue.push_many([{"n": n} for n in range(tasks)], id="today", batch=batch)
+    with pytest.raises(Conflict):
+        queue.push_many([{"n": "x" * 200_000} for _ in range(42)], id="today", batch=100)
+    assert queue.push_many([], id="today") == []
+    assert queue.stats().pending == 5
+    assert queue.push_many([{"other": n} for n in range(5)], id="today", batch=2) == first, "as a single id"
+    assert queue.stats().pending == 5
+    assert len(queue.push_many([{"n": 1}], id="tomorrow")) == 1
+
+
+def test_what_many_tasks_with_an_id_cost(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    payloads = [{"n": n} for n in range(5)]
+    queue.push({})
+    assert _cost(ground, lambda: queue.push_many(payloads, batch=2)) == {"put": 3}
+    assert _cost(ground, lambda: queue.push_many(payloads, batch=2, id="x")) == {"put": 4, "head": 6}
+
+
+def test_the_shape_of_a_push_goes_with_the_receipts(ground: Ground) -> None:
+    @ground.fleet.task("report", retention_s=7 * 86400.0)
+    def report(n: int) -> int:
+        return n
+
+    report.queue.push_many([{"n": 1}, {"n": 2}], id="today")
+    ground.work(report)
+    queue: Any = report.queue
+    ground.runtime.sleep(6 * 86400)
+    queue.sweep()
+    with pytest.raises(Conflict):
+        queue.push_many([{"n": 1}], id="today")
+    ground.runtime.sleep(2 * 86400)
+    queue.sweep()
+    assert [stat.key for stat in ground.fleet.store.list("queues/report") if "sweep" not in stat.key] == []
+    assert len(queue.push_many([{"n": 1}], id="today")) == 1
 
 
 # ---- costs ----

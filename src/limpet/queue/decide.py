@@ -27,6 +27,7 @@ from limpet.queue.entry import (
     Content,
     Ended,
     EntryLease,
+    PushShape,
     Receipt,
     Suspension,
 )
@@ -107,6 +108,11 @@ def is_left_out(rest: Resting, *, version: Version, at_s: float, now: datetime, 
         return False
     over = at_s >= rest.due_s or (rest.at is not None and now >= rest.at)
     return not over and not (ring and at_s >= rest.ring_s)
+
+
+def other_shape(first: PushShape, shape: PushShape) -> bool:
+    """Whether a push of many tasks puts them into other entries than the first push with the same id did."""
+    return (first.tasks, first.sha256) != (shape.tasks, shape.sha256)
 
 
 def first_done(record: EntryLease) -> list[int]:

@@ -268,6 +268,19 @@ class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     value: msgspec.Raw = NOTHING
 
 
+class PushShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks a push with an id had, and how they were put into entries. It is created once, before the entries:
+    their names are derived from the id and end in the number of their tasks, so that another shape has other names.
+    """
+
+    id: Text
+    tasks: Count
+    entries: Count
+    sha256: Digest
+    """Of the number of tasks of each entry, in order."""
+    at: Instant
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Results that are too large for a lease record, by the number of their task."""
 
@@ -429,6 +442,7 @@ RECEIPT_CODEC = struct_codec(Receipt)
 STEP_CODEC = struct_codec(StepRecord)
 SIGNAL_CODEC = struct_codec(SignalRecord)
 CONTROL_CODEC = struct_codec(ControlRecord)
+SHAPE_CODEC = struct_codec(PushShape)
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -621,6 +635,10 @@ class Storage:
         stats = [*self.store.list(self.keys.steps_of(entry))]
         parts = ((parts_of_step(stat.key), stat.key) for stat in stats)
         self.store.delete_many([key for part, key in parts if part is not None and part[0] not in keep])
+
+    def shape(self, name: str) -> Cell[PushShape]:
+        """The shape of a push of many tasks."""
+        return Cell(self.store, self.keys.shape(name), SHAPE_CODEC, self.runtime, deletable=True)
 
     def control(self) -> Cell[ControlRecord]:
         """What an operator has set."""

@@ -34,9 +34,7 @@ from limpet.keys import (
     TASK,
     Key,
     QueueKeys,
-    check_id,
     count_of,
-    derived,
     parts_of_entry,
     parts_of_scheduled,
 )
@@ -591,14 +589,13 @@ class BucketQueue(AsyncQueue):
         return PushedStep(id=pushed.id, created=pushed.created)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
-        """Cost: 1 PUT a batch; with an id 2 HEADs more.   Crash: whole batches are there or not."""
+        """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
         encoded = (encoded_payload(payload, self._payload_type) for payload in payloads)
-        name = None if id is None else derived("many", check_id(id))
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            entries = steps.push(self.name, partial(self._push_steps, encoded, batch, name)).entries
+            entries = steps.push(self.name, partial(self._push_steps, encoded, batch, id)).entries
         else:
-            entries = self._push_many(encoded, batch=batch, name=name)
+            entries = self._push_many(encoded, batch=batch, id=id)
         return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
 
     def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
@@ -610,11 +607,11 @@ class BucketQueue(AsyncQueue):
         return entries
 
     def _push_steps(
-        self, encoded: Iterable[bytes], batch: int, named: str | None, name: str, fresh: bool, caller: str
+        self, encoded: Iterable[bytes], batch: int, id_: str | None, name: str, fresh: bool, caller: str
     ) -> PushedStep:
         """As `_push_step`, for many tasks."""
-        fresh = fresh and named is None
-        entries = self._push_many(encoded, batch=batch, name=named or name, fresh=fresh, caller=caller)
+        about: dict[str, Any] = {"name": name, "fresh": fresh} if id_ is None else {"id": id_}
+        entries = self._push_many(encoded, batch=batch, caller=caller, **about)
         return PushedStep(entries=entries)
 
     async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:

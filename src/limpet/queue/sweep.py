@@ -101,10 +101,13 @@ class Sweeper:
         return gone
 
     def retain(self) -> int:
-        """Remove receipts, results and parts that are older than `retention_s`.   Cost: 1 LIST per 1,000 of them."""
+        """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`.
+
+        Cost: 1 LIST per 1,000 of them.
+        """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
         gone = 0
-        for prefix in (self._keys.completed, self._keys.failed, self._keys.parts):
+        for prefix in (self._keys.completed, self._keys.failed, self._keys.parts, self._keys.pushes):
             for chunk in _chunks(self._store.list(prefix)):
                 old = [stat.key for stat in chunk if stat.modified < before]
                 self._store.delete_many(old)

@@ -79,6 +79,8 @@ class DurableModel:
     returned: dict[str, set[Any]] = field(default_factory=dict)
     """What the handler of each child returned."""
     gathered: list[Result] = field(default_factory=list)
+    many: dict[str, list[Any]] = field(default_factory=dict)
+    """By the id of a push of many tasks: the ids of these."""
 
     def saw(self, run: FlowRun, number: int, value: Any) -> None:
         """An attempt got the value of a step.   Raises: Violation unless every attempt gets the same."""
@@ -110,6 +112,8 @@ class DurableActors(Actors):
         self.far = chance(60) < 0.5
         self.operators = chance(61) < 0.6
         self.crowded = chance(64) < 0.25
+        self.many = chance(65) < 0.2
+        """Whether users push many tasks under ids of which several want to use the same."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
     def act(self) -> None:
@@ -148,6 +152,7 @@ class DurableActor(Actor):
         operator: Turns = [(0.08, self.retry_failed), (0.03, self.cancel), (0.04, self.sweep)]
         return [
             *(operator if self.actors.operators else []),
+            *([(0.12, self.push_many)] if self.actors.many else []),
             (0.14, self.push),
             (0.08, self.send_signal),
             (0.28, partial(self.work, self.parts)),
@@ -165,6 +170,14 @@ class DurableActor(Actor):
             self.model.pushed += self.flows.push_many([{**payload, "what": "ok"}, payload])
         else:
             self.model.pushed.append(self.flows.push(payload).id)
+
+    def push_many(self) -> None:
+        """Plain tasks under an id that others may use for another number of tasks, or other batches."""
+        id_, tasks = f"many-{int(self.chance() * 3)}", 2 + int(self.chance() * 2)
+        calls = [{"what": "ok", "slow": 0.1, "of": f"{id_} {place}"} for place in range(tasks)]
+        ids = self.parts.push_many(calls, batch=1 + int(self.chance() * 2), id=id_)
+        if self.model.many.setdefault(id_, ids) != ids:
+            raise Violation(f"the id {id_} was acknowledged for {self.model.many[id_]} and for {ids}")
 
     def retry_failed(self) -> None:
         """An operator runs failed durable tasks again: they keep their steps."""

@@ -62,6 +62,7 @@ _QUEUES: Grants = {
     "queues/*/failed/": _OWN,
     "queues/*/parts/": _OWN,
     "queues/*/steps/": _OWN,
+    "queues/*/pushes/": _OWN,
     "queues/*/bell.json": _SWAP,
     "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }
@@ -111,6 +112,7 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             "queues/*/pending/*/task.json": frozenset({"get", "put", "delete"}),
             "queues/*/pending/*/tasks.jsonl": _SWAP,
             "queues/*/scheduled/*/": _SWAP,
+            "queues/*/pushes/": _SWAP,
             "queues/*/bell.json": _SWAP,
         },
         "reader": {"": _LOOK},
