@@ -13,6 +13,23 @@ def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenari
 
 DURABLE_BUGS = [
     _bug(
+        "a retry does not copy the signals",
+        "signals: a retry sees them",
+        2,
+        ("Admin._copy_steps", "for key in self._storage.signals_of(old, n):", "for key in ():"),
+    ),
+    _bug(
+        "a signal to a task that has just failed is acknowledged",
+        "signals: a retry sees them",
+        0,
+        (
+            "Admin.signal",
+            "if storage.exists(self._keys.failed_of(task_name(entry, n, batch=part is not None))):",
+            "if False:",
+        ),
+        scenario="queue/test_durable.py::test_a_signal_to_a_task_that_fails_meanwhile_is_refused",
+    ),
+    _bug(
         "an id of many tasks is used for another number of tasks",
         "push_many: once per id",
         0,

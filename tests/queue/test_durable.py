@@ -205,6 +205,51 @@ def test_a_retry_from_scratch_keeps_nothing(ground: Ground) -> None:
     assert len(ground.left()) == 1
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_retry_keeps_the_signals_that_were_sent(ground: Ground, batch: bool) -> None:
+    broken = [True]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> Any:
+        limpet.step(ground.note, n, name="note")
+        limpet.sleep(60)
+        if broken:
+            raise RuntimeError("no money")
+        return limpet.wait_signal("approved", timeout_s=60, default="nobody")
+
+    ids = report.push_many([(0,), (1,)]) if batch else [report.push(0).id]
+    ground.work(report, until_empty=False)
+    assert report.queue.signal(ids[-1], "approved", {"by": "ann"})
+    ground.work(report)
+    broken.clear()
+    again = report.queue.retry(all=True)
+    ground.work(report)
+    assert [report.queue.result(id_).value for id_ in again] == [*(["nobody"] if batch else []), {"by": "ann"}]
+    assert ground.left() == []
+
+
+def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> None:
+    """A retry may have copied the signals before this one was there."""
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.sleep(60)
+        raise RuntimeError("no money")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    check = queue._admin._check_waits
+
+    def then_it_fails(id_: str, entry: str) -> None:
+        check(id_, entry)
+        ground.work(report)
+
+    queue._admin._check_waits = then_it_fails
+    with pytest.raises(Missing, match="has failed"):
+        queue.signal(pushed.id, "approved")
+
+
 def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
     @ground.fleet.task("report")
     def report() -> Any:

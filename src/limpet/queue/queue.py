@@ -769,8 +769,8 @@ class BucketQueue(AsyncQueue):
         since_s: float | None = None,
         from_scratch: bool = False,
     ) -> Sequence[str]:
-        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 2 LISTs, and 1 GET,
-        1 PUT and 1 DELETE for each recorded step more.
+        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 4 LISTs, and 1 GET,
+        1 PUT and 1 DELETE for each recorded step and each signal more.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
@@ -781,7 +781,7 @@ class BucketQueue(AsyncQueue):
         return self._admin.cancel(id)
 
     def signal(self, id: str, name: str, value: Any = None) -> bool:
-        """Cost: 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it; else 1 HEAD if it is not held.
+        """Cost: 2 HEADs, 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it.
 
         Crash: the signal is there, or it is not. A task that waits for it finds it within a minute.
         """

@@ -167,10 +167,10 @@ class Sweeper:
         Cost: 1 LIST per 1,000 of them, and for each entry that has some up to 2 LISTs and 1 HEAD.
         """
         gone = 0
-        stats = ((stat.key.rsplit("/", 2)[1], stat) for stat in self._store.list(self._keys.steps))
-        for entry, group in groupby(stats, key=lambda pair: pair[0]):
-            found = [(part[0], stat) for _, stat in group if (part := parts_of_step(stat.key))]
-            if not found or any(stat.modified > before for _, stat in found):
+        stats = ((part, stat) for stat in self._store.list(self._keys.steps) if (part := parts_of_step(stat.key)))
+        for entry, group in groupby(stats, key=lambda pair: pair[0][0]):
+            found = [(part[1], stat) for part, stat in group]
+            if any(stat.modified > before for _, stat in found):
                 continue
             waits = self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
             waits = waits or any(self._keys_of_scheduled(entry))
