@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -305,6 +306,76 @@ def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
     assert report.queue.cancel(pushed.id)
     assert pushed.result().state == "cancelled"
     assert ground.left() == []
+
+
+def test_the_time_limit_counts_running_time_and_not_suspended_time(ground: Ground) -> None:
+    @ground.fleet.task("report", timeout_s=10.0, max_attempts=1)
+    def report() -> str:
+        limpet.step(ground.runtime.sleep, 6, name="before")
+        limpet.sleep(3600)
+        ground.runtime.sleep(6)
+        return "in time"
+
+    @ground.fleet.task("slow", timeout_s=10.0, max_attempts=1)
+    def slow() -> str:
+        limpet.sleep(3600)
+        ground.runtime.sleep(60)
+        return "too late"
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == "in time"
+    assert ground.kinds() == ["started", "suspended", "started", "done"]
+    slow.push()
+    ground.work(slow)
+    assert ground.kinds()[4:] == ["started", "suspended", "started", "overdue", "done"]
+
+
+def test_a_paused_queue_resumes_no_suspended_task(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.sleep(60)
+        ground.note("after")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    report.queue.pause()
+    ground.runtime.sleep(600)
+    ground.work(report, until_empty=False)
+    assert ground.ran == []
+    queue: Any = report.queue
+    assert queue.inspect.describe(pushed.id)["state"] == "suspended"
+    report.queue.resume()
+    ground.work(report)
+    assert ground.ran == ["after"]
+
+
+def test_a_sweep_keeps_the_steps_of_what_is_suspended_and_of_what_may_be_retried(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1, retention_s=7 * 86400.0)
+    def report(n: int) -> int:
+        value: int = limpet.step(ground.note, n, name="note")
+        if n == 1:
+            raise RuntimeError("no money")
+        limpet.sleep(6 * 86400)
+        return value
+
+    suspended, failed = report.push(0), report.push(1)
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    kept = {suspended.id: 2, failed.id: 1}
+    for day in range(8):
+        if day == 5:
+            ground.work(report)  # it wakes up after six days, and ends
+            kept.pop(suspended.id)
+        if day == 7:
+            kept.clear()  # the receipt of the failed one has expired
+            queue.sweep()
+        ground.runtime.sleep(1200)
+        queue.sweep()
+        assert Counter(key.split("/")[3] for key in ground.left()) == kept, day
+        ground.runtime.sleep(86400 - 1200)
+    assert ground.ran == [0, 1]
+    assert suspended.result().value == 0
 
 
 def test_changed_code_fails_with_both_names(ground: Ground) -> None:
