@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,8 +13,11 @@ import pytest
 
 import limpet
 from limpet import Fail, Fleet
+from limpet.app.metrics import FleetMetrics
+from limpet.app.overview import read_overview
+from limpet.app.query import fleet_sql
 from limpet.cell import struct_codec
-from limpet.errors import Invalid, Missing, Unsupported
+from limpet.errors import Conflict, Invalid, Missing, Unsupported
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.durable import waiting
 from limpet.queue.entry import EntryLease, Suspension
@@ -207,6 +211,51 @@ def test_a_retry_from_scratch_keeps_nothing(ground: Ground) -> None:
     assert len(ground.left()) == 1
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_retry_keeps_the_signals_that_were_sent(ground: Ground, batch: bool) -> None:
+    broken = [True]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> Any:
+        limpet.step(ground.note, n, name="note")
+        limpet.sleep(60)
+        if broken:
+            raise RuntimeError("no money")
+        return limpet.wait_signal("approved", timeout_s=60, default="nobody")
+
+    ids = report.push_many([(0,), (1,)]) if batch else [report.push(0).id]
+    ground.work(report, until_empty=False)
+    assert report.queue.signal(ids[-1], "approved", {"by": "ann"})
+    ground.work(report)
+    broken.clear()
+    again = report.queue.retry(all=True)
+    ground.work(report)
+    assert [report.queue.result(id_).value for id_ in again] == [*(["nobody"] if batch else []), {"by": "ann"}]
+    assert ground.left() == []
+
+
+def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> None:
+    """A retry may have copied the signals before this one was there."""
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.sleep(60)
+        raise RuntimeError("no money")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    check = queue._admin._check_waits
+
+    def then_it_fails(id_: str, entry: str) -> None:
+        check(id_, entry)
+        ground.work(report)
+
+    queue._admin._check_waits = then_it_fails
+    with pytest.raises(Missing, match="has failed"):
+        queue.signal(pushed.id, "approved")
+
+
 def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
     @ground.fleet.task("report")
     def report() -> Any:
@@ -262,6 +311,76 @@ def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
     assert report.queue.cancel(pushed.id)
     assert pushed.result().state == "cancelled"
     assert ground.left() == []
+
+
+def test_the_time_limit_counts_running_time_and_not_suspended_time(ground: Ground) -> None:
+    @ground.fleet.task("report", timeout_s=10.0, max_attempts=1)
+    def report() -> str:
+        limpet.step(ground.runtime.sleep, 6, name="before")
+        limpet.sleep(3600)
+        ground.runtime.sleep(6)
+        return "in time"
+
+    @ground.fleet.task("slow", timeout_s=10.0, max_attempts=1)
+    def slow() -> str:
+        limpet.sleep(3600)
+        ground.runtime.sleep(60)
+        return "too late"
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == "in time"
+    assert ground.kinds() == ["started", "suspended", "started", "done"]
+    slow.push()
+    ground.work(slow)
+    assert ground.kinds()[4:] == ["started", "suspended", "started", "overdue", "done"]
+
+
+def test_a_paused_queue_resumes_no_suspended_task(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.sleep(60)
+        ground.note("after")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    report.queue.pause()
+    ground.runtime.sleep(600)
+    ground.work(report, until_empty=False)
+    assert ground.ran == []
+    queue: Any = report.queue
+    assert queue.inspect.describe(pushed.id)["state"] == "suspended"
+    report.queue.resume()
+    ground.work(report)
+    assert ground.ran == ["after"]
+
+
+def test_a_sweep_keeps_the_steps_of_what_is_suspended_and_of_what_may_be_retried(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1, retention_s=7 * 86400.0)
+    def report(n: int) -> int:
+        value: int = limpet.step(ground.note, n, name="note")
+        if n == 1:
+            raise RuntimeError("no money")
+        limpet.sleep(6 * 86400)
+        return value
+
+    suspended, failed = report.push(0), report.push(1)
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    kept = {suspended.id: 2, failed.id: 1}
+    for day in range(8):
+        if day == 5:
+            ground.work(report)  # it wakes up after six days, and ends
+            kept.pop(suspended.id)
+        if day == 7:
+            kept.clear()  # the receipt of the failed one has expired
+            queue.sweep()
+        ground.runtime.sleep(1200)
+        queue.sweep()
+        assert Counter(key.split("/")[3] for key in ground.left()) == kept, day
+        ground.runtime.sleep(86400 - 1200)
+    assert ground.ran == [0, 1]
+    assert suspended.result().value == 0
 
 
 def test_changed_code_fails_with_both_names(ground: Ground) -> None:
@@ -465,6 +584,47 @@ def test_push_many_with_an_id_is_made_once(ground: Ground) -> None:
     assert [each.value for each in queue.results(first)] == [0, 1, 2, 3, 4]
 
 
+def test_an_id_of_many_tasks_is_used_for_one_number_of_tasks_and_one_batch_size(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    first = queue.push_many([{"n": n} for n in range(5)], id="today", batch=2)
+    for tasks, batch in ((5, 3), (4, 2), (6, 2), (5, 1), (5, 100)):
+        with pytest.raises(Conflict, match="'today' was used for a push of 5 tasks in 3 batches"):
+            queue.push_many([{"n": n} for n in range(tasks)], id="today", batch=batch)
+    with pytest.raises(Conflict):
+        queue.push_many([{"n": "x" * 200_000} for _ in range(42)], id="today", batch=100)
+    assert queue.push_many([], id="today") == []
+    assert queue.stats().pending == 5
+    assert queue.push_many([{"other": n} for n in range(5)], id="today", batch=2) == first, "as a single id"
+    assert queue.stats().pending == 5
+    assert len(queue.push_many([{"n": 1}], id="tomorrow")) == 1
+
+
+def test_what_many_tasks_with_an_id_cost(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    payloads = [{"n": n} for n in range(5)]
+    queue.push({})
+    assert _cost(ground, lambda: queue.push_many(payloads, batch=2)) == {"put": 3}
+    assert _cost(ground, lambda: queue.push_many(payloads, batch=2, id="x")) == {"put": 4, "head": 6}
+
+
+def test_the_shape_of_a_push_goes_with_the_receipts(ground: Ground) -> None:
+    @ground.fleet.task("report", retention_s=7 * 86400.0)
+    def report(n: int) -> int:
+        return n
+
+    report.queue.push_many([{"n": 1}, {"n": 2}], id="today")
+    ground.work(report)
+    queue: Any = report.queue
+    ground.runtime.sleep(6 * 86400)
+    queue.sweep()
+    with pytest.raises(Conflict):
+        queue.push_many([{"n": 1}], id="today")
+    ground.runtime.sleep(2 * 86400)
+    queue.sweep()
+    assert [stat.key for stat in ground.fleet.store.list("queues/report") if "sweep" not in stat.key] == []
+    assert len(queue.push_many([{"n": 1}], id="today")) == 1
+
+
 # ---- costs ----
 
 
@@ -570,6 +730,7 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     inspect = queue.inspect
     [row] = inspect.entries("pending")
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    assert "due_at" not in row
     facts = inspect.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"
@@ -609,3 +770,42 @@ def test_a_worker_that_does_not_know_steps_leaves_a_durable_task_alone(
     ground.work(report)
     assert pushed.result().value == "monday!"
     assert ground.ran == ["monday"]
+
+
+def test_a_suspended_task_has_one_state_in_every_view(ground: Ground) -> None:
+    """`queue ls`, `queue show`, `limpet sql`, the figures of `limpet top` and the dashboard, and the metrics."""
+
+    @ground.fleet.task("report", backoff_s=1000.0)
+    def report(what: str) -> None:
+        if what == "sleep":
+            limpet.sleep(3600)
+        if what == "wait":
+            limpet.wait_signal("approved")
+        raise RuntimeError("again")
+
+    pushed = {what: report.push(what).id for what in ("sleep", "wait", "fail")}
+    both = report.push_many([("sleep",), ("wait",)])
+    ground.work(report, until_empty=False)
+    found = fleet_sql(ground.fleet, "select id, state, reason, due_at from queues.report")
+    rows = {row[0]: dict(zip(("id", "state", "reason", "due_at"), row, strict=True)) for row in found}
+    states = {what: rows[id_]["state"] for what, id_ in pushed.items()}
+    assert states == {"sleep": "suspended", "wait": "suspended", "fail": "resting"}
+    assert rows[pushed["sleep"]]["reason"].startswith("sleeping until")
+    assert rows[pushed["wait"]]["reason"] == "waiting for the signal 'approved'"
+    assert rows[pushed["fail"]]["reason"] is None
+    assert [(rows[id_]["state"], rows[id_]["due_at"] is None) for id_ in both] == [
+        ("suspended", False),
+        ("suspended", True),
+    ]
+    queue: Any = report.queue
+    shown = {row["id"]: row for row in queue.inspect.entries("pending")}
+    facts = queue.inspect.describe(pushed["sleep"])
+    assert shown[pushed["sleep"]]["state"] == facts["state"] == "suspended"
+    assert shown[pushed["sleep"]]["due_at"] == facts["due_at"] == rows[pushed["sleep"]]["due_at"]
+    assert rows[pushed["wait"]]["due_at"] is None
+    assert rows[pushed["fail"]]["due_at"] > ground.runtime.wall()
+    [summary] = read_overview(ground.fleet).queues
+    assert (summary.suspended, summary.resting) == (4, 5)
+    registry = FleetMetrics(ground.fleet).registry()
+    figures = {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
+    assert (figures["limpet_queue_suspended"], figures["limpet_queue_resting"]) == (4, 5)

@@ -344,7 +344,8 @@ class Queue(Protocol):
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> Sequence[TaskHandle]:
         """Add many tasks, packed `batch` to an entry; returns their ids, in order.
 
-        With an `id`, the same call made again adds nothing, and returns the same ids: the same payloads, and `batch`.
+        With an `id`, the same call made again adds nothing, and returns the same ids, until `retention_s` after it.
+        Raises: Conflict if the id was used for another number of tasks, or other batches.
         """
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:

@@ -6,6 +6,7 @@ An entry's tasks share one lease record. Every rule here answers an interleaving
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,9 +27,11 @@ from limpet.queue.entry import (
     Content,
     Ended,
     EntryLease,
+    PushShape,
     Receipt,
     Suspension,
 )
+from limpet.store.api import Version
 
 T = TypeVar("T")
 
@@ -81,6 +84,36 @@ def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now
         return Ready(take=at <= now, finish=False, at=at)
     step = next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
     return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """An entry that this process has seen resting: with which lease, and until when.
+
+    `due_s` is on this process's clock, which stands still while the machine sleeps; `at` is the same time of the
+    store's clock, where there is one. A ring of the queue's bell may end the rest earlier, from `ring_s` on.
+    """
+
+    version: Version
+    due_s: float
+    at: datetime | None = None
+    ring_s: float = math.inf
+
+
+def is_left_out(rest: Resting, *, version: Version, at_s: float, now: datetime, ring: bool) -> bool:
+    """Whether an entry, which a listing shows with that version of its lease, need not be considered now.
+
+    `ring`: something has happened in the queue a moment ago.
+    """
+    if rest.version != version:
+        return False
+    over = at_s >= rest.due_s or (rest.at is not None and now >= rest.at)
+    return not over and not (ring and at_s >= rest.ring_s)
+
+
+def other_shape(first: PushShape, shape: PushShape) -> bool:
+    """Whether a push of many tasks puts them into other entries than the first push with the same id did."""
+    return (first.tasks, first.sha256) != (shape.tasks, shape.sha256)
 
 
 def first_done(record: EntryLease) -> list[int]:

@@ -9,7 +9,7 @@ hit a newer object of the same name (F18). Nothing here decides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
@@ -272,6 +272,19 @@ class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     value: msgspec.Raw = NOTHING
 
 
+class PushShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks a push with an id had, and how they were put into entries. It is created once, before the entries:
+    their names are derived from the id and end in the number of their tasks, so that another shape has other names.
+    """
+
+    id: Text
+    tasks: Count
+    entries: Count
+    sha256: Digest
+    """Of the number of tasks of each entry, in order."""
+    at: Instant
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Results that are too large for a lease record, by the number of their task."""
 
@@ -439,6 +452,7 @@ RECEIPT_CODEC = struct_codec(Receipt)
 STEP_CODEC = struct_codec(StepRecord)
 SIGNAL_CODEC = struct_codec(SignalRecord)
 CONTROL_CODEC = struct_codec(ControlRecord)
+SHAPE_CODEC = struct_codec(PushShape)
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -602,12 +616,17 @@ class Storage:
 
     def steps_of(self, entry: str, n: int) -> dict[int, Key]:
         """The recorded steps of one task, by number.   Cost: 1 LIST."""
-        after = f"{self.keys.steps_of(entry)}/{n}."
-        names = takewhile(
-            lambda stat: stat.key.startswith(after), self.store.list(self.keys.steps_of(entry), after=after)
-        )
-        found = ((parts_of_step(stat.key), stat.key) for stat in names)
-        return {part[1]: key for part, key in found if part is not None and part[1] is not None}
+        found = ((parts_of_step(key), key) for key in self._of_task(self.keys.steps_of(entry), n))
+        return {part[2]: key for part, key in found if part is not None and part[2] is not None}
+
+    def signals_of(self, entry: str, n: int) -> list[Key]:
+        """The signals to one task.   Cost: 1 LIST."""
+        return [*self._of_task(self.keys.signals_of(entry), n)]
+
+    def _of_task(self, folder: str, n: int) -> Iterator[Key]:
+        after = f"{folder}/{n}."
+        stats = takewhile(lambda stat: stat.key.startswith(after), self.store.list(folder, after=after))
+        return (stat.key for stat in stats)
 
     def step_blobs(self, entry: str, n: int) -> dict[int, Blob | LimpetError]:
         """The recorded steps of one task, or why one cannot be read.   Cost: 1 LIST, 1 GET each, in bulk."""
@@ -616,12 +635,8 @@ class Storage:
         return {number: blobs[key] for number, key in keys.items()}
 
     def drop_steps_of(self, entry: str, n: int) -> None:
-        """Remove the steps and signals of one task.   Cost: 1 LIST, 1 DELETE each, in bulk."""
-        after = f"{self.keys.steps_of(entry)}/{n}."
-        stats = takewhile(
-            lambda stat: stat.key.startswith(after), self.store.list(self.keys.steps_of(entry), after=after)
-        )
-        self.store.delete_many([stat.key for stat in stats])
+        """Remove the steps and signals of one task.   Cost: 2 LISTs, 1 DELETE each, in bulk."""
+        self.store.delete_many([*self._of_task(self.keys.steps_of(entry), n), *self.signals_of(entry, n)])
 
     def drop_steps(self, entry: str, keep: Collection[int] = ()) -> None:
         """Remove the steps and signals of an ended entry, except those of the tasks to `keep`.
@@ -630,7 +645,11 @@ class Storage:
         """
         stats = [*self.store.list(self.keys.steps_of(entry))]
         parts = ((parts_of_step(stat.key), stat.key) for stat in stats)
-        self.store.delete_many([key for part, key in parts if part is not None and part[0] not in keep])
+        self.store.delete_many([key for part, key in parts if part is not None and part[1] not in keep])
+
+    def shape(self, name: str) -> Cell[PushShape]:
+        """The shape of a push of many tasks."""
+        return Cell(self.store, self.keys.shape(name), SHAPE_CODEC, self.runtime, deletable=True)
 
     def control(self) -> Cell[ControlRecord]:
         """What an operator has set."""

@@ -55,6 +55,7 @@ from limpet.queue.decide import (
     first_done,
     lists_done,
 )
+from limpet.queue.durable import until
 from limpet.queue.entry import (
     ENTRY_BYTES_MAX,
     NOTHING,
@@ -826,6 +827,9 @@ class Inspection:
             others = len(record.suspended) - 1
             reason = record.suspended[first].reason + (f", and {others} more" if others else "")
             facts = {"state": "suspended", "reason": reason, "suspended_at": record.suspended[first].since}
+            dues = (until(each, seen.modified) for each in record.suspended.values())
+            due_at = min((due for due in dues if due is not None), default=None)
+            facts |= {} if due_at is None else {"due_at": due_at}
         return {
             "state": state,
             "attempt": record.attempt,

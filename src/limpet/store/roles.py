@@ -11,9 +11,9 @@ delete objects whose tokens must keep rising: locks, slots, heads, sequences (F1
 `tables` is for programs that read and write tables (Spark, DuckDB, PyIceberg): they send commits to the API, and write
 data files only. They may neither put nor delete `*.metadata.json`, which only the API writes.
 
-`pusher` puts tasks, rewrites the bell of their queue, and reads their results. Without the right to put `bell.json` a
-push still succeeds; idle workers then notice it within a minute. `worker` and `pusher` can be narrowed to some queues:
-every pattern below `queues/` then applies to these queues only.
+`pusher` puts tasks, sends signals to them, rewrites the bell of their queue, and reads their results. Without the right
+to put `bell.json` a push still succeeds; idle workers then notice it within a minute. `worker` and `pusher` can be
+narrowed to some queues: every pattern below `queues/` then applies to these queues only.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ _QUEUES: Grants = {
     "queues/*/failed/": _OWN,
     "queues/*/parts/": _OWN,
     "queues/*/steps/": _OWN,
+    "queues/*/pushes/": _OWN,
     "queues/*/bell.json": _SWAP,
     "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }
@@ -113,6 +114,8 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             "queues/*/pending/*/task.json": frozenset({"get", "put", "delete"}),
             "queues/*/pending/*/tasks.jsonl": _SWAP,
             "queues/*/scheduled/*/": _SWAP,
+            "queues/*/pushes/": _SWAP,
+            "queues/*/steps/*/signals/": _SWAP,
             "queues/*/bell.json": _SWAP,
         },
         "reader": {"": _LOOK},
