@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
 from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import (
@@ -42,9 +41,9 @@ from limpet.queue.entry import (
     Storage,
     TaskRecord,
     new_task,
-    payload_bytes,
     read_task,
     task_name,
+    value_bytes,
 )
 from limpet.queue.inspect import Inspection, next_life
 from limpet.store.api import Absent
@@ -279,7 +278,7 @@ class Admin:
         part = batch_of(id_)
         entry, n = part or (entry_of(id_), 0)
         storage = self._storage
-        data = payload_bytes(records.builtins(value), what="the value of a signal")
+        data = value_bytes(value, "the value of a signal")
         there = storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
         if not there and not self._inspect.scheduled(entry):
             raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
