@@ -512,7 +512,8 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     @ground.fleet.task("report")
     def report() -> None:
         limpet.step(fetch, "a.com")
-        limpet.wait_signal("approved")
+        limpet.sleep(0)
+        limpet.wait_signal("approved", timeout_s=90)
 
     pushed = report.push()
     ground.work(report, until_empty=False)
@@ -523,7 +524,11 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     facts = inspect.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"
-    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
+    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [
+        (0, "step", "fetch"),
+        (1, "sleep", "of 0 s"),
+        (2, "timer", "signal approved of 90 s"),
+    ]
     assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
 
 
