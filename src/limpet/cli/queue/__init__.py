@@ -18,6 +18,7 @@ app = group(
     show.cost,
     change.retry,
     change.cancel,
+    change.signal,
     change.pause,
     change.resume,
     change.purge,
