@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import typing
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -722,7 +724,8 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     @ground.fleet.task("report")
     def report() -> None:
         limpet.step(fetch, "a.com")
-        limpet.wait_signal("approved")
+        limpet.sleep(0)
+        limpet.wait_signal("approved", timeout_s=90)
 
     pushed = report.push()
     ground.work(report, until_empty=False)
@@ -734,7 +737,11 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     facts = inspect.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"
-    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
+    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [
+        (0, "step", "fetch"),
+        (1, "sleep", "of 0 s"),
+        (2, "timer", "signal approved of 90 s"),
+    ]
     assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
 
 
@@ -809,3 +816,85 @@ def test_a_suspended_task_has_one_state_in_every_view(ground: Ground) -> None:
     registry = FleetMetrics(ground.fleet).registry()
     figures = {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
     assert (figures["limpet_queue_suspended"], figures["limpet_queue_resting"]) == (4, 5)
+
+
+def _nested() -> Page:
+    return limpet.step(fetch, "a.com")
+
+
+def _lock() -> Any:
+    return threading.Lock()
+
+
+def _number() -> int:
+    return typing.cast(int, "three")
+
+
+async def _coroutine() -> int:
+    return 1
+
+
+def _texts() -> Any:
+    return ["order-7"]
+
+
+WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
+    "lambda": (lambda: limpet.step(lambda: 1), "a lambda has no name", 'limpet.step(f, name="...")'),
+    "called": (lambda: limpet.step(fetch("a.com")), "a step needs a function, not Page(", "do not call it yourself"),  # type: ignore[arg-type]
+    "coroutine": (lambda: limpet.step(_coroutine), "_coroutine is a coroutine function", "limpet.step_async"),
+    "nested": (lambda: limpet.step(_nested), "a step inside of a step has no number", "call the function itself"),
+    "JSON": (lambda: limpet.step(_lock), "what step '_lock' returned cannot be written as JSON", "use plain values"),
+    "type": (lambda: limpet.step(_number), "what step '_number' returned does not fit its annotation", ""),
+    "key": (lambda: _current().step_key, "no step runs now", "step_key is for the function that limpet.step calls"),
+    "negative": (lambda: limpet.sleep(-1), "a sleep must be between 0 and 31622400 seconds, not -1", "a year"),
+    "text": (lambda: limpet.sleep("3"), "a sleep must be between 0 and 31622400 seconds, not '3'", "a year"),  # type: ignore[arg-type]
+    "timeout": (lambda: limpet.gather([], timeout_s=-1), "timeout_s must be between 0", "a year"),
+    "id": (lambda: limpet.gather(_texts()), "'order-7' is not the handle of a task", "what push and push_many return"),
+    "one": (lambda: limpet.gather("order-7"), "gather needs a list of tasks, not 'order-7'", "limpet.gather([task])"),  # type: ignore[arg-type]
+    "signal": (lambda: limpet.wait_signal(""), "a name must be a non-empty string", ""),
+    "version": (lambda: limpet.version(""), "a change needs a short name, not ''", "limpet.version("),
+}
+
+
+def _current() -> Any:
+    return limpet.current_task()
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_use_is_one_line_with_a_hint(ground: Ground, wrong: str) -> None:
+    call, said, hint = WRONG[wrong]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.step(fetch, "a.com")
+        call()
+
+    pushed = report.push()
+    ground.work(report)
+    error = pushed.result().error or ""
+    assert error.startswith(f"Invalid: {said}")
+    assert hint in error.partition("(hint: ")[2]
+    assert "\n" not in error
+
+
+def test_wrong_use_outside_of_a_task(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        pass
+
+    def plain(result: Any) -> None:
+        pass
+
+    pushed = report.push()
+    for call, said in [
+        (lambda: limpet.wait_signal("go"), "only a task can wait for a signal"),
+        (lambda: limpet.signal("order-7", "go"), "'order-7' is not the handle of a task"),  # type: ignore[arg-type]
+        (lambda: limpet.signal(pushed, "go", threading.Lock()), "the value of a signal cannot be written as JSON"),
+        (lambda: limpet.sleep(-1), "a sleep must be between 0"),
+        (lambda: pushed.then(plain), "'plain' is not a task"),  # type: ignore[arg-type]
+        (lambda: report.push_many([()], then=plain), "'plain' is not a task"),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(Invalid, match=said) as raised:
+            call()  # type: ignore[no-untyped-call]
+        assert raised.value.hint
+    assert report.queue.stats().pending == 1, "nothing was pushed"

@@ -77,6 +77,8 @@ def test_durable_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
+    for kind in PROCESS_FAULTS:  # a process that pauses or hangs is a zombie afterwards
+        assert total.by_kind[kind] > 50, f"hardly any {kind}"
     for step in DURABLE_STEPS:
         assert total.coverage["crash", step], f"no process died at {step}"
         kinds = REQUEST_FAULTS[VERBS.get(step.split(".")[1], "put")]

@@ -1,5 +1,5 @@
 """`limpet queue`: look at tasks (`ls`, `failed`, `peek`, `show`, `stats`, `cost`), push them, and change what waits or
-has failed (`retry`, `cancel`, `pause`, `resume`, `purge`, `sweep`, `adopt`)."""
+has failed (`retry`, `cancel`, `signal`, `pause`, `resume`, `purge`, `sweep`, `adopt`)."""
 
 from __future__ import annotations
 
@@ -636,6 +636,45 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
         raise typer.Exit(EXIT_FAILED)
 
 
+def signal(
+    queue: QueueArgument,
+    id: IdArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that the task waits for.")],
+    value: Annotated[str, typer.Argument(metavar="JSON", help="What the task gets.")] = "null",
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Send a signal to a durable task that waits for it now or later: an approval, say.
+
+    The first signal of a name counts.
+
+    Example:
+    $ limpet queue signal order order-7 approved '"ann"' -u s3://acme/prod
+    Exit codes: 0 sent; 1 one of that name was sent before, or no such task waits; 2 wrong usage.
+    """
+    from limpet.records import parse_json
+
+    try:
+        told = parse_json(value, what="the value")
+    except Invalid as invalid:
+        invalid.hint = f"a text is in double quotes: '\"{value}\"'"
+        raise
+    handle = limpet.open(url, create=False).check().queue(queue, create=False)
+    try:
+        first = handle.signal(id, name, told)
+    except Missing as missing:
+        missing.hint = f"`limpet queue ls {queue}` shows what waits"
+        raise
+    if json:
+        print_json({"queue": queue, "id": id, "signal": name, "sent": first})
+    elif first:
+        say(f"{id!r} gets {name!r}")
+    else:
+        say(f"{name!r} was sent to {id!r} before, and the first one counts; nothing was changed", err=True)
+    if not first:
+        raise typer.Exit(EXIT_FAILED)
+
+
 def pause(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Stop workers from claiming tasks of a queue, until `resume`.
 
@@ -774,6 +813,7 @@ app = group(
     cost,
     retry,
     cancel,
+    signal,
     pause,
     resume,
     purge,

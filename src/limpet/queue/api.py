@@ -83,6 +83,12 @@ class Follower(Protocol):
         """Push a task that runs when these have ended."""
 
 
+def check_follower(task: object) -> None:
+    """Raises: Invalid for what cannot run after other tasks, such as a plain function."""
+    if not hasattr(task, "push_after"):
+        raise Invalid(f"{getattr(task, '__name__', task)!r} is not a task", hint="decorate it with @fleet.task")
+
+
 class TaskHandle(str):
     """The id of a task that was pushed: a text like any other, which knows its queue. Queues make them.
 
@@ -106,6 +112,7 @@ class TaskHandle(str):
 
     def then(self, task: Follower) -> Pushed:
         """Push a task that runs when this one has ended, with its `Result`.   See `Pushed.then`."""
+        check_follower(task)
         return task.push_after([self])
 
 

@@ -78,7 +78,8 @@ def mismatch(number: int, record: StepRecord, kind: StepKind, name: str) -> str:
     """What is said of a step that was recorded under another name."""
     return (
         f"step {number} is recorded as {shown(record.kind, record.name)}, and the code asks for "
-        f"{shown(kind, name)}: the code has changed since the task began"
+        f"{shown(kind, name)}: the code has changed since the task began "
+        "(limpet.version keeps such a task on the old side)"
     )
 
 

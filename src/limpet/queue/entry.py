@@ -344,6 +344,17 @@ def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
     return data
 
 
+def value_bytes(value: Any, what: str) -> bytes:
+    """The value of a step or a signal as JSON.   Raises: Invalid for what JSON cannot hold, or more than 256 KiB."""
+    try:
+        return payload_bytes(records.builtins(value), what=what)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(
+            f"{what} cannot be written as JSON: {error}",
+            hint="use plain values, dataclasses, msgspec structs, datetimes or enums",
+        ) from None
+
+
 def encoded_payload(payload: Any, payload_type: Any) -> bytes:
     """The payload as JSON, checked against the queue's type (None: any dict).   Raises: Invalid."""
     if payload_type is not None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
 from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import (
@@ -42,9 +41,9 @@ from limpet.queue.entry import (
     Storage,
     TaskRecord,
     new_task,
-    payload_bytes,
     read_task,
     task_name,
+    value_bytes,
 )
 from limpet.queue.inspect import Inspection, next_life
 from limpet.store.api import Absent
@@ -286,7 +285,7 @@ class Admin:
         part = batch_of(id_)
         entry, n = part or (entry_of(id_), 0)
         storage = self._storage
-        data = payload_bytes(records.builtins(value), what="the value of a signal")
+        data = value_bytes(value, "the value of a signal")
         self._check_waits(id_, entry)
         wall, label = self._runtime.wall(), self._runtime.label
         record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data))

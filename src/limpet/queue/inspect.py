@@ -855,7 +855,8 @@ class Inspection:
                 found.append({"number": number, "error": str(error)})
                 continue
             took_s = round(max(0.0, (step.at - step.began_at).total_seconds()), 3)
-            about = {"kind": step.kind, "name": step.name, "worker": step.label, "at": step.at, "took_s": took_s}
+            name = f"{step.name} of {step.wait_s:g} s".strip() if step.kind in ("sleep", "timer") else step.name
+            about = {"kind": step.kind, "name": name, "worker": step.label, "at": step.at, "took_s": took_s}
             found.append({"number": number, **about, "value": _shown(step.value)})
         return found
 

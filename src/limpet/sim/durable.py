@@ -274,6 +274,8 @@ class DurableActor(Actor):
         if run.attempt == 1 and what == "flaky":
             raise Unavailable("it fails in its first attempt")
         ends = gather(handles)
+        if [end.id for end in ends] != handles:
+            raise Violation(f"a gather of {handles} returned {[end.id for end in ends]}")
         self.model.saw(run, 3, [(end.state, end.value) for end in ends])
         self.model.gathered += ends
         self.model.saw(run, 4, version("a change"))
@@ -300,6 +302,15 @@ class DurableActor(Actor):
             self.work_until_all_have_ended()
         self.runtime.sleep(QUIET_S)
         self.sweep()
+        self.compare_ends()
+
+    def compare_ends(self) -> None:
+        """What the gathers returned is what the receipts of the tasks say.   Raises: Violation."""
+        ids = sorted({end.id for end in self.model.gathered})
+        said = {result.id: (result.state, result.value) for result in self.parts.results(ids)}
+        for end in self.model.gathered:
+            if said[end.id] != (end.state, end.value):
+                raise Violation(f"a gather returned {end.id} as {end.state} {end.value!r}; it ended as {said[end.id]}")
 
     def work_until_all_have_ended(self) -> None:
         """Work on both queues until nothing waits."""
