@@ -3,7 +3,7 @@
 `python bench/queue.py` starts the servers that peers need, measures, prints a line for each system, and writes
 bench/results/queue.md, queue.json and queue.svg. `--quick` measures little and writes nothing; `--only TEXT`, which
 may be repeated, measures the systems whose name holds TEXT, and writes nothing either, unless `--save NAME` is given:
-then bench/results/queue-NAME.md and its JSON. It takes about fifteen minutes.
+then it writes to bench/results, with this name behind `queue-`. It takes about fifteen minutes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", help="only the systems whose name holds this text; may be repeated; nothing written"
     )
-    parser.add_argument("--save", metavar="NAME", help="with --only: write bench/results/queue-NAME.md")
+    parser.add_argument("--save", metavar="NAME", help="with --only: write the results to queue-NAME")
     parser.add_argument("--far", action="store_true", help="on a store that is 30 ms away, beside SQS and Redis")
     arguments = parser.parse_args()
     only = [text.lower() for text in arguments.only or ()]
