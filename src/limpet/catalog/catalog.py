@@ -192,6 +192,18 @@ class Catalog:
         """
         return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()
 
+    def staged_folders(self, namespace: Sequence[str], name: str, location: str) -> tuple[str, ...]:
+        """The folder of a table that is staged at `location`, as `table_folders`; the table must not exist yet.
+
+        Nothing is kept of a staged table, so this says what a create request there may do.   Raises: NoSuchNamespace;
+        AlreadyExists; Invalid for a folder of another table, or outside the warehouse.   Cost: as `table_folders`.
+        """
+        state, (where, what) = self._known_or_read(), _identifier(namespace, name)
+        check_free(state, where, what, "t")
+        root = self.warehouse.root_of(location)
+        reserve(state, [root])
+        return (root,)
+
     def plan_scan(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Plan a scan, in this thread: the files that it reads, or tasks for `scan_tasks`.
 

@@ -100,6 +100,37 @@ SigningOption = Annotated[
         help="Sign S3 requests of clients, which then need no key of the bucket.",
     ),
 ]
+StsRoleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sts-role-arn",
+        metavar="ARN",
+        envvar="LIMPET_STS_ROLE_ARN",
+        show_default=False,
+        help="Give clients short-lived credentials of this role, limited to the folders of a table.",
+    ),
+]
+StsEndpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sts-endpoint",
+        metavar="URL",
+        envvar="LIMPET_STS_ENDPOINT",
+        show_default=False,
+        help="The STS that issues them; without it, the store's endpoint, or that of AWS in the bucket's region.",
+    ),
+]
+StsDurationOption = Annotated[
+    int,
+    typer.Option(
+        "--sts-duration-s",
+        metavar="SECONDS",
+        min=900,
+        max=43200,
+        envvar="LIMPET_STS_DURATION_S",
+        help="How long they last. A client gets one with at least half of that left.",
+    ),
+]
 TokensFileOption = Annotated[
     str | None, _file("--tokens-file", "TOML with named tokens and their rights; read again when it changes.")
 ]
@@ -143,6 +174,9 @@ def serve(
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
     remote_signing: SigningOption = False,
+    sts_role_arn: StsRoleOption = None,
+    sts_endpoint: StsEndpointOption = None,
+    sts_duration_s: StsDurationOption = 3600,
     tokens_file: TokensFileOption = None,
     metrics_token_file: MetricsTokenOption = None,
     tls_cert: TlsCertOption = None,
@@ -179,6 +213,9 @@ def api(
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
     remote_signing: SigningOption = False,
+    sts_role_arn: StsRoleOption = None,
+    sts_endpoint: StsEndpointOption = None,
+    sts_duration_s: StsDurationOption = 3600,
     ca: Annotated[
         str | None,
         _file(
