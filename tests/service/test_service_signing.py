@@ -1,10 +1,11 @@
-"""Which S3 requests are signed, and how: tables of cases, hostile paths by the thousand, AWS's own examples."""
+"""Which S3 requests are signed, and how; what a credential allows: tables of cases, hostile paths by the thousand."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from limpet.app.catalogs import lead, storage_of
 from limpet.errors import Denied, Unsupported
 from limpet.runtime import system
-from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningRefusal, decide
+from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningRefusal, decide, session_policy
 from limpet.service.http import Caller, Request, Tokens
 from limpet.service.rest import Rest
 from limpet.service.sign import (
@@ -27,10 +28,11 @@ from limpet.service.sign import (
     S3Keys,
     SignBody,
     authorization_of,
-    is_asked_for,
+    delegations,
     signed_headers,
+    signer_config,
     signer_of,
-    table_config,
+    table_path,
 )
 from limpet.store import MemoryStore
 from limpet.store.metered import MeteredStore
@@ -110,6 +112,8 @@ DENIED = [
     ("GET", f"{BASE}/a%FF"),
     ("GET", f"{BASE}/x#y"),
     ("GET", f"{BASE}/x y"),
+    ("GET", f"{BASE[:-1]}%EF%BC%A2/x"),
+    ("GET", f"http://127.0.0.1:9000/lake/{FOLDER.replace('/a/', '/%EF%BD%81/')}/x"),
     ("GET", f"http://127.0.0.1:9000/other/{FOLDER}/x"),
     ("GET", f"http://127.0.0.1:9000/lakes/{FOLDER}/x"),
     ("GET", f"http://127.0.0.1:9000//lake/{FOLDER}/x"),
@@ -257,6 +261,13 @@ def test_a_sibling_whose_name_begins_alike_is_another_table() -> None:
         ("x-amz-grant-read", "id=1", False),
         ("x-amz-tagging", "a=b", False),
         ("x-amz-website-redirect-location", "/", False),
+        ("x-amz-trailer", "x-amz-checksum-crc32", True),
+        ("x-amz-trailer", "X-Amz-Checksum-CRC64NVME", True),
+        ("x-amz-trailer", "x-amz-copy-source", False),
+        ("x-amz-trailer", "x-amz-checksum-crc32,x-amz-acl", False),
+        ("x-amz-trailer", "x-amz-checksum-", False),
+        ("x-amz-trailer", f"x-amz-checksum-{'a' * 20}", True),
+        ("x-amz-trailer", f"x-amz-checksum-{'a' * 21}", False),
         ("x-amz-object-lock-mode", "COMPLIANCE", False),
         ("x-amz-bypass-governance-retention", "true", False),
         ("x-amz-security-token", "theirs", False),
@@ -304,7 +315,7 @@ TO_READ = {
         "x-amz-expected-bucket-owner",
         "x-amz-request-payer",
     ),
-    *("x-amz-user-agent", f"{ENCRYPTED}-customer-algorithm", f"{ENCRYPTED}-customer-key"),
+    *("x-amz-te", "x-amz-user-agent", f"{ENCRYPTED}-customer-algorithm", f"{ENCRYPTED}-customer-key"),
     *(f"{ENCRYPTED}-customer-key-md5", "content-type", "content-md5"),
 }
 TO_WRITE = {
@@ -324,14 +335,14 @@ TO_COPY = {
 NEVER = {"x-amz-acl", "x-amz-mfa", "x-amz-meta", "x-amz-checksum", "x-amz-", "x-amz-copy-source-server-side-encryption"}
 
 
-@pytest.mark.parametrize("name", [*TO_READ, *TO_WRITE, *TO_COPY, *NEVER])
+@pytest.mark.parametrize("name", sorted(TO_READ | TO_WRITE | TO_COPY | NEVER))
 def test_each_header_is_allowed_where_it_is_harmless(name: str) -> None:
-    copies = {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]}
-    assert allowed("HEAD", f"{BASE}/x", {name: ["1"]}) is (name in TO_READ)
+    copies, value = {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]}, "x-amz-checksum-1"
+    assert allowed("HEAD", f"{BASE}/x", {name: [value]}) is (name in TO_READ)
     for method, uri in (("PUT", f"{BASE}/x"), ("DELETE", f"{BASE}/x"), ("POST", f"{BASE}/x?uploads")):
-        assert allowed(method, uri, {name: ["1"]}) is (name in TO_READ | TO_WRITE)
+        assert allowed(method, uri, {name: [value]}) is (name in TO_READ | TO_WRITE)
     for uri in (f"{BASE}/x", f"{BASE}/x?partNumber=1&uploadId=a"):
-        assert allowed("PUT", uri, {name: ["1"], **copies}) is (name in TO_READ | TO_WRITE | TO_COPY)
+        assert allowed("PUT", uri, {name: [value], **copies}) is (name in TO_READ | TO_WRITE | TO_COPY)
 
 
 @pytest.mark.parametrize(
@@ -445,6 +456,7 @@ def test_the_host_is_that_of_the_store(endpoint: str, uri: str, host: str | None
         ("PUT", f"{BASE}/x", {"x-amz-date": ["a", "b"]}, "the header x-amz-date must have one value"),
         ("PUT", f"{BASE}/x", {"x-amz-copy-source": ["lake/x"]}, "the source of the copy is not in the folder"),
         ("PUT", f"{BASE}/x", {"x-amz-copy-source": ["a+b"]}, "the copy source has a +"),
+        ("PUT", f"{BASE}/x", {"x-amz-trailer": ["x-amz-acl"]}, "only a checksum may follow a body"),
     ],
 )
 def test_a_refusal_says_why(method: str, uri: str, headers: Headers, reason: str) -> None:
@@ -636,6 +648,71 @@ def test_whatever_the_path_what_is_signed_is_in_the_table(
     assert "." not in segments
 
 
+# ---- policies of short-lived credentials ----
+
+READER = """{"Version":"2012-10-17","Statement":[\
+{"Effect":"Allow","Action":["s3:GetObject"],"Resource":["arn:aws:s3:::lake/w/a/t-1/*"]},\
+{"Effect":"Allow","Action":["s3:ListBucket"],"Resource":["arn:aws:s3:::lake"],\
+"Condition":{"StringLike":{"s3:prefix":["w/a/t-1/*"]}}}]}"""
+WRITER = """{"Version":"2012-10-17","Statement":[\
+{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject","s3:DeleteObject","s3:AbortMultipartUpload",\
+"s3:ListMultipartUploadParts"],"Resource":["arn:aws-cn:s3:::lake/w/a/t-1/*","arn:aws-cn:s3:::lake/w/b/*"]},\
+{"Effect":"Allow","Action":["s3:ListBucket"],"Resource":["arn:aws-cn:s3:::lake"],\
+"Condition":{"StringLike":{"s3:prefix":["w/a/t-1/*","w/b/*"]}}},\
+{"Effect":"Deny","Action":["s3:PutObject","s3:DeleteObject"],\
+"Resource":["arn:aws-cn:s3:::lake/w/a/t-1/*.metadata.json","arn:aws-cn:s3:::lake/w/b/*.metadata.json"]}]}"""
+
+
+def test_a_policy_allows_the_folders_of_the_table_and_no_more() -> None:
+    assert session_policy("lake", ["w/a/t-1"], may_write=False) == READER
+    assert session_policy("lake", ["w/a/t-1", "w/b"], may_write=True, partition="aws-cn") == WRITER
+
+
+@pytest.mark.parametrize("may_write", [False, True])
+def test_the_policy_of_a_table_does_not_match_its_sibling(may_write: bool) -> None:
+    policy = json.loads(str(session_policy("lake", ["w/a/t-1"], may_write=may_write)))
+    patterns = [arn for each in policy["Statement"] for arn in each["Resource"]]
+    patterns += policy["Statement"][1]["Condition"]["StringLike"]["s3:prefix"]
+    assert any(fnmatchcase("arn:aws:s3:::lake/w/a/t-1/data/x", each) for each in patterns)
+    for other in ("w/a/t-12/data/x", "w/a/t-1", "w/a/t-1x", "w/a/", "w/b/t-1/x"):
+        assert not any(fnmatchcase(f"arn:aws:s3:::lake/{other}", each) for each in patterns), other
+        assert not any(fnmatchcase(other, each) for each in patterns), other
+
+
+@pytest.mark.parametrize(
+    ("bucket", "folders", "reason"),
+    [
+        ("lake", [], "the table has no folder"),
+        ("lake", ["w/t", ""], "the table has no folder"),
+        *[("lake", [f"w/{text}"], "a name that a policy cannot express") for text in "*?${}\n\x00\x7f\x85\ud800"],
+        *[("lake", ["w/t", name], "a name that a policy cannot express") for name in ("w/../t", "w/.", "w//t", "w/t/")],
+        ("lake", ["w/${aws:username}"], "a name that a policy cannot express"),
+        ("l*ke", ["w/t"], "a name that a policy cannot express"),
+        ("lake", ["w" * 900, "v" * 900], "more than 2048 characters"),
+    ],
+)
+def test_a_folder_that_a_policy_cannot_name_has_no_credential(bucket: str, folders: list[str], reason: str) -> None:
+    for may_write in (False, True):
+        found = session_policy(bucket, folders, may_write=may_write)
+        assert isinstance(found, SigningRefusal)
+        assert reason in found.reason
+
+
+def test_a_policy_has_at_most_2048_characters() -> None:
+    room = 2048 - len(str(session_policy("lake", ["w"], may_write=False)))
+    longest = session_policy("lake", ["w" * (1 + room // 2)], may_write=False)
+    assert isinstance(longest, str)
+    assert 2046 < len(longest) <= 2048
+    assert isinstance(session_policy("lake", ["w" * (2 + room // 2)], may_write=False), SigningRefusal)
+
+
+def test_a_policy_is_plain_ascii_and_keeps_other_characters() -> None:
+    policy = session_policy("lake", ["w/æ b\"+'"], may_write=False)
+    assert isinstance(policy, str)
+    assert policy.isascii()
+    assert json.loads(policy)["Statement"][0]["Resource"] == ["arn:aws:s3:::lake/w/æ b\"+'/*"]
+
+
 # ---- signatures ----
 
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -697,12 +774,12 @@ def test_rights_are_checked_before_the_signature() -> None:
 
 
 def test_what_clients_are_told() -> None:
-    assert is_asked_for("vended-credentials, Remote-Signing")
-    assert not is_asked_for("vended-credentials")
-    assert not is_asked_for(None)
-    config = table_config(["a", "b/c"], "t +", "etl")
+    assert delegations("vended-credentials, Remote-Signing") == {"vended-credentials", "remote-signing"}
+    assert delegations(None) == {""}
+    path = table_path(["a", "b/c"], "t +")
+    config = signer_config(path, "sign", "etl")
     assert config["s3.signer.endpoint"] == "v1/namespaces/a%1Fb%2Fc/tables/t%20%2B/sign"
-    assert config != table_config(["a", "b/c"], "t +", "other"), "s3fs would share a file system"
+    assert config != signer_config(path, "sign", "other"), "s3fs would share a file system"
     assert KEYS.secret_access_key not in str(config)
 
 

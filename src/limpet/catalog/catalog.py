@@ -40,6 +40,7 @@ from limpet.catalog.state import (
     key_of,
     name_in,
     parsed,
+    reserve,
     scoped,
     shown,
 )
@@ -475,14 +476,14 @@ class Catalog:
         """At most `PLANS_MAX` at once: each may take 100 MB. Only files in the table's folders are read."""
         loaded, folders = self.load_table(namespace, name), self.table_folders(namespace, name)
 
-        def fetch(url: str) -> bytes:
+        def fetch(url: str, size_max: int) -> bytes:
             path = self.warehouse.path_of(url, "manifest")
             if not any(path.startswith(f"{folder}/") for folder in folders):
                 raise Unsupported(
                     f"the manifest {url!r:.200} is not in a folder of the table", hint="plan in the client"
                 )
             try:
-                return self.warehouse.data(path, size_max=MANIFEST_BYTES_MAX)
+                return self.warehouse.data(path, size_max=min(size_max, MANIFEST_BYTES_MAX))
             except Missing as error:
                 raise Corrupt(f"a manifest of the table is gone: {error}") from None
 

@@ -35,6 +35,7 @@ _HEADER_VALUE = re.compile(r"[\t -~]*")
 _UPLOAD = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~=+-]{1,1024}|[A-Za-z0-9][A-Za-z0-9=+/]{0,1023}")
 """An upload id. A server may make a path of it: an id with a slash has no dots."""
 _PART = re.compile(r"[1-9][0-9]{0,4}")
+_CHECKSUM = re.compile(r"x-amz-checksum-[a-z0-9]{1,20}")
 _UNWRITTEN = ".metadata.json"
 _XML_DECLARATION = re.compile(rb"""\A<\?xml version=["']1\.0["'](?: encoding=["'][Uu][Tt][Ff]-8["'])? ?\?>""")
 
@@ -45,8 +46,8 @@ _LIST = frozenset(
 _BODY_HEADERS = frozenset(("content-md5", "content-type"))
 _READ_HEADERS = frozenset(
     ("x-amz-checksum-mode", "x-amz-content-sha256", "x-amz-date", "x-amz-expected-bucket-owner", "x-amz-request-payer",
-     "x-amz-user-agent", "x-amz-server-side-encryption-customer-algorithm", "x-amz-server-side-encryption-customer-key",
-     "x-amz-server-side-encryption-customer-key-md5")
+     "x-amz-te", "x-amz-user-agent", "x-amz-server-side-encryption-customer-algorithm",
+     "x-amz-server-side-encryption-customer-key", "x-amz-server-side-encryption-customer-key-md5")
 )  # fmt: skip
 _WRITE_HEADERS = _READ_HEADERS | frozenset(
     ("x-amz-sdk-checksum-algorithm", "x-amz-decoded-content-length", "x-amz-mp-object-size", "x-amz-storage-class",
@@ -337,6 +338,8 @@ def _check_headers(headers: Mapping[str, str], kind: _S3Operation, bucket: S3Buc
     for name in headers:
         if name not in known and not name.startswith(prefixes):
             raise _Refused(f"a request with the header {name} is not signed")
+    if "x-amz-trailer" in headers and not _CHECKSUM.fullmatch(headers["x-amz-trailer"].lower()):
+        raise _Refused("only a checksum may follow a body")
     if kind is _S3Operation.COPY:
         source = _decoded(headers[_COPY].removeprefix("/"), "copy source")
         name, _, key = source.partition("/")
@@ -434,5 +437,5 @@ def session_policy(
         statements.append({"Effect": "Deny", "Action": ["s3:PutObject", "s3:DeleteObject"], "Resource": unwritten})
     policy = json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))
     if len(policy) > POLICY_CHARACTERS_MAX:
-        return SigningRefusal(f"the policy for the folders of the table has more than {POLICY_CHARACTERS_MAX} characters")
+        return SigningRefusal(f"the policy for its folders has more than {POLICY_CHARACTERS_MAX} characters")
     return policy

@@ -370,16 +370,16 @@ class Rest:
         config = signer_config(path, f"sign{query}", request.caller.name)
         more: dict[str, Any] = {}
         if vendor is not None:
-            folders = self._folders(request, namespace, name, staged)
-            more["storage-credentials"] = vendor.storage_credentials(folders, may_write="write" in request.caller.rights)
-            config = {**more["storage-credentials"][0]["config"], REFRESH: f"{path}/credentials{query}"}
+            folders, may_write = self._folders(request, namespace, name, staged), "write" in request.caller.rights
+            [issued] = more["storage-credentials"] = vendor.storage_credentials(folders, may_write=may_write)
+            config = {**issued["config"], REFRESH: f"{path}/credentials{query}"}
         return _loaded(
             LoadedTable(found.metadata_location, found.metadata, {**found.config, **config}, found.etag), more
         )
 
     def _check_places(self, request: Request, value: Any) -> None:
         """With remote signing or issued credentials, a token for some namespaces cannot choose folders: they may hold
-        files of a dropped table of another namespace. It may name folders that the catalog made: their names are random.
+        files of a dropped table of another namespace. It may name folders that the catalog made: they are random.
 
         Raises: Denied.
         """

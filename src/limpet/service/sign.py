@@ -1,9 +1,9 @@
 """Clients without a key of the bucket: remote signing, and short-lived credentials for one table.
 
-A client that sends `X-Iceberg-Access-Delegation: remote-signing` gets, with a table, the address where the service signs
-its S3 requests with a key that it never sees. Signing is arithmetic: no request is sent. With `vended-credentials` it
-gets a credential of an STS, which lasts for an hour and is limited to the table's folders. `limpet.service.decide` says
-what is signed, and what a credential allows.
+A client that sends `X-Iceberg-Access-Delegation: remote-signing` gets, with a table, the address where the service
+signs its S3 requests with a key that it never sees. Signing is arithmetic: no request is sent. With
+`vended-credentials` it gets a credential of an STS, which lasts for an hour and is limited to the table's folders.
+`limpet.service.decide` says what is signed, and what a credential allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import import_module
 from posixpath import commonpath
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
@@ -119,8 +119,8 @@ class RequestSigner:
         Otherwise a client could add a copy source to a signed PUT, and read the whole bucket.   Raises: Unsupported;
         Unavailable.   Cost: 1 PUT that is refused.
         """
-        key, source = f"{self._prefix}/{_probe(self._runtime)}", {"x-amz-copy-source": f"/{self._bucket.name}/{outside}"}
-        if _sent(self._bucket, "PUT", key, self._keys(), self._runtime, source) != 403:
+        key, source = f"{self._prefix}/{_probe(self._runtime)}", f"/{self._bucket.name}/{outside}"
+        if _sent(self._bucket, "PUT", key, self._keys(), self._runtime, {"x-amz-copy-source": source}) != 403:
             _sent(self._bucket, "DELETE", key, self._keys(), self._runtime)
             raise Unsupported(
                 "the store accepts S3 headers that are not signed, so a client could copy any object",
@@ -238,8 +238,8 @@ class CredentialVendor:
                 found = self._new(policy)
         return found
 
-    def storage_credentials(self, folders: Sequence[str], *, may_write: bool) -> list[dict[str, object]]:
-        """What Iceberg calls storage credentials: one, since Java's client takes no more.   Raises, cost: as `issue`."""
+    def storage_credentials(self, folders: Sequence[str], *, may_write: bool) -> list[dict[str, Any]]:
+        """What Iceberg calls storage credentials: one, since Java's client takes no more. Raises, cost: as `issue`."""
         issued = self.issue(folders, may_write=may_write)
         url = f"s3://{self._bucket.name}/{self._prefix}/{commonpath(folders)}".rstrip("/")
         return [{"prefix": url, "config": issued.config()}]
