@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from limpet.app.catalogs import lead, storage_of
-from limpet.errors import Denied, Unsupported
+from limpet.catalog.state import NoSuchTable
+from limpet.errors import Denied, Invalid, Unavailable, Unsupported
 from limpet.runtime import system
 from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningRefusal, decide, session_policy
 from limpet.service.http import Caller, Request, Tokens
 from limpet.service.rest import Rest
 from limpet.service.sign import (
+    CredentialVendor,
     RequestSigner,
+    RoleSessions,
     S3Keys,
+    ShortLivedKeys,
     SignBody,
     authorization_of,
     delegations,
@@ -668,15 +673,15 @@ def test_a_policy_allows_the_folders_of_the_table_and_no_more() -> None:
     assert session_policy("lake", ["w/a/t-1", "w/b"], may_write=True, partition="aws-cn") == WRITER
 
 
-@pytest.mark.parametrize("may_write", [False, True])
-def test_the_policy_of_a_table_does_not_match_its_sibling(may_write: bool) -> None:
-    policy = json.loads(str(session_policy("lake", ["w/a/t-1"], may_write=may_write)))
-    patterns = [arn for each in policy["Statement"] for arn in each["Resource"]]
-    patterns += policy["Statement"][1]["Condition"]["StringLike"]["s3:prefix"]
-    assert any(fnmatchcase("arn:aws:s3:::lake/w/a/t-1/data/x", each) for each in patterns)
-    for other in ("w/a/t-12/data/x", "w/a/t-1", "w/a/t-1x", "w/a/", "w/b/t-1/x"):
-        assert not any(fnmatchcase(f"arn:aws:s3:::lake/{other}", each) for each in patterns), other
-        assert not any(fnmatchcase(other, each) for each in patterns), other
+def test_the_policy_of_a_table_does_not_match_its_sibling() -> None:
+    for may_write in (False, True):
+        policy = json.loads(str(session_policy("lake", ["w/a/t-1"], may_write=may_write)))
+        patterns = [arn for each in policy["Statement"] for arn in each["Resource"]]
+        patterns += policy["Statement"][1]["Condition"]["StringLike"]["s3:prefix"]
+        assert any(fnmatchcase("arn:aws:s3:::lake/w/a/t-1/data/x", each) for each in patterns)
+        for other in ("w/a/t-12/data/x", "w/a/t-1", "w/a/t-1x", "w/a/", "w/b/t-1/x"):
+            assert not any(fnmatchcase(f"arn:aws:s3:::lake/{other}", each) for each in patterns), other
+            assert not any(fnmatchcase(other, each) for each in patterns), other
 
 
 @pytest.mark.parametrize(
@@ -788,6 +793,127 @@ def test_a_directory_has_nothing_to_sign(tmp_path: Path) -> None:
         signer_of(str(tmp_path), f"file://{tmp_path}/warehouse", system())
 
 
+class Sessions(RoleSessions):
+    """An STS in memory that counts. The exchange itself is tested with SeaweedFS, in test_clients_signing.py."""
+
+    def __init__(self, runtime: Any, life_s: int = 3600) -> None:
+        super().__init__("arn:aws:iam::123456789012:role/tables", "http://sts", "r", lambda: KEYS, life_s, runtime)
+        self.clock, self.lasts_s, self.is_down = runtime, life_s, False
+        self.policies: list[str] = []
+
+    def assume(self, policy: str, keys: S3Keys | None = None) -> ShortLivedKeys:
+        self.policies.append(policy)
+        if self.is_down:
+            raise Unavailable("the STS is down")
+        number = str(len(self.policies))
+        return ShortLivedKeys(S3Keys(number, "b", "c"), self.clock.wall() + timedelta(seconds=self.lasts_s))
+
+
+class Ahead:
+    """The runtime of this machine, with clocks that a test sets ahead."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(system(), name)
+
+    def elapsed_s(self) -> float:
+        return system().elapsed_s() + self.by_s
+
+    def wall(self) -> datetime:
+        return system().wall() + timedelta(seconds=self.by_s)
+
+
+def vending(life_s: int = 3600) -> tuple[CredentialVendor, Sessions, Any]:
+    clock: Any = Ahead()
+    sts = Sessions(clock, life_s)
+    return CredentialVendor(HERE, "w", sts, clock), sts, clock
+
+
+def number(vendor: CredentialVendor, *folders: str, may_write: bool = True) -> str:
+    return vendor.issue(folders, may_write=may_write).keys.access_key_id
+
+
+def test_a_credential_is_issued_again_until_half_of_its_life_has_passed() -> None:
+    vendor, sts, clock = vending()
+    assert [number(vendor, "t"), number(vendor, "t"), number(vendor, "u"), number(vendor, "t", "u")] == [*"1123"]
+    clock.by_s = 1790
+    assert number(vendor, "t") == "1"
+    clock.by_s = 1801
+    assert number(vendor, "t") == "4"
+    assert number(vendor, "t") == "4"
+    assert len(sts.policies) == 4
+    sts.lasts_s = 1000  # less than was asked for
+    assert number(vendor, "v") == "5"
+    clock.by_s += 490
+    assert number(vendor, "v") == "5"
+    clock.by_s += 20
+    assert number(vendor, "v") == "6"
+    sts.lasts_s = -100  # its clock is behind
+    assert [number(vendor, "x"), number(vendor, "x")] == [*"78"]
+
+
+def test_a_credential_for_a_token_that_may_only_read_is_another_one() -> None:
+    vendor, sts, _ = vending()
+    assert number(vendor, "t") == "1"
+    assert number(vendor, "t", may_write=False) == "2"
+    assert ["s3:PutObject" in policy for policy in sts.policies] == [True, False]
+    assert all("arn:aws:s3:::lake/w/t/*" in policy for policy in sts.policies)
+
+
+def test_clients_that_come_at_once_share_one_request_to_the_sts() -> None:
+    vendor, sts, _ = vending()
+    with ThreadPoolExecutor(16) as threads:
+        assert {*threads.map(lambda _: number(vendor, "t"), range(200))} == {"1"}
+    assert len(sts.policies) == 1
+
+
+def test_an_sts_that_fails_is_left_alone_for_a_second() -> None:
+    vendor, sts, clock = vending()
+    sts.is_down = True
+    for folder in "abc":
+        with pytest.raises(Unavailable, match="the STS is down"):
+            number(vendor, folder)
+    assert len(sts.policies) == 1
+    sts.is_down = False
+    clock.by_s = 1.5
+    assert number(vendor, "a") == "2"
+
+
+def test_so_many_credentials_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.service.sign.CREDENTIALS_MAX", 2)
+    vendor, _, _ = vending()
+    assert [number(vendor, folder) for folder in "ababcab"] == [*"1212345"]
+
+
+def test_one_storage_credential_covers_all_folders_of_a_table() -> None:
+    vendor, _, _ = vending()
+
+    def prefix(*folders: str) -> str:
+        [found] = vendor.storage_credentials(folders, may_write=False)
+        assert found["config"].keys() == {
+            "s3.access-key-id", "s3.secret-access-key", "s3.session-token", "s3.session-token-expires-at-ms"
+        }  # fmt: skip
+        return str(found["prefix"])
+
+    assert prefix("a/t") == "s3://lake/w/a/t"
+    assert prefix("a/t", "a/t2/x") == "s3://lake/w/a"
+    assert prefix("a/t", "b/t") == "s3://lake/w"
+
+
+@pytest.mark.parametrize(
+    "arn", ["", "role/x", "arn:aws:iam::1:user/x", "arn:aws:iam::1:role/", "arn:aws:iam::1:role/x y"]
+)
+def test_a_role_is_named_by_its_arn(arn: str) -> None:
+    with pytest.raises(Invalid, match="is not the ARN of a role"):
+        RoleSessions(arn, "http://sts", "r", lambda: KEYS, 900, system())
+    for fine in ("arn:aws-cn:iam::1:role/a/b", "arn:aws:iam::role/x", "arn:aws:iam:::role/x"):
+        assert RoleSessions(fine, "http://sts", "r", lambda: KEYS, 900, system()).partition in ("aws", "aws-cn")
+    with pytest.raises(Invalid, match="is not a URL"):
+        RoleSessions("arn:aws:iam::1:role/x", "sts.local", "r", lambda: KEYS, 900, system())
+
+
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
 
 
@@ -817,3 +943,72 @@ def test_a_signature_costs_no_request() -> None:
             rest.sign(_asked(("a", "t"), body, Caller("r", frozenset(("read",)))))
         with pytest.raises(Unsupported, match="does not sign"):
             Rest(catalog, Tokens(), {}).sign(_asked(("a", "t"), body, etl))
+
+
+def test_what_is_signed_and_issued_follows_the_catalog() -> None:
+    """No right is cached: each request reads the state, in which a table has its name and its folders at once."""
+    with lead(storage_of(MemoryStore(), system()), "s3://lake/prod") as catalog:
+        vendor, sts, _ = vending()
+        rest = Rest(catalog, Tokens(), {}, signer(), vendor)
+        etl = Caller("etl", frozenset(("read", "write")), (("a",), ("b",)))
+        for namespace in "ab":
+            catalog.create_namespace([namespace])
+        rest.create_table(_asked(("a",), {"name": "t", "schema": SCHEMA}, etl))
+        [root] = catalog.table_folders(["a"], "t")
+        body = {"method": "GET", "uri": f"http://127.0.0.1:9000/lake/prod/warehouse/{root}/data/x", "headers": {}}
+
+        def has_access(namespace: str, name: str) -> bool:
+            asked = _asked((namespace, name), body, etl)
+            try:
+                [found] = json.loads(rest.credentials(asked).body)["storage-credentials"]
+            except NoSuchTable:
+                with pytest.raises(NoSuchTable):
+                    rest.sign(asked)
+                return False
+            issued = f"arn:aws:s3:::lake/w/{root}/*" in sts.policies[int(found["config"]["s3.access-key-id"]) - 1]
+            try:
+                rest.sign(asked)
+            except Denied:
+                assert not issued
+                return False
+            assert issued
+            return True
+
+        assert has_access("a", "t")
+        catalog.rename_table((["a"], "t"), (["b"], "u"))
+        assert not has_access("a", "t")
+        assert has_access("b", "u")
+        catalog.drop_table(["b"], "u")
+        assert not has_access("b", "u")
+        rest.undrop(_asked((), {"namespace": ["b"], "name": "u"}, etl))
+        assert has_access("b", "u")
+        catalog.drop_table(["b"], "u")
+        rest.create_table(_asked(("b",), {"name": "u", "schema": SCHEMA}, etl))
+        assert not has_access("b", "u"), "a new table of that name, in another folder"
+
+
+def test_without_an_sts_a_client_gets_what_else_it_accepts() -> None:
+    with lead(storage_of(MemoryStore(), system()), "s3://lake/prod") as catalog:
+        catalog.create_namespace(["a"])
+        etl = Caller("etl", frozenset(("read", "write")))
+        vendor, _, _ = vending()
+        for n, (signs, vends, accepted, wanted) in enumerate(
+            [
+                (True, False, "vended-credentials,remote-signing", "s3.signer"),
+                (True, False, "vended-credentials", None),
+                (False, False, "vended-credentials,remote-signing", None),
+                (False, True, "remote-signing", None),
+                (True, True, "remote-signing", "s3.signer"),
+                (True, True, "vended-credentials,remote-signing", "s3.session-token"),
+                (True, True, "", None),
+            ]
+        ):
+            rest = Rest(catalog, Tokens(), {}, signer() if signs else None, vendor if vends else None)
+            body = json.dumps({"name": f"t{n}", "schema": SCHEMA}).encode()
+            headers = (b"content-type", b"application/json"), (b"x-iceberg-access-delegation", accepted.encode())
+            made = rest.create_table(Request("POST", ("a",), b"", headers, body, etl))
+            config = json.loads(made.body)["config"]
+            assert {"s3.signer", "s3.session-token"} & config.keys() == ({wanted} if wanted else set()), n
+            if not vends:
+                with pytest.raises(Unsupported, match="does not issue credentials"):
+                    rest.credentials(_asked(("a", f"t{n}"), {}, etl))
