@@ -308,3 +308,37 @@ def test_a_manifest_is_read_within_its_bounds_whatever_it_is_called(fleet: Fleet
     for read_it in (table.compact, table.remove_orphans):
         with pytest.raises(Corrupt, match="more than"):
             read_it()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_url_in_a_column_is_a_text_that_no_process_of_ours_opens_or_deletes(fleet: Fleet, version: int) -> None:
+    """Unknown fields of columns, specs and summaries are passed on, or dropped: a comment may name any file (F29)."""
+    from support.catalog import table
+
+    other = Path(fleet.url) / "warehouse" / "b" / "other-0123456789ab" / "x.parquet"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"kept")
+    odd = {"location": f"file://{other}", "path": "file:///nowhere/x", "manifest-list": f"file://{other}"}
+    column = {"id": 1, "name": "id", "type": "long", "required": False, "doc": "s3://elsewhere/x", **odd}
+    spec = {"fields": [{"name": "id", "source-id": 1, "field-id": 1000, "transform": "identity", **odd}]}
+    schema = {"type": "struct", "schema-id": 0, "fields": [column]}
+    wanted = table("t", schema=schema, **{"partition-spec": spec}, properties={"format-version": str(version)})
+    with fleet.lead_catalog() as catalog:
+        catalog.create_namespace(WHERE)
+        catalog.create_table(WHERE, wanted)
+        loaded = catalog.load_table(WHERE, "t")
+        summary = {"operation": "append", **odd}
+        rows_of = {"first-row-id": 0, "added-rows": 0} if version == 3 else {}
+        catalog.commit_table(WHERE, "t", append(loaded, 1, summary=summary, **rows_of))
+        catalog.commit_table(
+            WHERE, "t", {"requirements": [], "updates": [{"action": "remove-snapshot-ref", "ref-name": "main"}]}
+        )
+        assert catalog.load_table(WHERE, "t")
+    maintained = fleet.maintain(WHERE, "t")
+    maintained.expire(max_age=NOW)
+    maintained.remove_orphans(grace=NOW, quiesced=True)
+    with fleet.lead_catalog() as catalog:
+        catalog.plan_scan(WHERE, "t", {})
+        catalog.drop_table(WHERE, "t", purge=True)
+    assert other.read_bytes() == b"kept"
+    assert not [path for path in files(fleet) if path.startswith("a/t-")], "the table's own files are gone"

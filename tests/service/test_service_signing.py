@@ -783,7 +783,7 @@ def test_what_clients_are_told() -> None:
     assert delegations(None) == {""}
     path = table_path(["a", "b/c"], "t +")
     config = signer_config(path, "sign", "etl")
-    assert config["s3.signer.endpoint"] == "v1/namespaces/a%1Fb%2Fc/tables/t%20%2B/sign"
+    assert config["s3.signer.endpoint"] == config["signer.endpoint"] == "v1/namespaces/a%1Fb%2Fc/tables/t%20%2B/sign"
     assert config != signer_config(path, "sign", "other"), "s3fs would share a file system"
     assert KEYS.secret_access_key not in str(config)
 

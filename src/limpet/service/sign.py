@@ -315,6 +315,7 @@ def signer_config(path: str, endpoint: str, caller: str) -> dict[str, str]:
         "s3.remote-signing-enabled": "true",
         "s3.signer": "S3V4RestSigner",
         "s3.signer.endpoint": f"{path}/{endpoint}",
+        "signer.endpoint": f"{path}/{endpoint}",  # Java from 1.12 on knows only this name
         "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO",
     }
 

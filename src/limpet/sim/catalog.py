@@ -466,8 +466,9 @@ class ApiProcess(CompactorProcess):
         return result
 
     def authorize(self) -> None:
-        """Read the folders of a table, for a signature, a credential or a plan, as `Catalog.table_folders` does. A process
-        that does not lead reads the head (`CatalogClient.look_at`).   Raises: Violation.
+        """Read the folders of a table, for a signature, a credential or a plan, as `Catalog.table_folders` does.
+
+        A process that does not lead reads the head (`CatalogClient.look_at`).   Raises: Violation.
         """
         state = self.leader.known
         if state is not None:
@@ -820,7 +821,7 @@ class CatalogModel:
         self.settled = max(self.settled, grants[0].point)
 
     def authorized(self, who: str, entries: Entries) -> None:
-        """A right was checked by this state.   Raises: Violation if a change that was acknowledged before is not in it."""
+        """A right was checked by this state.   Raises: Violation if it lacks a change that was acknowledged before."""
         if entries not in self.points[self.settled :]:
             raise Violation(f"{who} signs by {entries}, and {self.points[self.settled]} was acknowledged")
 
