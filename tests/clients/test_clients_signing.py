@@ -30,7 +30,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from limpet.errors import Unsupported
 from limpet.runtime import system
 from limpet.service.decide import S3Bucket, S3Request, SignableRequest, decide
-from limpet.service.sign import CredentialVendor, RequestSigner, RoleSessions, S3Keys, signed_headers
+from limpet.service.sign import CredentialSource, RequestSigner, S3Keys, StsClient, signed_headers
 from support.servers.catalog import Answer, CatalogServer, catalog_server
 from support.servers.process import Bucket
 from support.servers.seaweedfs import OPEN_ROLE, TABLES_ROLE
@@ -460,9 +460,9 @@ def test_a_store_that_does_not_enforce_is_refused(server: Callable[[str], Bucket
     s3.create_bucket(Bucket=name)
     s3.put_object(Bucket=name, Key="limpet.json", Body=b"{}")
     bucket, runtime = S3Bucket(name, moto, "us-east-1"), system()
-    sessions = RoleSessions("arn:aws:iam::123456789012:role/tables", moto, "us-east-1", lambda: keys, 900, runtime)
+    sessions = StsClient("arn:aws:iam::123456789012:role/tables", moto, "us-east-1", lambda: keys, 900, runtime)
     with pytest.raises(Unsupported, match="ignores session policies"):
-        CredentialVendor(bucket, "warehouse", sessions, runtime).check("limpet.json")
+        CredentialSource(bucket, "warehouse", sessions, runtime).check("limpet.json")
     with pytest.raises(Unsupported, match="headers that are not signed"):
         RequestSigner(bucket, "warehouse", lambda: keys, runtime).check("limpet.json")
     assert [each["Key"] for each in s3.list_objects_v2(Bucket=name)["Contents"]] == ["limpet.json"]

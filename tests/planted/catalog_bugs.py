@@ -462,7 +462,7 @@ CATALOG_BUGS = [
         "one credential for all rights",
         "F31",
         0,
-        (Change("CredentialVendor.issue", "may_write=may_write", "may_write=True"),),
+        (Change("CredentialSource.issue", "may_write=may_write", "may_write=True"),),
         "service/test_service_signing.py::test_a_credential_for_a_token_that_may_only_read_is_another_one",
     ),
     Bug(

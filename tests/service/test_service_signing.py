@@ -26,12 +26,12 @@ from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningR
 from limpet.service.http import Caller, Request, Tokens
 from limpet.service.rest import Rest
 from limpet.service.sign import (
-    CredentialVendor,
+    CredentialSource,
     RequestSigner,
-    RoleSessions,
     S3Keys,
     ShortLivedKeys,
     SignBody,
+    StsClient,
     authorization_of,
     delegations,
     signed_headers,
@@ -793,7 +793,7 @@ def test_a_directory_has_nothing_to_sign(tmp_path: Path) -> None:
         signer_of(str(tmp_path), f"file://{tmp_path}/warehouse", system())
 
 
-class Sessions(RoleSessions):
+class Sessions(StsClient):
     """An STS in memory that counts. The exchange itself is tested with SeaweedFS, in test_clients_signing.py."""
 
     def __init__(self, runtime: Any, life_s: int = 3600) -> None:
@@ -825,73 +825,73 @@ class Ahead:
         return system().wall() + timedelta(seconds=self.by_s)
 
 
-def vending(life_s: int = 3600) -> tuple[CredentialVendor, Sessions, Any]:
+def vending(life_s: int = 3600) -> tuple[CredentialSource, Sessions, Any]:
     clock: Any = Ahead()
     sts = Sessions(clock, life_s)
-    return CredentialVendor(HERE, "w", sts, clock), sts, clock
+    return CredentialSource(HERE, "w", sts, clock), sts, clock
 
 
-def number(vendor: CredentialVendor, *folders: str, may_write: bool = True) -> str:
-    return vendor.issue(folders, may_write=may_write).keys.access_key_id
+def number(issuer: CredentialSource, *folders: str, may_write: bool = True) -> str:
+    return issuer.issue(folders, may_write=may_write).keys.access_key_id
 
 
 def test_a_credential_is_issued_again_until_half_of_its_life_has_passed() -> None:
-    vendor, sts, clock = vending()
-    assert [number(vendor, "t"), number(vendor, "t"), number(vendor, "u"), number(vendor, "t", "u")] == [*"1123"]
+    issuer, sts, clock = vending()
+    assert [number(issuer, "t"), number(issuer, "t"), number(issuer, "u"), number(issuer, "t", "u")] == [*"1123"]
     clock.by_s = 1790
-    assert number(vendor, "t") == "1"
+    assert number(issuer, "t") == "1"
     clock.by_s = 1801
-    assert number(vendor, "t") == "4"
-    assert number(vendor, "t") == "4"
+    assert number(issuer, "t") == "4"
+    assert number(issuer, "t") == "4"
     assert len(sts.policies) == 4
     sts.lasts_s = 1000  # less than was asked for
-    assert number(vendor, "v") == "5"
+    assert number(issuer, "v") == "5"
     clock.by_s += 490
-    assert number(vendor, "v") == "5"
+    assert number(issuer, "v") == "5"
     clock.by_s += 20
-    assert number(vendor, "v") == "6"
+    assert number(issuer, "v") == "6"
     sts.lasts_s = -100  # its clock is behind
-    assert [number(vendor, "x"), number(vendor, "x")] == [*"78"]
+    assert [number(issuer, "x"), number(issuer, "x")] == [*"78"]
 
 
 def test_a_credential_for_a_token_that_may_only_read_is_another_one() -> None:
-    vendor, sts, _ = vending()
-    assert number(vendor, "t") == "1"
-    assert number(vendor, "t", may_write=False) == "2"
+    issuer, sts, _ = vending()
+    assert number(issuer, "t") == "1"
+    assert number(issuer, "t", may_write=False) == "2"
     assert ["s3:PutObject" in policy for policy in sts.policies] == [True, False]
     assert all("arn:aws:s3:::lake/w/t/*" in policy for policy in sts.policies)
 
 
 def test_clients_that_come_at_once_share_one_request_to_the_sts() -> None:
-    vendor, sts, _ = vending()
+    issuer, sts, _ = vending()
     with ThreadPoolExecutor(16) as threads:
-        assert {*threads.map(lambda _: number(vendor, "t"), range(200))} == {"1"}
+        assert {*threads.map(lambda _: number(issuer, "t"), range(200))} == {"1"}
     assert len(sts.policies) == 1
 
 
 def test_an_sts_that_fails_is_left_alone_for_a_second() -> None:
-    vendor, sts, clock = vending()
+    issuer, sts, clock = vending()
     sts.is_down = True
     for folder in "abc":
         with pytest.raises(Unavailable, match="the STS is down"):
-            number(vendor, folder)
+            number(issuer, folder)
     assert len(sts.policies) == 1
     sts.is_down = False
     clock.by_s = 1.5
-    assert number(vendor, "a") == "2"
+    assert number(issuer, "a") == "2"
 
 
 def test_so_many_credentials_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("limpet.service.sign.CREDENTIALS_MAX", 2)
-    vendor, _, _ = vending()
-    assert [number(vendor, folder) for folder in "ababcab"] == [*"1212345"]
+    issuer, _, _ = vending()
+    assert [number(issuer, folder) for folder in "ababcab"] == [*"1212345"]
 
 
 def test_one_storage_credential_covers_all_folders_of_a_table() -> None:
-    vendor, _, _ = vending()
+    issuer, _, _ = vending()
 
     def prefix(*folders: str) -> str:
-        [found] = vendor.storage_credentials(folders, may_write=False)
+        [found] = issuer.storage_credentials(folders, may_write=False)
         assert found["config"].keys() == {
             "s3.access-key-id", "s3.secret-access-key", "s3.session-token", "s3.session-token-expires-at-ms"
         }  # fmt: skip
@@ -907,11 +907,11 @@ def test_one_storage_credential_covers_all_folders_of_a_table() -> None:
 )
 def test_a_role_is_named_by_its_arn(arn: str) -> None:
     with pytest.raises(Invalid, match="is not the ARN of a role"):
-        RoleSessions(arn, "http://sts", "r", lambda: KEYS, 900, system())
+        StsClient(arn, "http://sts", "r", lambda: KEYS, 900, system())
     for fine in ("arn:aws-cn:iam::1:role/a/b", "arn:aws:iam::role/x", "arn:aws:iam:::role/x"):
-        assert RoleSessions(fine, "http://sts", "r", lambda: KEYS, 900, system()).partition in ("aws", "aws-cn")
+        assert StsClient(fine, "http://sts", "r", lambda: KEYS, 900, system()).partition in ("aws", "aws-cn")
     with pytest.raises(Invalid, match="is not a URL"):
-        RoleSessions("arn:aws:iam::1:role/x", "sts.local", "r", lambda: KEYS, 900, system())
+        StsClient("arn:aws:iam::1:role/x", "sts.local", "r", lambda: KEYS, 900, system())
 
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
@@ -948,8 +948,8 @@ def test_a_signature_costs_no_request() -> None:
 def test_what_is_signed_and_issued_follows_the_catalog() -> None:
     """No right is cached: each request reads the state, in which a table has its name and its folders at once."""
     with lead(storage_of(MemoryStore(), system()), "s3://lake/prod") as catalog:
-        vendor, sts, _ = vending()
-        rest = Rest(catalog, Tokens(), {}, signer(), vendor)
+        issuer, sts, _ = vending()
+        rest = Rest(catalog, Tokens(), {}, signer(), issuer)
         etl = Caller("etl", frozenset(("read", "write")), (("a",), ("b",)))
         for namespace in "ab":
             catalog.create_namespace([namespace])
@@ -991,7 +991,7 @@ def test_without_an_sts_a_client_gets_what_else_it_accepts() -> None:
     with lead(storage_of(MemoryStore(), system()), "s3://lake/prod") as catalog:
         catalog.create_namespace(["a"])
         etl = Caller("etl", frozenset(("read", "write")))
-        vendor, _, _ = vending()
+        issuer, _, _ = vending()
         for n, (signs, vends, accepted, wanted) in enumerate(
             [
                 (True, False, "vended-credentials,remote-signing", "s3.signer"),
@@ -1003,7 +1003,7 @@ def test_without_an_sts_a_client_gets_what_else_it_accepts() -> None:
                 (True, True, "", None),
             ]
         ):
-            rest = Rest(catalog, Tokens(), {}, signer() if signs else None, vendor if vends else None)
+            rest = Rest(catalog, Tokens(), {}, signer() if signs else None, issuer if vends else None)
             body = json.dumps({"name": f"t{n}", "schema": SCHEMA}).encode()
             headers = (b"content-type", b"application/json"), (b"x-iceberg-access-delegation", accepted.encode())
             made = rest.create_table(Request("POST", ("a",), b"", headers, body, etl))

@@ -81,7 +81,7 @@ LeaseOption = Annotated[
         min=1.0,
         max=3600.0,
         envvar="LIMPET_LEASE_S",
-        help="How long the lease of the leader lasts. Without a renewal for that long, another process takes over.",
+        help="How long the leader's lease lasts; then another process takes over.",
     ),
 ]
 
@@ -97,7 +97,7 @@ SigningOption = Annotated[
     typer.Option(
         "--remote-signing",
         envvar="LIMPET_REMOTE_SIGNING",
-        help="Sign S3 requests of clients, which then need no key of the bucket.",
+        help="Sign S3 requests of clients without a key.",
     ),
 ]
 StsRoleOption = Annotated[
@@ -107,7 +107,7 @@ StsRoleOption = Annotated[
         metavar="ARN",
         envvar="LIMPET_STS_ROLE_ARN",
         show_default=False,
-        help="Give clients short-lived credentials of this role, limited to the folders of a table.",
+        help="Give clients credentials of this role, each for one table.",
     ),
 ]
 StsEndpointOption = Annotated[
@@ -117,7 +117,8 @@ StsEndpointOption = Annotated[
         metavar="URL",
         envvar="LIMPET_STS_ENDPOINT",
         show_default=False,
-        help="The STS that issues them; without it, the store's endpoint, or that of AWS in the bucket's region.",
+        show_envvar=False,
+        help="The STS of that role, if it is not the store or AWS.",
     ),
 ]
 StsDurationOption = Annotated[
@@ -128,15 +129,12 @@ StsDurationOption = Annotated[
         min=900,
         max=43200,
         envvar="LIMPET_STS_DURATION_S",
-        help="How long they last. A client gets one with at least half of that left.",
+        hidden=True,
+        help="How long its credentials last.",
     ),
 ]
-TokensFileOption = Annotated[
-    str | None, _file("--tokens-file", "TOML with named tokens and their rights; read again when it changes.")
-]
-MetricsTokenOption = Annotated[
-    str | None, _file("--metrics-token-file", "A file with a token that may read /metrics, and nothing else.")
-]
+TokensFileOption = Annotated[str | None, _file("--tokens-file", "Named tokens with their rights (TOML); watched.")]
+MetricsTokenOption = Annotated[str | None, _file("--metrics-token-file", "A file with a token for /metrics alone.")]
 TlsCertOption = Annotated[str | None, _file("--tls-cert", "Serve over TLS, with this certificate.")]
 TlsKeyOption = Annotated[str | None, _file("--tls-key", "The key of --tls-cert.")]
 PeerOption = Annotated[
@@ -147,7 +145,7 @@ PeerOption = Annotated[
         min=1,
         max=512,
         envvar="LIMPET_PEER_CONNECTIONS",
-        help="Connections without a known token from one address; behind a proxy, which is one address, up to 512.",
+        help="Connections without a known token from one address, such as a proxy.",
     ),
 ]
 LogOption = Annotated[LogForm, typer.Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]

@@ -23,7 +23,7 @@ from limpet.service.sign import (
     DELEGATION_HEADER,
     REMOTE_SIGNING,
     VENDED,
-    CredentialVendor,
+    CredentialSource,
     RequestSigner,
     SignBody,
     delegations,
@@ -122,7 +122,7 @@ def _in_transaction(request: Request) -> list[list[str]]:
 
 
 class Rest:
-    """The handlers. `config` is what clients need to reach the data; `signer` signs their requests for it, and `vendor`
+    """The handlers. `config` is what clients need to reach the data; `signer` signs their requests for it, and `issuer`
     issues credentials for it.
     """
 
@@ -132,13 +132,13 @@ class Rest:
         tokens: Tokens,
         config: Mapping[str, str],
         signer: RequestSigner | None = None,
-        vendor: CredentialVendor | None = None,
+        issuer: CredentialSource | None = None,
     ) -> None:
         self._catalog = catalog
         self._tokens = tokens
         self._config = config
         self._signer = signer
-        self._vendor = vendor
+        self._issuer = issuer
 
     def routes(self) -> list[Route]:
         """The table, frequent paths first. A route without `touched` requires rights in every namespace."""
@@ -177,7 +177,7 @@ class Rest:
         ]
         sign = read("POST", f"{_TABLE}/sign", self.sign)  # what it signs may need the right to write too
         credentials = read("GET", f"{_TABLE}/credentials", self.credentials)
-        listed = [*table, *([sign] if self._signer else ()), *([credentials] if self._vendor else ())]
+        listed = [*table, *([sign] if self._signer else ()), *([credentials] if self._issuer else ())]
         config = {
             "defaults": self._config,
             "overrides": {},
@@ -333,12 +333,12 @@ class Rest:
 
     def credentials(self, request: Request) -> Response:
         """A short-lived credential for the files of this table. One for a token that may only read cannot write."""
-        if self._vendor is None:
+        if self._issuer is None:
             raise Unsupported(
                 "this service does not issue credentials", hint="start it with --sts-role-arn, or use remote signing"
             )
         folders = self._folders(request, *_identifier_of(request), request.query().get(STAGED))
-        found = self._vendor.storage_credentials(folders, may_write="write" in request.caller.rights)
+        found = self._issuer.storage_credentials(folders, may_write="write" in request.caller.rights)
         return json_response({"storage-credentials": found})
 
     def _folders(self, request: Request, namespace: list[str], name: str, staged: str | None) -> tuple[str, ...]:
@@ -362,16 +362,16 @@ class Rest:
         A staged table is not in the catalog: its client sends the location along, and is asked for the right to write.
         """
         asked = delegations(request.header(DELEGATION_HEADER))
-        vendor = self._vendor if VENDED in asked else None
-        if vendor is None and (self._signer is None or REMOTE_SIGNING not in asked):
+        issuer = self._issuer if VENDED in asked else None
+        if issuer is None and (self._signer is None or REMOTE_SIGNING not in asked):
             return _loaded(found)
         staged = None if found.metadata_location else str(msgspec.json.decode(found.metadata)["location"])
         path, query = table_path(namespace, name), f"?{STAGED}={quote(staged, safe='')}" if staged else ""
         config = signer_config(path, f"sign{query}", request.caller.name)
         more: dict[str, Any] = {}
-        if vendor is not None:
+        if issuer is not None:
             folders, may_write = self._folders(request, namespace, name, staged), "write" in request.caller.rights
-            [issued] = more["storage-credentials"] = vendor.storage_credentials(folders, may_write=may_write)
+            [issued] = more["storage-credentials"] = issuer.storage_credentials(folders, may_write=may_write)
             config = {**issued["config"], REFRESH: f"{path}/credentials{query}"}
         return _loaded(
             LoadedTable(found.metadata_location, found.metadata, {**found.config, **config}, found.etag), more
@@ -383,7 +383,7 @@ class Rest:
 
         Raises: Denied.
         """
-        if (self._signer is None and self._vendor is None) or request.caller.prefixes is None:
+        if (self._signer is None and self._issuer is None) or request.caller.prefixes is None:
             return
         inside = f"{self._catalog.warehouse.url}/"
         for text in _places_in(value):

@@ -77,7 +77,7 @@ from limpet.service.http import (
 )
 from limpet.service.rest import Rest
 from limpet.service.rpc import RpcPublisher, compactor_routes
-from limpet.service.sign import LIFE_S, StsSettings, outside_object, signer_of, vendor_of
+from limpet.service.sign import LIFE_S, StsArguments, credential_source, outside_object, signer_of
 from limpet.store import ScopedStore, Store
 
 BODY_BYTES_MAX = 16 << 20
@@ -254,7 +254,7 @@ class ApiPart(ServicePart):
         *,
         lease_s: float,
         remote_signing: bool = False,
-        sts: StsSettings | None = None,
+        sts: StsArguments | None = None,
     ) -> None:
         self._runtime = context.runtime
         self._log = context.log
@@ -268,11 +268,11 @@ class ApiPart(ServicePart):
         self.catalog = open_catalog(storage, context.fleet.url, self.leader)
         url, warehouse = context.fleet.url, self.catalog.warehouse.url
         signer = signer_of(url, warehouse, context.runtime) if remote_signing else None
-        vendor = vendor_of(url, warehouse, sts, context.runtime) if sts else None
-        for each in (signer, vendor):
+        issuer = credential_source(url, warehouse, sts, context.runtime) if sts else None
+        for each in (signer, issuer):
             if each is not None:
                 each.check(outside_object(url))
-        self._rest = Rest(self.catalog, tokens, client_config(url), signer, vendor)
+        self._rest = Rest(self.catalog, tokens, client_config(url), signer, issuer)
         self._jobs = [
             context.periodic("watch", self._log_leader, WATCH_EVERY_S),
             context.periodic("hand over", self._hand_over, HAND_OVER_EVERY_S),
@@ -506,7 +506,7 @@ def serve_fleet(
     if kind != "compactor":
         if sts_endpoint and not sts_role_arn:
             raise Invalid("--sts-endpoint has no effect without --sts-role-arn", hint="give the role to assume")
-        sts = StsSettings(sts_role_arn, sts_endpoint, sts_duration_s) if sts_role_arn else None
+        sts = StsArguments(sts_role_arn, sts_endpoint, sts_duration_s) if sts_role_arn else None
         given = publishing.publish, publishing.fold
         api = ApiPart(context, tokens, *given, lease_s=lease_s, remote_signing=remote_signing, sts=sts)
         parts += [api, *(beside(context, tokens, api.catalog) if beside else ())]

@@ -145,7 +145,7 @@ class ShortLivedKeys:
         }
 
 
-class RoleSessions:
+class StsClient:
     """Calls AssumeRole of an STS, with the service's key (`keys`). Thread-safe."""
 
     def __init__(self, role_arn: str, endpoint: str, region: str, keys: KeySource, life_s: int, runtime: Runtime):
@@ -205,14 +205,14 @@ class RoleSessions:
         return ShortLivedKeys(S3Keys(*values), expires_at)
 
 
-class CredentialVendor:
+class CredentialSource:
     """Issues credentials for the folders of one table, and caches them. Thread-safe.
 
     A cached one is issued again, to every client with equal rights, until half of its life has passed. Rights and
     folders are the caller's to check, with each request: what was issued already stays valid until it expires.
     """
 
-    def __init__(self, bucket: S3Bucket, prefix: str, sts: RoleSessions, runtime: Runtime) -> None:
+    def __init__(self, bucket: S3Bucket, prefix: str, sts: StsClient, runtime: Runtime) -> None:
         """`prefix`: the folder of the warehouse in the bucket."""
         self._bucket = bucket
         self._prefix = prefix
@@ -326,7 +326,7 @@ def delegations(header: str | None) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class StsSettings:
+class StsArguments:
     """How the service gets credentials for its clients. Without an endpoint: the store's own, or that of AWS."""
 
     role_arn: str
@@ -340,14 +340,14 @@ def signer_of(url: str, warehouse_url: str, runtime: Runtime) -> RequestSigner:
     return RequestSigner(bucket, prefix, keys, runtime)
 
 
-def vendor_of(url: str, warehouse_url: str, settings: StsSettings, runtime: Runtime) -> CredentialVendor:
+def credential_source(url: str, warehouse_url: str, settings: StsArguments, runtime: Runtime) -> CredentialSource:
     """The source of credentials for a fleet in an S3 bucket.   Raises: Invalid; Unsupported, as `signer_of`."""
     bucket, prefix, place, keys = _bucket_of(url, warehouse_url, "--sts-role-arn")
     region = bucket.region or REGION_DEFAULT
     zone = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     endpoint = settings.endpoint or place.endpoint or f"https://sts.{region}.{zone}"
-    sts = RoleSessions(settings.role_arn, endpoint, region, keys, settings.life_s, runtime)
-    return CredentialVendor(bucket, prefix, sts, runtime)
+    sts = StsClient(settings.role_arn, endpoint, region, keys, settings.life_s, runtime)
+    return CredentialSource(bucket, prefix, sts, runtime)
 
 
 def outside_object(url: str) -> str:
