@@ -35,7 +35,6 @@ from limpet.catalog.iceberg.files import (
 from limpet.catalog.maintain.decide import ExpiryPlan, expired, expiry_updates, history_of, policy_of
 from limpet.catalog.maintain.tables import Lead, TableChange, TableWriter
 from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
-from limpet.catalog.warehouse import METADATA_BYTES_MAX
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.codec import JSON_KINDS, Kind, Schema
@@ -280,9 +279,9 @@ class IndexPublisher(TableChange):
             raise Missing(f"there is no index {self._index.name!r}", hint="`limpet index ls` lists the indexes")
         return seen.value
 
-    def _fetch(self, url: str) -> bytes:
+    def _fetch(self, url: str, size_max: int) -> bytes:
         try:
-            return self._storage.store.get(self._key(url), size_max=METADATA_BYTES_MAX).data
+            return self._storage.store.get(self._key(url), size_max=size_max).data
         except Missing as error:
             raise Corrupt(f"a file of the table {self._shown!r} is missing: {error}") from None
 

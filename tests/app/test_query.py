@@ -264,7 +264,7 @@ def test_a_table_that_names_a_file_elsewhere_is_refused(whole: Fleet) -> None:
     tables, catalog = FleetTables(whole, 10, print), whole.catalog()
     for url in ("file:///etc/passwd", "/etc/passwd", f"{catalog.warehouse.url}/../../limpet.json", "s3://other/x"):
         with pytest.raises(Corrupt, match=r"the table a\.b cannot be read: the metadata location"):
-            tables.fetch(catalog, "a.b", url)
+            tables.fetch(catalog, "a.b", url, 1000)
 
 
 def test_damaged_tables_are_errors_and_nothing_else(whole: Fleet) -> None:

@@ -102,7 +102,7 @@ def test_a_hostile_manifest_is_refused_and_cheap(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(UNREADABLE):
-            list(manifests_in(Input("x.avro", lambda _: data), AvroBudget()))
+            list(manifests_in(Input("x.avro", lambda *_: data), AvroBudget()))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -112,9 +112,9 @@ def test_a_hostile_manifest_is_refused_and_cheap(name: str) -> None:
 def test_many_manifests_have_one_budget() -> None:
     budget = AvroBudget()
     large = file((0, deflated(ZEROS[: 40 << 20])), codec="deflate")
-    list(manifests_in(Input("x.avro", lambda _: large), budget))
+    list(manifests_in(Input("x.avro", lambda *_: large), budget))
     with pytest.raises(ValueError, match="more than 67108864 bytes"):
-        list(manifests_in(Input("x.avro", lambda _: large), budget))
+        list(manifests_in(Input("x.avro", lambda *_: large), budget))
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "zstandard"])
@@ -122,4 +122,4 @@ def test_an_ordinary_list_is_read_whatever_it_is_packed_with(codec: Any) -> None
     written = Output("x.avro")
     with write_manifest_list(2, written, 7, None, 1, codec):
         pass
-    assert list(manifests_in(Input("x.avro", lambda _: written.data), AvroBudget())) == []
+    assert list(manifests_in(Input("x.avro", lambda *_: written.data), AvroBudget())) == []

@@ -13,6 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import CommitTableResponse, StaticTable, Table
 from pyiceberg.transforms import IdentityTransform
@@ -21,8 +22,8 @@ import limpet
 from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.state import CommitFailed
-from limpet.errors import Invalid
-from support.catalog import metadata
+from limpet.errors import Corrupt, Invalid, Unsupported
+from support.catalog import append, metadata
 
 NOW = timedelta(0)
 WHERE = ("a",)
@@ -265,3 +266,79 @@ def test_a_published_index_expires_its_old_snapshots() -> None:
                 catalog.commit_table(("indexes",), "recs", {"requirements": [], "updates": [update]})
         counts.append(len(metadata(fleet.catalog().load_table(("indexes",), "recs"))["snapshots"]))
     assert counts == [1, 2, 2, 2, 2], "the one before stays until the next publication"
+
+
+def test_a_compaction_copies_no_file_of_another_table(fleet: Fleet) -> None:
+    """Who may write to this table may not read the other one; the process that compacts may read both."""
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(6)))
+    other = Path(fleet.url) / "warehouse" / "b" / "other-0123456789ab"
+    other.mkdir(parents=True)
+
+    def forge(table: Table) -> None:
+        [stolen, *_] = [task.file for task in table.scan().plan_files()]
+        (other / "x.parquet").write_bytes(Path(stolen.file_path.removeprefix("file://")).read_bytes())
+        names = ("content", "file_format", "partition", "record_count", "file_size_in_bytes")
+        forged = DataFile.from_args(
+            file_path=f"file://{other}/x.parquet", **{name: getattr(stolen, name) for name in names}
+        )
+        forged.spec_id = 0
+        with table.transaction() as act, act.update_snapshot().fast_append() as snapshot:
+            snapshot.append_data_file(forged)
+
+    change(fleet, forge)
+    before = files(fleet)
+    with pytest.raises(Unsupported, match="is not in a folder of the table"):
+        fleet.maintain(WHERE, "t").compact()
+    assert files(fleet) == before
+
+
+def test_a_manifest_is_read_within_its_bounds_whatever_it_is_called(fleet: Fleet) -> None:
+    """A data file may have a gigabyte, and a manifest 64 MB: its name does not decide."""
+    create(fleet)
+    with fleet.lead_catalog() as catalog:
+        loaded = catalog.load_table(WHERE, "t")
+        large = f"{metadata(loaded)['location']}/metadata/x.parquet"
+        catalog.commit_table(WHERE, "t", append(loaded, 1, **{"manifest-list": large}))
+    path = Path(large.removeprefix("file://"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    table = fleet.maintain(WHERE, "t")
+    for read_it in (table.compact, table.remove_orphans):
+        with pytest.raises(Corrupt, match="more than"):
+            read_it()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_url_in_a_column_is_a_text_that_no_process_of_ours_opens_or_deletes(fleet: Fleet, version: int) -> None:
+    """Unknown fields of columns, specs and summaries are passed on, or dropped: a comment may name any file (F29)."""
+    from support.catalog import table
+
+    other = Path(fleet.url) / "warehouse" / "b" / "other-0123456789ab" / "x.parquet"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"kept")
+    odd = {"location": f"file://{other}", "path": "file:///nowhere/x", "manifest-list": f"file://{other}"}
+    column = {"id": 1, "name": "id", "type": "long", "required": False, "doc": "s3://elsewhere/x", **odd}
+    spec = {"fields": [{"name": "id", "source-id": 1, "field-id": 1000, "transform": "identity", **odd}]}
+    schema = {"type": "struct", "schema-id": 0, "fields": [column]}
+    wanted = table("t", schema=schema, **{"partition-spec": spec}, properties={"format-version": str(version)})
+    with fleet.lead_catalog() as catalog:
+        catalog.create_namespace(WHERE)
+        catalog.create_table(WHERE, wanted)
+        loaded = catalog.load_table(WHERE, "t")
+        summary = {"operation": "append", **odd}
+        rows_of = {"first-row-id": 0, "added-rows": 0} if version == 3 else {}
+        catalog.commit_table(WHERE, "t", append(loaded, 1, summary=summary, **rows_of))
+        catalog.commit_table(
+            WHERE, "t", {"requirements": [], "updates": [{"action": "remove-snapshot-ref", "ref-name": "main"}]}
+        )
+        assert catalog.load_table(WHERE, "t")
+    maintained = fleet.maintain(WHERE, "t")
+    maintained.expire(max_age=NOW)
+    maintained.remove_orphans(grace=NOW, quiesced=True)
+    with fleet.lead_catalog() as catalog:
+        catalog.plan_scan(WHERE, "t", {})
+        catalog.drop_table(WHERE, "t", purge=True)
+    assert other.read_bytes() == b"kept"
+    assert not [path for path in files(fleet) if path.startswith("a/t-")], "the table's own files are gone"

@@ -1,25 +1,39 @@
-"""PyIceberg and hostile clients without a key of the bucket, on SeaweedFS: the service signs what a token allows."""
+"""PyIceberg and hostile clients without a key of the bucket, on SeaweedFS: the service signs what a token allows, or
+issues a credential that allows it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
+import boto3  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import ForbiddenError, SignError
 from pyiceberg.table import Table
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from support.servers.catalog import CatalogServer, catalog_server
+from limpet.errors import Unsupported
+from limpet.runtime import system
+from limpet.service.decide import S3Bucket, S3Request, SignableRequest, decide
+from limpet.service.sign import CredentialSource, RequestSigner, S3Keys, StsClient, signed_headers
+from support.servers.catalog import Answer, CatalogServer, catalog_server
 from support.servers.process import Bucket
+from support.servers.seaweedfs import OPEN_ROLE, TABLES_ROLE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
@@ -46,7 +60,7 @@ def secret(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def service(seaweedfs: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogServer]:
-    """`limpet serve --remote-signing` with a token for each kind of client, and two namespaces."""
+    """A service that signs and issues, with a token for each kind of client, and two namespaces."""
     text = ""
     for name, (right, namespaces) in TOKENS.items():
         text += f'[[token]]\nname = "{name}"\nsecret = "{secret(name)}"\nrights = ["{right}"]\n'
@@ -54,7 +68,7 @@ def service(seaweedfs: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iter
     file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     file.write_text(text)
     file.chmod(0o600)
-    arguments = ("--remote-signing", "--tokens-file", str(file))
+    arguments = ("--remote-signing", "--sts-role-arn", TABLES_ROLE, "--tokens-file", str(file))
     with catalog_server(seaweedfs.at(f"sign-{uuid4().hex}"), *arguments, env=seaweedfs.env) as server:
         boss = client(server, "boss")
         boss.create_namespace("a")
@@ -62,9 +76,9 @@ def service(seaweedfs: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
-def client(service: CatalogServer, token: str) -> RestCatalog:
+def client(service: CatalogServer, token: str, by: str = "remote-signing") -> RestCatalog:
     """PyIceberg with a token and without a key."""
-    asked = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
+    asked = {"header.X-Iceberg-Access-Delegation": by}
     return RestCatalog("limpet", uri=service.url, token=secret(token), **asked)
 
 
@@ -83,7 +97,7 @@ def signed(service: CatalogServer, token: str, table: tuple[str, ...], asked: Ma
     return service.ask("POST", path, body, {"authorization": f"Bearer {secret(token)}"})
 
 
-def send(answer: Any, method: str = "GET", body: bytes | None = None, **more: str) -> tuple[int, bytes]:
+def send(answer: Any, method: str = "GET", body: Any = None, **more: str) -> tuple[int, bytes]:
     """Send what was signed to the store; its status and body."""
     parts = urlsplit(answer.json["uri"])
     headers = {name: values[0] for name, values in answer.json["headers"].items()}
@@ -106,6 +120,22 @@ def url_of(bucket: Bucket, location: str) -> str:
 def data_file(table: Table) -> str:
     [task] = table.refresh().scan().plan_files()
     return task.file.file_path
+
+
+def forge(table: Table, other: Table) -> None:
+    """Commit a snapshot to `table` whose manifest names the data files of `other`."""
+    with table.transaction() as change, change.update_snapshot().fast_append() as snapshot:
+        for task in other.scan().plan_files():
+            snapshot.append_data_file(task.file)
+
+
+@pytest.mark.parametrize("by", ["remote-signing", "vended-credentials"])
+def test_a_table_that_names_files_of_another_does_not_open_them(service: CatalogServer, table: Table, by: str) -> None:
+    own = client(service, "other", by).create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema)
+    forge(own, table)
+    with pytest.raises((SignError, OSError), match=r"403|ACCESS_DENIED"):
+        client(service, "other", by).load_table(own.name()).scan().to_arrow()
+    assert table.scan().count() == 3
 
 
 def test_pyiceberg_writes_and_reads_without_a_key(service: CatalogServer, seaweedfs: Bucket, table: Table) -> None:
@@ -181,3 +211,258 @@ def test_a_token_for_one_namespace_cannot_choose_a_folder(service: CatalogServer
     with pytest.raises(ForbiddenError, match="cannot choose the folder"), own.transaction() as change:
         change.set_properties({"write.data.path": f"{warehouse}/gone"})
     assert client(service, "boss").create_table(("b", "free"), ROWS.schema, location=f"{warehouse}/gone")
+
+
+@pytest.mark.parametrize("by", ["remote-signing", "vended-credentials"])
+def test_a_table_is_written_before_it_is_in_the_catalog(service: CatalogServer, by: str) -> None:
+    name = ("a", f"t{uuid4().hex[:8]}")
+    with client(service, "etl", by).create_table_transaction(name, ROWS.schema) as staged:
+        staged.append(ROWS)
+    assert client(service, "dashboard", by).load_table(name).scan().count() == 3
+
+
+def test_a_staged_table_takes_no_folder_of_another(service: CatalogServer, seaweedfs: Bucket, table: Table) -> None:
+    stolen = url_of(seaweedfs, data_file(table))
+    fresh = f"{table.location().rpartition('/')[0]}/t-{uuid4().hex[:12]}"
+    for token, location, status in (
+        ("etl", fresh, 200),
+        ("dashboard", fresh, 403),
+        ("other", fresh, 403),
+        ("etl", table.location(), 400),
+        ("etl", f"{table.location()}/data", 400),
+        ("etl", table.location().rpartition("/")[0], 403),
+        ("etl", f"{table.location().rpartition('/')[0]}/other", 403),
+        ("boss", f"{table.location().rpartition('/')[0]}/other", 200),
+        ("etl", "s3://elsewhere/t-0123456789ab", 400),
+        ("etl", f"{table.location()}/../t-0123456789ab", 400),
+    ):
+        staged = quote(location, safe="")
+        authorization = {"authorization": f"Bearer {secret(token)}"}
+        path = "/v1/namespaces/a/tables/none"
+        found = service.ask("GET", f"{path}/credentials?staged={staged}", None, authorization)
+        assert found.status == status, (token, location, found.body)
+        body = {"region": "us-east-1", "method": "PUT", "headers": {}, "uri": f"{url_of(seaweedfs, location)}/data/x"}
+        found = service.ask("POST", f"{path}/sign?staged={staged}", body, authorization)
+        assert found.status == status, (token, location, found.body)
+        if status == 200:
+            found = service.ask("POST", f"{path}/sign?staged={staged}", {**body, "uri": stolen}, authorization)
+            assert found.status == 403
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "x-amz-copy-source", "X-Amz-Acl", "x-amz-tagging", "x-amz-meta-a", "x-amz-storage-class",
+        "x-amz-website-redirect-location", "x-amz-object-lock-mode", "x-amz-server-side-encryption", "host",
+        "x-forwarded-host",
+    ],
+)  # fmt: skip
+def test_the_store_refuses_a_header_that_was_not_signed(
+    service: CatalogServer, seaweedfs: Bucket, table: Table, header: str
+) -> None:
+    target = url_of(seaweedfs, f"{table.location()}/data/x")
+    answer = signed(service, "etl", table.name(), {"uri": target, "method": "PUT"})
+    assert send(answer, "PUT", b"x", **{header: "elsewhere"})[0] == 403
+
+
+def test_headers_that_are_not_signed_change_nothing_of_what_a_request_does(
+    service: CatalogServer, seaweedfs: Bucket, table: Table
+) -> None:
+    target = url_of(seaweedfs, f"{table.location()}/data/x")
+    put = signed(service, "etl", table.name(), {"uri": target, "method": "PUT"})
+    foreign = data_file(client(service, "boss").load_table(table.name())).removeprefix("s3:/")
+    more = {f"x-{dialect}-copy-source": foreign for dialect in ("goog", "oss", "cos", "obs", "minio", "rgw")}
+    more |= {"x-http-method-override": "DELETE", "content-range": "bytes 0-0/9", "cache-control": "a"}
+    assert send(put, "PUT", b"mine", **more)[0] == 200
+    get = signed(service, "dashboard", table.name(), {"uri": target})
+    assert send(get, **{"x-http-method-override": "DELETE", "x-method-override": "DELETE"}) == (200, b"mine")
+    assert send(get, **{"range": "bytes=1-2"}) == (206, b"in")
+    assert send(get)[1] == b"mine"
+
+
+def test_a_signature_ends_after_a_quarter_of_an_hour(seaweedfs: Bucket, table: Table) -> None:
+    endpoint = url_of(seaweedfs, "s3://").rstrip("/")
+    bucket, keys = S3Bucket("limpet", endpoint, "us-east-1"), S3Keys(*seaweedfs.options.values())
+    uri = url_of(seaweedfs, data_file(table))
+    wanted = decide(S3Request("GET", uri), may_write=False, bucket=bucket, folders=[table.location()[12:]])
+    assert isinstance(wanted, SignableRequest)
+    for minutes, status in ((0, 200), (14, 200), (16, 403), (-16, 403)):
+        headers = signed_headers(wanted, keys, "us-east-1", datetime.now(UTC) - timedelta(minutes=minutes))
+        answer = Answer(200, {}, json.dumps({"uri": uri, "headers": {k: [v] for k, v in headers.items()}}).encode())
+        assert send(answer)[0] == status, minutes
+
+
+# ---- short-lived credentials ----
+
+
+def issued(service: CatalogServer, token: str, table: tuple[str, ...]) -> Any:
+    """The answer to a request for the credential of a table."""
+    path = f"/v1/namespaces/{table[0]}/tables/{table[1]}/credentials"
+    return service.ask("GET", path, None, {"authorization": f"Bearer {secret(token)}"})
+
+
+def store(service: CatalogServer, seaweedfs: Bucket, token: str, table: tuple[str, ...]) -> Any:
+    """A hostile client: boto3 with the credential of a table."""
+    [found] = issued(service, token, table).json["storage-credentials"]
+    config = found["config"]
+    return boto3.client(
+        "s3",
+        endpoint_url=url_of(seaweedfs, "s3://").rstrip("/"),
+        region_name="us-east-1",
+        aws_access_key_id=config["s3.access-key-id"],
+        aws_secret_access_key=config["s3.secret-access-key"],
+        aws_session_token=config["s3.session-token"],
+        config=Config(retries={"max_attempts": 1}, s3={"addressing_style": "path"}),
+    )
+
+
+def test_pyiceberg_writes_and_reads_with_a_credential_of_one_table(
+    service: CatalogServer, seaweedfs: Bucket, table: Table
+) -> None:
+    by = "vended-credentials"
+    own = client(service, "etl", by).load_table(table.name())
+    own.append(ROWS)
+    own.delete("id == 1")
+    reading = client(service, "dashboard", by).load_table(table.name())
+    assert sorted(reading.scan().to_arrow()["id"].to_pylist()) == [2, 2, 3, 3]
+    with pytest.raises(OSError, match="ACCESS_DENIED"):
+        reading.append(ROWS)
+    with pytest.raises(OSError, match="ACCESS_DENIED"):
+        reading.io.delete(next(iter(reading.scan().plan_files())).file.file_path)
+    assert reading.refresh().scan().count() == 4
+    assert not {*own.io.properties.values()} & {*seaweedfs.options.values()}
+
+
+def test_who_gets_a_credential(service: CatalogServer, table: Table) -> None:
+    writing, reading = issued(service, "etl", table.name()).json, issued(service, "dashboard", table.name()).json
+    assert issued(service, "etl", table.name()).json == writing, "it is issued again while it is fresh"
+    [first], [second] = writing["storage-credentials"], reading["storage-credentials"]
+    assert first["config"]["s3.access-key-id"] != second["config"]["s3.access-key-id"], "rights differ"
+    assert first["prefix"] == second["prefix"] == table.location()
+    left_s = int(first["config"]["s3.session-token-expires-at-ms"]) / 1000 - datetime.now(UTC).timestamp()
+    assert 1800 - 60 < left_s <= 3600 + 60
+    assert issued(service, "other", table.name()).error[0] == 403
+    assert issued(service, "etl", ("a", "none")).error == (404, "NoSuchTableException")
+    authorization = {"authorization": f"Bearer {secret('boss')}"}
+    endpoints = service.ask("GET", "/v1/config", None, authorization).json["endpoints"]
+    for operation in (
+        "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
+        "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/sign",
+    ):
+        assert operation in endpoints
+    path = f"/v1/namespaces/{table.name()[0]}/tables/{table.name()[1]}"
+    plain = service.ask("GET", path, None, authorization).json
+    assert "storage-credentials" not in plain
+    assert not [name for name in plain["config"] if "key" in name or "token" in name], "only on request"
+    both = {**authorization, "x-iceberg-access-delegation": "remote-signing,vended-credentials"}
+    found = service.ask("GET", path, None, both).json
+    assert "s3.session-token" in found["config"]
+    assert "s3.signer" not in found["config"]
+    assert found["config"]["client.refresh-credentials-endpoint"] == f"{path[1:]}/credentials"
+
+
+@pytest.mark.parametrize("token", ["etl", "dashboard"])
+def test_a_credential_does_what_the_token_may_and_no_more(
+    service: CatalogServer, seaweedfs: Bucket, table: Table, token: str
+) -> None:
+    """Every row is tried with a token that may write, and with one that may only read."""
+    own = table.location().removeprefix("s3://limpet/")
+    other = client(service, "other").create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema)
+    other.append(ROWS)
+    foreign = data_file(other).removeprefix("s3://limpet/")
+    mine = data_file(table).removeprefix("s3://limpet/")
+    metadata = table.metadata_location.removeprefix("s3://limpet/")
+    s3 = partial(getattr, store(service, seaweedfs, token, table.name()))
+
+    def upload(key: str) -> None:
+        made = s3("create_multipart_upload")(Bucket="limpet", Key=key)["UploadId"]
+        part = {"Bucket": "limpet", "Key": key, "UploadId": made}
+        tag = s3("upload_part")(**part, PartNumber=1, Body=b"x")["ETag"]
+        s3("complete_multipart_upload")(**part, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": tag}]})
+
+    def delete_many(key: str) -> None:
+        failed = s3("delete_objects")(Bucket="limpet", Delete={"Objects": [{"Key": key}]}).get("Errors")
+        if failed:
+            raise ClientError({"Error": failed[0]}, "DeleteObjects")
+
+    def done(name: str, **fields: Any) -> Callable[[], object]:
+        return lambda: s3(name)(Bucket="limpet", **fields)
+
+    reads = [done("get_object", Key=mine), done("head_object", Key=metadata), done("list_objects_v2", Prefix=f"{own}/")]
+    writes: list[Callable[[], object]] = [
+        done("put_object", Key=f"{own}/data/x", Body=b"x"),
+        done("copy_object", Key=f"{own}/data/y", CopySource=f"limpet/{mine}"),
+        partial(upload, f"{own}/data/z"),
+        done("delete_object", Key=f"{own}/data/x"),
+        partial(delete_many, f"{own}/data/y"),
+    ]
+    never: list[Callable[[], object]] = [
+        *[done("get_object", Key=key) for key in (foreign, f"{own}x/data/x", f"{own}/../x", own, "limpet.json")],
+        *[done("put_object", Key=key, Body=b"x") for key in (foreign, f"{own}x/data/x", own, "limpet.json", metadata)],
+        *[done("delete_object", Key=key) for key in (foreign, metadata)],
+        *[partial(delete_many, key) for key in (foreign, metadata)],
+        *[partial(upload, key) for key in (foreign, metadata)],
+        done("copy_object", Key=f"{own}/data/stolen", CopySource=f"limpet/{foreign}"),
+        done("copy_object", Key=metadata, CopySource=f"limpet/{mine}"),
+        *[done("list_objects_v2", Prefix=prefix) for prefix in ("", own, f"{own}x/", own.rpartition("/")[0])],
+        *[done("list_object_versions", Prefix=prefix) for prefix in ("", f"{own}/")],
+        done("list_multipart_uploads"),
+        *[done(name) for name in ("get_bucket_acl", "get_bucket_policy", "get_bucket_versioning", "delete_bucket")],
+        done("put_bucket_policy", Policy="{}"),
+        done("put_object_acl", Key=mine, ACL="public-read"),
+        done("put_object_tagging", Key=mine, Tagging={"TagSet": []}),
+        lambda: s3("create_bucket")(Bucket="another"),
+        lambda: s3("get_object")(Bucket="another", Key=mine),
+    ]
+    for read in reads:
+        read()
+    for write in writes:
+        if token == "etl":
+            write()
+        else:
+            with pytest.raises(ClientError, match="AccessDenied"):
+                write()
+    for n, refused in enumerate(never):
+        with pytest.raises(ClientError) as error:
+            refused()
+        assert error.value.response["Error"]["Code"] in ("AccessDenied", "InvalidRequest", "403", "NoSuchBucket"), n
+    assert table.refresh().scan().count() == other.refresh().scan().count() == 3
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        (OPEN_ROLE, "can assume the role again"),
+        (f"{TABLES_ROLE}-none", "refused AssumeRole: 403 AccessDenied"),
+        ("limpet-tables", "is not the ARN of a role"),
+    ],
+)
+def test_a_role_that_would_give_too_much_or_nothing_is_refused_at_the_start(
+    seaweedfs: Bucket, role: str, said: str
+) -> None:
+    environ = {**os.environ, **seaweedfs.env}
+    command = [sys.executable, "-m", "limpet", "serve", "-u", seaweedfs.at(f"role-{uuid4().hex}"), "--port", "0"]
+    done = subprocess.run(
+        [*command, "--sts-role-arn", role], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_does_not_enforce_is_refused(server: Callable[[str], Bucket]) -> None:
+    """moto answers AssumeRole, and then lets everybody do everything."""
+    moto = server("moto").env["LIMPET_SQS_ENDPOINT"]
+    name, keys = f"b{uuid4().hex[:8]}", S3Keys("test", "test")
+    s3 = boto3.client(
+        "s3", endpoint_url=moto, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+    )
+    s3.create_bucket(Bucket=name)
+    s3.put_object(Bucket=name, Key="limpet.json", Body=b"{}")
+    bucket, runtime = S3Bucket(name, moto, "us-east-1"), system()
+    sessions = StsClient("arn:aws:iam::123456789012:role/tables", moto, "us-east-1", lambda: keys, 900, runtime)
+    with pytest.raises(Unsupported, match="ignores session policies"):
+        CredentialSource(bucket, "warehouse", sessions, runtime).check("limpet.json")
+    with pytest.raises(Unsupported, match="headers that are not signed"):
+        RequestSigner(bucket, "warehouse", lambda: keys, runtime).check("limpet.json")
+    assert [each["Key"] for each in s3.list_objects_v2(Bucket=name)["Contents"]] == ["limpet.json"]

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ def jar() -> str | None:
     return str(path) if path.exists() else None
 
 
+NONE: Mapping[str, Mapping[str, str]] = {}
 SHADED_PATH = b"smfs/shaded/"
 LANG = b"org/apache/commons/lang3"
 CONSTANT_BYTES = {
@@ -91,20 +92,19 @@ def _renamed(data: bytes) -> bytes:
 
 
 class Spark:
-    """A Spark in a process of its own. Statements may name their catalog `c`."""
+    """A Spark in a process of its own. Statements may name their catalog `c`, or one of `catalogs`."""
 
-    def __init__(self, served: Served, folder: Path) -> None:
-        options = {"uri": served.url}
-        if served.place.is_local:
-            options["io-impl"] = f"{SHADED}.hadoop.HadoopFileIO"
-        else:
-            options["io-impl"] = f"{SHADED}.aws.s3.S3FileIO"
-            options |= dict(served.place.keys)
+    def __init__(self, served: Served | None, folder: Path, catalogs: Mapping[str, Mapping[str, str]] = NONE) -> None:
+        options = dict(catalogs)
+        if served is not None:
+            kind = "hadoop.HadoopFileIO" if served.place.is_local else "aws.s3.S3FileIO"
+            keys = {} if served.place.is_local else served.place.keys
+            options["c"] = {"uri": served.url, "io-impl": f"{SHADED}.{kind}", **keys}
         found = jar()
         if found is None:
             pytest.skip("pyspark and its jar are not installed: `python3 tools/install.py test-full`")
         driver, jars = Path(__file__).with_name("spark_driver.py"), completed(found, folder)
-        command = [sys.executable, str(driver), jars, json.dumps({"c": options})]
+        command = [sys.executable, str(driver), jars, json.dumps(options)]
         self._log = folder / "spark.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

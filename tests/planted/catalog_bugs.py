@@ -439,4 +439,37 @@ CATALOG_BUGS = [
         (Change("service._raw_key", "named = []", 'named = [f"{bucket.name}.{own_host}"]'),),
         "service/test_service_signing.py::test_only_on_aws_may_the_host_name_the_bucket",
     ),
+    _bug(
+        "a leader whose lease has ended checks rights by what it knew",
+        "issue 17, signing",
+        94,
+        ("Leader.known", "if term is not None and not term.lease.lost else None", "if term is not None else None"),
+    ),
+    Bug(
+        "the policy of a credential matches a sibling table",
+        "F29",
+        0,
+        (
+            Change(
+                "session_policy",
+                'f"arn:{partition}:s3:::{bucket}/{folder}/*"',
+                'f"arn:{partition}:s3:::{bucket}/{folder}*"',
+            ),
+        ),
+        "service/test_service_signing.py::test_the_policy_of_a_table_does_not_match_its_sibling",
+    ),
+    Bug(
+        "one credential for all rights",
+        "F31",
+        0,
+        (Change("CredentialSource.issue", "may_write=may_write", "may_write=True"),),
+        "service/test_service_signing.py::test_a_credential_for_a_token_that_may_only_read_is_another_one",
+    ),
+    Bug(
+        "a compaction copies a file of another table",
+        "F29",
+        0,
+        (Change("_fetch_own", "if self._is_readable(url) and not", "if False and not"),),
+        "catalog/test_catalog_maintain.py::test_a_compaction_copies_no_file_of_another_table",
+    ),
 ]

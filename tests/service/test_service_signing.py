@@ -1,10 +1,12 @@
-"""Which S3 requests are signed, and how: tables of cases, hostile paths by the thousand, AWS's own examples."""
+"""Which S3 requests are signed, and how; what a credential allows: tables of cases, hostile paths by the thousand."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -17,20 +19,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from limpet.app.catalogs import lead, storage_of
-from limpet.errors import Denied, Unsupported
+from limpet.catalog.state import NoSuchTable
+from limpet.errors import Denied, Invalid, Unavailable, Unsupported
 from limpet.runtime import system
-from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningRefusal, decide
+from limpet.service.decide import S3Bucket, S3Request, SignableRequest, SigningRefusal, decide, session_policy
 from limpet.service.http import Caller, Request, Tokens
 from limpet.service.rest import Rest
 from limpet.service.sign import (
+    CredentialSource,
     RequestSigner,
     S3Keys,
+    ShortLivedKeys,
     SignBody,
+    StsClient,
     authorization_of,
-    is_asked_for,
+    delegations,
     signed_headers,
+    signer_config,
     signer_of,
-    table_config,
+    table_path,
 )
 from limpet.store import MemoryStore
 from limpet.store.metered import MeteredStore
@@ -110,6 +117,8 @@ DENIED = [
     ("GET", f"{BASE}/a%FF"),
     ("GET", f"{BASE}/x#y"),
     ("GET", f"{BASE}/x y"),
+    ("GET", f"{BASE[:-1]}%EF%BC%A2/x"),
+    ("GET", f"http://127.0.0.1:9000/lake/{FOLDER.replace('/a/', '/%EF%BD%81/')}/x"),
     ("GET", f"http://127.0.0.1:9000/other/{FOLDER}/x"),
     ("GET", f"http://127.0.0.1:9000/lakes/{FOLDER}/x"),
     ("GET", f"http://127.0.0.1:9000//lake/{FOLDER}/x"),
@@ -257,6 +266,13 @@ def test_a_sibling_whose_name_begins_alike_is_another_table() -> None:
         ("x-amz-grant-read", "id=1", False),
         ("x-amz-tagging", "a=b", False),
         ("x-amz-website-redirect-location", "/", False),
+        ("x-amz-trailer", "x-amz-checksum-crc32", True),
+        ("x-amz-trailer", "X-Amz-Checksum-CRC64NVME", True),
+        ("x-amz-trailer", "x-amz-copy-source", False),
+        ("x-amz-trailer", "x-amz-checksum-crc32,x-amz-acl", False),
+        ("x-amz-trailer", "x-amz-checksum-", False),
+        ("x-amz-trailer", f"x-amz-checksum-{'a' * 20}", True),
+        ("x-amz-trailer", f"x-amz-checksum-{'a' * 21}", False),
         ("x-amz-object-lock-mode", "COMPLIANCE", False),
         ("x-amz-bypass-governance-retention", "true", False),
         ("x-amz-security-token", "theirs", False),
@@ -304,7 +320,7 @@ TO_READ = {
         "x-amz-expected-bucket-owner",
         "x-amz-request-payer",
     ),
-    *("x-amz-user-agent", f"{ENCRYPTED}-customer-algorithm", f"{ENCRYPTED}-customer-key"),
+    *("x-amz-te", "x-amz-user-agent", f"{ENCRYPTED}-customer-algorithm", f"{ENCRYPTED}-customer-key"),
     *(f"{ENCRYPTED}-customer-key-md5", "content-type", "content-md5"),
 }
 TO_WRITE = {
@@ -324,14 +340,14 @@ TO_COPY = {
 NEVER = {"x-amz-acl", "x-amz-mfa", "x-amz-meta", "x-amz-checksum", "x-amz-", "x-amz-copy-source-server-side-encryption"}
 
 
-@pytest.mark.parametrize("name", [*TO_READ, *TO_WRITE, *TO_COPY, *NEVER])
+@pytest.mark.parametrize("name", sorted(TO_READ | TO_WRITE | TO_COPY | NEVER))
 def test_each_header_is_allowed_where_it_is_harmless(name: str) -> None:
-    copies = {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]}
-    assert allowed("HEAD", f"{BASE}/x", {name: ["1"]}) is (name in TO_READ)
+    copies, value = {"x-amz-copy-source": [f"/lake/{FOLDER}/y"]}, "x-amz-checksum-1"
+    assert allowed("HEAD", f"{BASE}/x", {name: [value]}) is (name in TO_READ)
     for method, uri in (("PUT", f"{BASE}/x"), ("DELETE", f"{BASE}/x"), ("POST", f"{BASE}/x?uploads")):
-        assert allowed(method, uri, {name: ["1"]}) is (name in TO_READ | TO_WRITE)
+        assert allowed(method, uri, {name: [value]}) is (name in TO_READ | TO_WRITE)
     for uri in (f"{BASE}/x", f"{BASE}/x?partNumber=1&uploadId=a"):
-        assert allowed("PUT", uri, {name: ["1"], **copies}) is (name in TO_READ | TO_WRITE | TO_COPY)
+        assert allowed("PUT", uri, {name: [value], **copies}) is (name in TO_READ | TO_WRITE | TO_COPY)
 
 
 @pytest.mark.parametrize(
@@ -445,6 +461,7 @@ def test_the_host_is_that_of_the_store(endpoint: str, uri: str, host: str | None
         ("PUT", f"{BASE}/x", {"x-amz-date": ["a", "b"]}, "the header x-amz-date must have one value"),
         ("PUT", f"{BASE}/x", {"x-amz-copy-source": ["lake/x"]}, "the source of the copy is not in the folder"),
         ("PUT", f"{BASE}/x", {"x-amz-copy-source": ["a+b"]}, "the copy source has a +"),
+        ("PUT", f"{BASE}/x", {"x-amz-trailer": ["x-amz-acl"]}, "only a checksum may follow a body"),
     ],
 )
 def test_a_refusal_says_why(method: str, uri: str, headers: Headers, reason: str) -> None:
@@ -636,6 +653,71 @@ def test_whatever_the_path_what_is_signed_is_in_the_table(
     assert "." not in segments
 
 
+# ---- policies of short-lived credentials ----
+
+READER = """{"Version":"2012-10-17","Statement":[\
+{"Effect":"Allow","Action":["s3:GetObject"],"Resource":["arn:aws:s3:::lake/w/a/t-1/*"]},\
+{"Effect":"Allow","Action":["s3:ListBucket"],"Resource":["arn:aws:s3:::lake"],\
+"Condition":{"StringLike":{"s3:prefix":["w/a/t-1/*"]}}}]}"""
+WRITER = """{"Version":"2012-10-17","Statement":[\
+{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject","s3:DeleteObject","s3:AbortMultipartUpload",\
+"s3:ListMultipartUploadParts"],"Resource":["arn:aws-cn:s3:::lake/w/a/t-1/*","arn:aws-cn:s3:::lake/w/b/*"]},\
+{"Effect":"Allow","Action":["s3:ListBucket"],"Resource":["arn:aws-cn:s3:::lake"],\
+"Condition":{"StringLike":{"s3:prefix":["w/a/t-1/*","w/b/*"]}}},\
+{"Effect":"Deny","Action":["s3:PutObject","s3:DeleteObject"],\
+"Resource":["arn:aws-cn:s3:::lake/w/a/t-1/*.metadata.json","arn:aws-cn:s3:::lake/w/b/*.metadata.json"]}]}"""
+
+
+def test_a_policy_allows_the_folders_of_the_table_and_no_more() -> None:
+    assert session_policy("lake", ["w/a/t-1"], may_write=False) == READER
+    assert session_policy("lake", ["w/a/t-1", "w/b"], may_write=True, partition="aws-cn") == WRITER
+
+
+def test_the_policy_of_a_table_does_not_match_its_sibling() -> None:
+    for may_write in (False, True):
+        policy = json.loads(str(session_policy("lake", ["w/a/t-1"], may_write=may_write)))
+        patterns = [arn for each in policy["Statement"] for arn in each["Resource"]]
+        patterns += policy["Statement"][1]["Condition"]["StringLike"]["s3:prefix"]
+        assert any(fnmatchcase("arn:aws:s3:::lake/w/a/t-1/data/x", each) for each in patterns)
+        for other in ("w/a/t-12/data/x", "w/a/t-1", "w/a/t-1x", "w/a/", "w/b/t-1/x"):
+            assert not any(fnmatchcase(f"arn:aws:s3:::lake/{other}", each) for each in patterns), other
+            assert not any(fnmatchcase(other, each) for each in patterns), other
+
+
+@pytest.mark.parametrize(
+    ("bucket", "folders", "reason"),
+    [
+        ("lake", [], "the table has no folder"),
+        ("lake", ["w/t", ""], "the table has no folder"),
+        *[("lake", [f"w/{text}"], "a name that a policy cannot express") for text in "*?${}\n\x00\x7f\x85\ud800"],
+        *[("lake", ["w/t", name], "a name that a policy cannot express") for name in ("w/../t", "w/.", "w//t", "w/t/")],
+        ("lake", ["w/${aws:username}"], "a name that a policy cannot express"),
+        ("l*ke", ["w/t"], "a name that a policy cannot express"),
+        ("lake", ["w" * 900, "v" * 900], "more than 2048 characters"),
+    ],
+)
+def test_a_folder_that_a_policy_cannot_name_has_no_credential(bucket: str, folders: list[str], reason: str) -> None:
+    for may_write in (False, True):
+        found = session_policy(bucket, folders, may_write=may_write)
+        assert isinstance(found, SigningRefusal)
+        assert reason in found.reason
+
+
+def test_a_policy_has_at_most_2048_characters() -> None:
+    room = 2048 - len(str(session_policy("lake", ["w"], may_write=False)))
+    longest = session_policy("lake", ["w" * (1 + room // 2)], may_write=False)
+    assert isinstance(longest, str)
+    assert 2046 < len(longest) <= 2048
+    assert isinstance(session_policy("lake", ["w" * (2 + room // 2)], may_write=False), SigningRefusal)
+
+
+def test_a_policy_is_plain_ascii_and_keeps_other_characters() -> None:
+    policy = session_policy("lake", ["w/æ b\"+'"], may_write=False)
+    assert isinstance(policy, str)
+    assert policy.isascii()
+    assert json.loads(policy)["Statement"][0]["Resource"] == ["arn:aws:s3:::lake/w/æ b\"+'/*"]
+
+
 # ---- signatures ----
 
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -697,18 +779,139 @@ def test_rights_are_checked_before_the_signature() -> None:
 
 
 def test_what_clients_are_told() -> None:
-    assert is_asked_for("vended-credentials, Remote-Signing")
-    assert not is_asked_for("vended-credentials")
-    assert not is_asked_for(None)
-    config = table_config(["a", "b/c"], "t +", "etl")
-    assert config["s3.signer.endpoint"] == "v1/namespaces/a%1Fb%2Fc/tables/t%20%2B/sign"
-    assert config != table_config(["a", "b/c"], "t +", "other"), "s3fs would share a file system"
+    assert delegations("vended-credentials, Remote-Signing") == {"vended-credentials", "remote-signing"}
+    assert delegations(None) == {""}
+    path = table_path(["a", "b/c"], "t +")
+    config = signer_config(path, "sign", "etl")
+    assert config["s3.signer.endpoint"] == config["signer.endpoint"] == "v1/namespaces/a%1Fb%2Fc/tables/t%20%2B/sign"
+    assert config != signer_config(path, "sign", "other"), "s3fs would share a file system"
     assert KEYS.secret_access_key not in str(config)
 
 
 def test_a_directory_has_nothing_to_sign(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="needs a fleet in an S3 bucket"):
         signer_of(str(tmp_path), f"file://{tmp_path}/warehouse", system())
+
+
+class Sessions(StsClient):
+    """An STS in memory that counts. The exchange itself is tested with SeaweedFS, in test_clients_signing.py."""
+
+    def __init__(self, runtime: Any, life_s: int = 3600) -> None:
+        super().__init__("arn:aws:iam::123456789012:role/tables", "http://sts", "r", lambda: KEYS, life_s, runtime)
+        self.clock, self.lasts_s, self.is_down = runtime, life_s, False
+        self.policies: list[str] = []
+
+    def assume(self, policy: str, keys: S3Keys | None = None) -> ShortLivedKeys:
+        self.policies.append(policy)
+        if self.is_down:
+            raise Unavailable("the STS is down")
+        number = str(len(self.policies))
+        return ShortLivedKeys(S3Keys(number, "b", "c"), self.clock.wall() + timedelta(seconds=self.lasts_s))
+
+
+class Ahead:
+    """The runtime of this machine, with clocks that a test sets ahead."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(system(), name)
+
+    def elapsed_s(self) -> float:
+        return system().elapsed_s() + self.by_s
+
+    def wall(self) -> datetime:
+        return system().wall() + timedelta(seconds=self.by_s)
+
+
+def vending(life_s: int = 3600) -> tuple[CredentialSource, Sessions, Any]:
+    clock: Any = Ahead()
+    sts = Sessions(clock, life_s)
+    return CredentialSource(HERE, "w", sts, clock), sts, clock
+
+
+def number(issuer: CredentialSource, *folders: str, may_write: bool = True) -> str:
+    return issuer.issue(folders, may_write=may_write).keys.access_key_id
+
+
+def test_a_credential_is_issued_again_until_half_of_its_life_has_passed() -> None:
+    issuer, sts, clock = vending()
+    assert [number(issuer, "t"), number(issuer, "t"), number(issuer, "u"), number(issuer, "t", "u")] == [*"1123"]
+    clock.by_s = 1790
+    assert number(issuer, "t") == "1"
+    clock.by_s = 1801
+    assert number(issuer, "t") == "4"
+    assert number(issuer, "t") == "4"
+    assert len(sts.policies) == 4
+    sts.lasts_s = 1000  # less than was asked for
+    assert number(issuer, "v") == "5"
+    clock.by_s += 490
+    assert number(issuer, "v") == "5"
+    clock.by_s += 20
+    assert number(issuer, "v") == "6"
+    sts.lasts_s = -100  # its clock is behind
+    assert [number(issuer, "x"), number(issuer, "x")] == [*"78"]
+
+
+def test_a_credential_for_a_token_that_may_only_read_is_another_one() -> None:
+    issuer, sts, _ = vending()
+    assert number(issuer, "t") == "1"
+    assert number(issuer, "t", may_write=False) == "2"
+    assert ["s3:PutObject" in policy for policy in sts.policies] == [True, False]
+    assert all("arn:aws:s3:::lake/w/t/*" in policy for policy in sts.policies)
+
+
+def test_clients_that_come_at_once_share_one_request_to_the_sts() -> None:
+    issuer, sts, _ = vending()
+    with ThreadPoolExecutor(16) as threads:
+        assert {*threads.map(lambda _: number(issuer, "t"), range(200))} == {"1"}
+    assert len(sts.policies) == 1
+
+
+def test_an_sts_that_fails_is_left_alone_for_a_second() -> None:
+    issuer, sts, clock = vending()
+    sts.is_down = True
+    for folder in "abc":
+        with pytest.raises(Unavailable, match="the STS is down"):
+            number(issuer, folder)
+    assert len(sts.policies) == 1
+    sts.is_down = False
+    clock.by_s = 1.5
+    assert number(issuer, "a") == "2"
+
+
+def test_so_many_credentials_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.service.sign.CREDENTIALS_MAX", 2)
+    issuer, _, _ = vending()
+    assert [number(issuer, folder) for folder in "ababcab"] == [*"1212345"]
+
+
+def test_one_storage_credential_covers_all_folders_of_a_table() -> None:
+    issuer, _, _ = vending()
+
+    def prefix(*folders: str) -> str:
+        [found] = issuer.storage_credentials(folders, may_write=False)
+        assert found["config"].keys() == {
+            "s3.access-key-id", "s3.secret-access-key", "s3.session-token", "s3.session-token-expires-at-ms"
+        }  # fmt: skip
+        return str(found["prefix"])
+
+    assert prefix("a/t") == "s3://lake/w/a/t"
+    assert prefix("a/t", "a/t2/x") == "s3://lake/w/a"
+    assert prefix("a/t", "b/t") == "s3://lake/w"
+
+
+@pytest.mark.parametrize(
+    "arn", ["", "role/x", "arn:aws:iam::1:user/x", "arn:aws:iam::1:role/", "arn:aws:iam::1:role/x y"]
+)
+def test_a_role_is_named_by_its_arn(arn: str) -> None:
+    with pytest.raises(Invalid, match="is not the ARN of a role"):
+        StsClient(arn, "http://sts", "r", lambda: KEYS, 900, system())
+    for fine in ("arn:aws-cn:iam::1:role/a/b", "arn:aws:iam::role/x", "arn:aws:iam:::role/x"):
+        assert StsClient(fine, "http://sts", "r", lambda: KEYS, 900, system()).partition in ("aws", "aws-cn")
+    with pytest.raises(Invalid, match="is not a URL"):
+        StsClient("arn:aws:iam::1:role/x", "sts.local", "r", lambda: KEYS, 900, system())
 
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
@@ -740,3 +943,72 @@ def test_a_signature_costs_no_request() -> None:
             rest.sign(_asked(("a", "t"), body, Caller("r", frozenset(("read",)))))
         with pytest.raises(Unsupported, match="does not sign"):
             Rest(catalog, Tokens(), {}).sign(_asked(("a", "t"), body, etl))
+
+
+def test_what_is_signed_and_issued_follows_the_catalog() -> None:
+    """No right is cached: each request reads the state, in which a table has its name and its folders at once."""
+    with lead(storage_of(MemoryStore(), system()), "s3://lake/prod") as catalog:
+        issuer, sts, _ = vending()
+        rest = Rest(catalog, Tokens(), {}, signer(), issuer)
+        etl = Caller("etl", frozenset(("read", "write")), (("a",), ("b",)))
+        for namespace in "ab":
+            catalog.create_namespace([namespace])
+        rest.create_table(_asked(("a",), {"name": "t", "schema": SCHEMA}, etl))
+        [root] = catalog.table_folders(["a"], "t")
+        body = {"method": "GET", "uri": f"http://127.0.0.1:9000/lake/prod/warehouse/{root}/data/x", "headers": {}}
+
+        def has_access(namespace: str, name: str) -> bool:
+            asked = _asked((namespace, name), body, etl)
+            try:
+                [found] = json.loads(rest.credentials(asked).body)["storage-credentials"]
+            except NoSuchTable:
+                with pytest.raises(NoSuchTable):
+                    rest.sign(asked)
+                return False
+            issued = f"arn:aws:s3:::lake/w/{root}/*" in sts.policies[int(found["config"]["s3.access-key-id"]) - 1]
+            try:
+                rest.sign(asked)
+            except Denied:
+                assert not issued
+                return False
+            assert issued
+            return True
+
+        assert has_access("a", "t")
+        catalog.rename_table((["a"], "t"), (["b"], "u"))
+        assert not has_access("a", "t")
+        assert has_access("b", "u")
+        catalog.drop_table(["b"], "u")
+        assert not has_access("b", "u")
+        rest.undrop(_asked((), {"namespace": ["b"], "name": "u"}, etl))
+        assert has_access("b", "u")
+        catalog.drop_table(["b"], "u")
+        rest.create_table(_asked(("b",), {"name": "u", "schema": SCHEMA}, etl))
+        assert not has_access("b", "u"), "a new table of that name, in another folder"
+
+
+def test_without_an_sts_a_client_gets_what_else_it_accepts() -> None:
+    with lead(storage_of(MemoryStore(), system()), "s3://lake/prod") as catalog:
+        catalog.create_namespace(["a"])
+        etl = Caller("etl", frozenset(("read", "write")))
+        issuer, _, _ = vending()
+        for n, (signs, vends, accepted, wanted) in enumerate(
+            [
+                (True, False, "vended-credentials,remote-signing", "s3.signer"),
+                (True, False, "vended-credentials", None),
+                (False, False, "vended-credentials,remote-signing", None),
+                (False, True, "remote-signing", None),
+                (True, True, "remote-signing", "s3.signer"),
+                (True, True, "vended-credentials,remote-signing", "s3.session-token"),
+                (True, True, "", None),
+            ]
+        ):
+            rest = Rest(catalog, Tokens(), {}, signer() if signs else None, issuer if vends else None)
+            body = json.dumps({"name": f"t{n}", "schema": SCHEMA}).encode()
+            headers = (b"content-type", b"application/json"), (b"x-iceberg-access-delegation", accepted.encode())
+            made = rest.create_table(Request("POST", ("a",), b"", headers, body, etl))
+            config = json.loads(made.body)["config"]
+            assert {"s3.signer", "s3.session-token"} & config.keys() == ({wanted} if wanted else set()), n
+            if not vends:
+                with pytest.raises(Unsupported, match="does not issue credentials"):
+                    rest.credentials(_asked(("a", f"t{n}"), {}, etl))

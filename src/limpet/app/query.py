@@ -289,13 +289,13 @@ class FleetTables:
         fetch = partial(self.fetch, catalog, what)
         return _CatalogTable(TableReader(catalog.load_table(namespace, name).metadata, fetch, what))
 
-    def fetch(self, catalog: Catalog, what: str, url: str) -> bytes:
+    def fetch(self, catalog: Catalog, what: str, url: str, size_max: int) -> bytes:
         """A file that the table `what` names.   Raises: Corrupt, also for one outside of the warehouse (F29)."""
-        from limpet.catalog.warehouse import WAREHOUSE, file_bytes_max
+        from limpet.catalog.warehouse import WAREHOUSE
 
         try:
             key = Key(f"{WAREHOUSE}/{catalog.warehouse.file_of(url)}")
-            return self._fleet.store.get(key, size_max=file_bytes_max(url)).data
+            return self._fleet.store.get(key, size_max=size_max).data
         except Missing:
             raise Corrupt(f"the table {what} names a file that is gone: {url[:200]}") from None
         except Invalid as error:

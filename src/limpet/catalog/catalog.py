@@ -40,6 +40,7 @@ from limpet.catalog.state import (
     key_of,
     name_in,
     parsed,
+    reserve,
     scoped,
     shown,
 )
@@ -191,6 +192,18 @@ class Catalog:
         Raises: NoSuchTable.   Cost: 0 if this process leads, else 1 GET, without a body if nothing changed.
         """
         return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()
+
+    def staged_folders(self, namespace: Sequence[str], name: str, location: str) -> tuple[str, ...]:
+        """The folder of a table that is staged at `location`, as `table_folders`; the table must not exist yet.
+
+        Nothing is kept of a staged table, so this says what a create request there may do.   Raises: NoSuchNamespace;
+        AlreadyExists; Invalid for a folder of another table, or outside the warehouse.   Cost: as `table_folders`.
+        """
+        state, (where, what) = self._known_or_read(), _identifier(namespace, name)
+        check_free(state, where, what, "t")
+        root = self.warehouse.root_of(location)
+        reserve(state, [root])
+        return (root,)
 
     def plan_scan(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Plan a scan, in this thread: the files that it reads, or tasks for `scan_tasks`.
@@ -463,14 +476,14 @@ class Catalog:
         """At most `PLANS_MAX` at once: each may take 100 MB. Only files in the table's folders are read."""
         loaded, folders = self.load_table(namespace, name), self.table_folders(namespace, name)
 
-        def fetch(url: str) -> bytes:
+        def fetch(url: str, size_max: int) -> bytes:
             path = self.warehouse.path_of(url, "manifest")
             if not any(path.startswith(f"{folder}/") for folder in folders):
                 raise Unsupported(
                     f"the manifest {url!r:.200} is not in a folder of the table", hint="plan in the client"
                 )
             try:
-                return self.warehouse.data(path, size_max=MANIFEST_BYTES_MAX)
+                return self.warehouse.data(path, size_max=min(size_max, MANIFEST_BYTES_MAX))
             except Missing as error:
                 raise Corrupt(f"a manifest of the table is gone: {error}") from None
 

@@ -168,9 +168,13 @@ class Leader:
 
     @property
     def known(self) -> CatalogState | None:
-        """The newest state that is known to be published; None unless this process leads. Immutable."""
+        """The newest published state: all that was acknowledged is in it; None unless this process leads. Immutable.
+
+        Rights are checked by it. A process that was paused may have a successor that it does not know of, so the lease
+        must not have ended by this process's clock.
+        """
         term = self._term
-        return term.state if term is not None else None
+        return term.state if term is not None and not term.lease.lost else None
 
     def commit(self, id_: str, decide: Decide, actor: str = "") -> Any:
         """Decide and publish a request; returns the answer. `actor` is the name of the sender, for the log.

@@ -42,13 +42,6 @@ IN_MEMORY = 8
 """Approximate bytes in memory for a byte of metadata, once it is decoded."""
 PATH_CHARACTERS_MAX = 100
 FILES_AT_ONCE = 1000
-
-
-def file_bytes_max(url: str) -> int:
-    """How many bytes of a table's file are read at most. Manifests and metadata are Avro and JSON, by their names."""
-    return METADATA_BYTES_MAX if url.endswith((".avro", ".json")) else DATA_BYTES_MAX
-
-
 NAME_CHARACTERS_MAX = 1024
 VALUE_CHARACTERS_MAX = 1 << 20
 PROPERTIES_MAX = 10_000

@@ -81,7 +81,7 @@ LeaseOption = Annotated[
         min=1.0,
         max=3600.0,
         envvar="LIMPET_LEASE_S",
-        help="How long the lease of the leader lasts. Without a renewal for that long, another process takes over.",
+        help="How long the leader's lease lasts; then another process takes over.",
     ),
 ]
 
@@ -97,15 +97,44 @@ SigningOption = Annotated[
     typer.Option(
         "--remote-signing",
         envvar="LIMPET_REMOTE_SIGNING",
-        help="Sign S3 requests of clients, which then need no key of the bucket.",
+        help="Sign S3 requests of clients without a key.",
     ),
 ]
-TokensFileOption = Annotated[
-    str | None, _file("--tokens-file", "TOML with named tokens and their rights; read again when it changes.")
+StsRoleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sts-role-arn",
+        metavar="ARN",
+        envvar="LIMPET_STS_ROLE_ARN",
+        show_default=False,
+        help="Give clients credentials of this role, each for one table.",
+    ),
 ]
-MetricsTokenOption = Annotated[
-    str | None, _file("--metrics-token-file", "A file with a token that may read /metrics, and nothing else.")
+StsEndpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sts-endpoint",
+        metavar="URL",
+        envvar="LIMPET_STS_ENDPOINT",
+        show_default=False,
+        show_envvar=False,
+        help="The STS of that role, if it is not the store or AWS.",
+    ),
 ]
+StsDurationOption = Annotated[
+    int,
+    typer.Option(
+        "--sts-duration-s",
+        metavar="SECONDS",
+        min=900,
+        max=43200,
+        envvar="LIMPET_STS_DURATION_S",
+        hidden=True,
+        help="How long its credentials last.",
+    ),
+]
+TokensFileOption = Annotated[str | None, _file("--tokens-file", "Named tokens with their rights (TOML); watched.")]
+MetricsTokenOption = Annotated[str | None, _file("--metrics-token-file", "A file with a token for /metrics alone.")]
 TlsCertOption = Annotated[str | None, _file("--tls-cert", "Serve over TLS, with this certificate.")]
 TlsKeyOption = Annotated[str | None, _file("--tls-key", "The key of --tls-cert.")]
 PeerOption = Annotated[
@@ -116,7 +145,7 @@ PeerOption = Annotated[
         min=1,
         max=512,
         envvar="LIMPET_PEER_CONNECTIONS",
-        help="Connections without a known token from one address; behind a proxy, which is one address, up to 512.",
+        help="Connections without a known token from one address, such as a proxy.",
     ),
 ]
 LogOption = Annotated[LogForm, typer.Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]
@@ -143,6 +172,9 @@ def serve(
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
     remote_signing: SigningOption = False,
+    sts_role_arn: StsRoleOption = None,
+    sts_endpoint: StsEndpointOption = None,
+    sts_duration_s: StsDurationOption = 3600,
     tokens_file: TokensFileOption = None,
     metrics_token_file: MetricsTokenOption = None,
     tls_cert: TlsCertOption = None,
@@ -179,6 +211,9 @@ def api(
     port: PortOption = API_PORT,
     lease_s: LeaseOption = 10.0,
     remote_signing: SigningOption = False,
+    sts_role_arn: StsRoleOption = None,
+    sts_endpoint: StsEndpointOption = None,
+    sts_duration_s: StsDurationOption = 3600,
     ca: Annotated[
         str | None,
         _file(

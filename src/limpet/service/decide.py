@@ -1,4 +1,6 @@
-"""Which S3 requests the service signs for a client: pure functions, no store, no clock, no key.
+"""What clients without a key of the bucket may do there: pure functions, no store, no clock, no key.
+
+`decide`: whether one S3 request may be signed. `session_policy`: what a short-lived credential allows.
 
 A signature lets its bearer send exactly one request with our key, for some minutes. So everything that decides what a
 store does must be both checked here and covered by the signature: method, host, path, query, and every header whose
@@ -8,6 +10,7 @@ with each character encoded in one way, so that the store reads what was checked
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +24,8 @@ HEADER_CHARACTERS_MAX = 4096
 BODY_BYTES_MAX = 2 << 20
 KEYS_MAX = 1000
 DECODINGS_MAX = 4
+POLICY_CHARACTERS_MAX = 2048
+"""As much as AWS accepts with AssumeRole."""
 
 _URI = re.compile(r"[!\"$-\[\]-~]+")
 _ESCAPES = re.compile(r"(?:[^%+\\]|%[0-9A-Fa-f]{2})*")
@@ -30,6 +35,7 @@ _HEADER_VALUE = re.compile(r"[\t -~]*")
 _UPLOAD = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~=+-]{1,1024}|[A-Za-z0-9][A-Za-z0-9=+/]{0,1023}")
 """An upload id. A server may make a path of it: an id with a slash has no dots."""
 _PART = re.compile(r"[1-9][0-9]{0,4}")
+_CHECKSUM = re.compile(r"x-amz-checksum-[a-z0-9]{1,20}")
 _UNWRITTEN = ".metadata.json"
 _XML_DECLARATION = re.compile(rb"""\A<\?xml version=["']1\.0["'](?: encoding=["'][Uu][Tt][Ff]-8["'])? ?\?>""")
 
@@ -40,8 +46,8 @@ _LIST = frozenset(
 _BODY_HEADERS = frozenset(("content-md5", "content-type"))
 _READ_HEADERS = frozenset(
     ("x-amz-checksum-mode", "x-amz-content-sha256", "x-amz-date", "x-amz-expected-bucket-owner", "x-amz-request-payer",
-     "x-amz-user-agent", "x-amz-server-side-encryption-customer-algorithm", "x-amz-server-side-encryption-customer-key",
-     "x-amz-server-side-encryption-customer-key-md5")
+     "x-amz-te", "x-amz-user-agent", "x-amz-server-side-encryption-customer-algorithm",
+     "x-amz-server-side-encryption-customer-key", "x-amz-server-side-encryption-customer-key-md5")
 )  # fmt: skip
 _WRITE_HEADERS = _READ_HEADERS | frozenset(
     ("x-amz-sdk-checksum-algorithm", "x-amz-decoded-content-length", "x-amz-mp-object-size", "x-amz-storage-class",
@@ -49,11 +55,15 @@ _WRITE_HEADERS = _READ_HEADERS | frozenset(
      "x-amz-server-side-encryption-bucket-key-enabled", "x-amz-server-side-encryption-context")
 )  # fmt: skip
 _WRITE_PREFIXES = ("x-amz-meta-", "x-amz-checksum-")
+_READ_ACTIONS = ("s3:GetObject",)
+_WRITE_ACTIONS = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
 _COPY = "x-amz-copy-source"
 _COPY_HEADERS = frozenset(
     (_COPY, "x-amz-copy-source-if-match", "x-amz-copy-source-if-none-match", "x-amz-copy-source-if-modified-since",
      "x-amz-copy-source-if-unmodified-since", "x-amz-copy-source-range", "x-amz-metadata-directive")
 )  # fmt: skip
+_POLICY_SIGNS = re.compile(r"[*?${}\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Wildcards and variables of policies, and characters that a server may drop."""
 _DELETE_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
@@ -109,7 +119,7 @@ class SignableRequest:
 
 @dataclass(frozen=True, slots=True)
 class SigningRefusal:
-    """Why a request is not signed."""
+    """Why a request is not signed, or no credential issued."""
 
     reason: str
 
@@ -328,6 +338,8 @@ def _check_headers(headers: Mapping[str, str], kind: _S3Operation, bucket: S3Buc
     for name in headers:
         if name not in known and not name.startswith(prefixes):
             raise _Refused(f"a request with the header {name} is not signed")
+    if "x-amz-trailer" in headers and not _CHECKSUM.fullmatch(headers["x-amz-trailer"].lower()):
+        raise _Refused("only a checksum may follow a body")
     if kind is _S3Operation.COPY:
         source = _decoded(headers[_COPY].removeprefix("/"), "copy source")
         name, _, key = source.partition("/")
@@ -392,3 +404,38 @@ def keys_to_delete(body: str) -> list[str]:
     if any(key != key.strip() for key in keys):
         raise _Refused("a key to delete begins or ends with a space")
     return keys
+
+
+# ---- short-lived credentials ----
+
+
+def session_policy(
+    bucket: str, folders: Sequence[str], *, may_write: bool, partition: str = "aws"
+) -> str | SigningRefusal:
+    """The policy of a credential for one table: JSON for `Policy` of AssumeRole, with the rights that `decide` checks.
+
+    `folders`: as for `decide`. Every pattern ends in a slash and one wildcard, so `t-1` is not a folder of `t-12`. A
+    folder with a wildcard or variable of policies in its name is refused: servers escape them in different ways, or not
+    at all. `*.metadata.json` can only be read. It does not allow what a bucket with its own KMS key needs.
+    """
+    if not folders or not all(folders):
+        return SigningRefusal("the table has no folder")
+    if any(_POLICY_SIGNS.search(each) or {"", ".", ".."} & {*each.split("/")} for each in (bucket, *folders)):
+        return SigningRefusal("a folder of the table has a name that a policy cannot express")
+    arns = [f"arn:{partition}:s3:::{bucket}/{folder}/*" for folder in folders]
+    statements: list[dict[str, object]] = [
+        {"Effect": "Allow", "Action": [*_READ_ACTIONS, *(_WRITE_ACTIONS if may_write else ())], "Resource": arns},
+        {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket"],
+            "Resource": [f"arn:{partition}:s3:::{bucket}"],
+            "Condition": {"StringLike": {"s3:prefix": [f"{folder}/*" for folder in folders]}},
+        },
+    ]
+    if may_write:
+        unwritten = [f"{arn}{_UNWRITTEN}" for arn in arns]
+        statements.append({"Effect": "Deny", "Action": ["s3:PutObject", "s3:DeleteObject"], "Resource": unwritten})
+    policy = json.dumps({"Version": "2012-10-17", "Statement": statements}, separators=(",", ":"))
+    if len(policy) > POLICY_CHARACTERS_MAX:
+        return SigningRefusal(f"the policy for its folders has more than {POLICY_CHARACTERS_MAX} characters")
+    return policy

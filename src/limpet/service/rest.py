@@ -11,6 +11,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypedDict
+from urllib.parse import quote
 
 import msgspec
 
@@ -18,12 +19,25 @@ from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage
 from limpet.catalog.state import ID_LIFETIME, NoSuchTable, NoSuchView, shown
 from limpet.errors import Denied, Invalid, Missing, NotModified, Unsupported
 from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
-from limpet.service.sign import DELEGATION_HEADER, RequestSigner, SignBody, is_asked_for, table_config
+from limpet.service.sign import (
+    DELEGATION_HEADER,
+    REMOTE_SIGNING,
+    VENDED,
+    CredentialSource,
+    RequestSigner,
+    SignBody,
+    delegations,
+    signer_config,
+    table_path,
+)
 
 SEPARATOR = "\x1f"
 PAGE_MAX = 10_000
 PAGE_MARK = "after"
 KEY_HEADER = b"idempotency-key"
+STAGED = "staged"
+"""The parameter with the location of a table that is not in the catalog yet."""
+REFRESH = "client.refresh-credentials-endpoint"
 
 _NS = "/v1/namespaces/{namespace}"
 _TABLE = f"{_NS}/tables/{{table}}"
@@ -108,15 +122,23 @@ def _in_transaction(request: Request) -> list[list[str]]:
 
 
 class Rest:
-    """The handlers. `config` is what clients need to reach the data; `signer` signs their requests for it."""
+    """The handlers. `config` is what clients need to reach the data; `signer` signs their requests for it, and `issuer`
+    issues credentials for it.
+    """
 
     def __init__(
-        self, catalog: Catalog, tokens: Tokens, config: Mapping[str, str], signer: RequestSigner | None = None
+        self,
+        catalog: Catalog,
+        tokens: Tokens,
+        config: Mapping[str, str],
+        signer: RequestSigner | None = None,
+        issuer: CredentialSource | None = None,
     ) -> None:
         self._catalog = catalog
         self._tokens = tokens
         self._config = config
         self._signer = signer
+        self._issuer = issuer
 
     def routes(self) -> list[Route]:
         """The table, frequent paths first. A route without `touched` requires rights in every namespace."""
@@ -154,7 +176,8 @@ class Rest:
             write("POST", "/v1/views/rename", partial(_renamed, self._catalog.rename_view), touched=_in_rename),
         ]
         sign = read("POST", f"{_TABLE}/sign", self.sign)  # what it signs may need the right to write too
-        listed = [*table, *([sign] if self._signer else ())]
+        credentials = read("GET", f"{_TABLE}/credentials", self.credentials)
+        listed = [*table, *([sign] if self._signer else ()), *([credentials] if self._issuer else ())]
         config = {
             "defaults": self._config,
             "overrides": {},
@@ -166,7 +189,7 @@ class Rest:
             read("GET", "/v1/config", lambda _: answer, quick=True, touched=lambda _: ()),
             *table,
             sign,
-            read("GET", f"{_TABLE}/credentials", _no_credentials),
+            credentials,
             read("GET", f"{_NS}/functions", _no_functions),
             read("GET", f"{_NS}/functions/{{function}}", _no_functions),
             write("POST", "/limpet/undrop", self.undrop, touched=_in_body),
@@ -305,23 +328,62 @@ class Rest:
         if self._signer is None:
             raise Unsupported("this service does not sign requests", hint="start it with --remote-signing")
         body = request.struct(SignBody)
-        folders = self._catalog.table_folders(*_identifier_of(request))
+        folders = self._folders(request, *_identifier_of(request), request.query().get(STAGED))
         return json_response(self._signer.sign(body, folders, may_write="write" in request.caller.rights))
 
+    def credentials(self, request: Request) -> Response:
+        """A short-lived credential for the files of this table. One for a token that may only read cannot write."""
+        if self._issuer is None:
+            raise Unsupported(
+                "this service does not issue credentials", hint="start it with --sts-role-arn, or use remote signing"
+            )
+        folders = self._folders(request, *_identifier_of(request), request.query().get(STAGED))
+        found = self._issuer.storage_credentials(folders, may_write="write" in request.caller.rights)
+        return json_response({"storage-credentials": found})
+
+    def _folders(self, request: Request, namespace: list[str], name: str, staged: str | None) -> tuple[str, ...]:
+        """The folders of a table, or the one where the client has staged it. To stage one is to write.
+
+        Raises: NoSuchTable; Denied; see `Catalog.staged_folders`.
+        """
+        try:
+            return self._catalog.table_folders(namespace, name)
+        except NoSuchTable:
+            if staged is None:
+                raise
+        if "write" not in request.caller.rights:
+            raise Denied(f"the token {request.caller.name!r} may only read, and the table does not exist")
+        self._check_places(request, staged)
+        return self._catalog.staged_folders(namespace, name, staged)
+
     def _delegated(self, request: Request, namespace: list[str], name: str, found: LoadedTable) -> Response:
-        """A table; with the settings for remote signing, if the client asks for it. A staged table has none yet."""
-        if self._signer is None or not is_asked_for(request.header(DELEGATION_HEADER)) or not found.metadata_location:
+        """A table; with a credential, or the settings for remote signing, if the client asks for one of them.
+
+        A staged table is not in the catalog: its client sends the location along, and is asked for the right to write.
+        """
+        asked = delegations(request.header(DELEGATION_HEADER))
+        issuer = self._issuer if VENDED in asked else None
+        if issuer is None and (self._signer is None or REMOTE_SIGNING not in asked):
             return _loaded(found)
-        config = {**found.config, **table_config(namespace, name, request.caller.name)}
-        return _loaded(LoadedTable(found.metadata_location, found.metadata, config, found.etag))
+        staged = None if found.metadata_location else str(msgspec.json.decode(found.metadata)["location"])
+        path, query = table_path(namespace, name), f"?{STAGED}={quote(staged, safe='')}" if staged else ""
+        config = signer_config(path, f"sign{query}", request.caller.name)
+        more: dict[str, Any] = {}
+        if issuer is not None:
+            folders, may_write = self._folders(request, namespace, name, staged), "write" in request.caller.rights
+            [issued] = more["storage-credentials"] = issuer.storage_credentials(folders, may_write=may_write)
+            config = {**issued["config"], REFRESH: f"{path}/credentials{query}"}
+        return _loaded(
+            LoadedTable(found.metadata_location, found.metadata, {**found.config, **config}, found.etag), more
+        )
 
     def _check_places(self, request: Request, value: Any) -> None:
-        """With remote signing, a token for some namespaces cannot choose folders: they may hold files of a dropped
-        table of another namespace. It may name folders that the catalog made: their names are random.
+        """With remote signing or issued credentials, a token for some namespaces cannot choose folders: they may hold
+        files of a dropped table of another namespace. It may name folders that the catalog made: they are random.
 
         Raises: Denied.
         """
-        if self._signer is None or request.caller.prefixes is None:
+        if (self._signer is None and self._issuer is None) or request.caller.prefixes is None:
             return
         inside = f"{self._catalog.warehouse.url}/"
         for text in _places_in(value):
@@ -378,11 +440,6 @@ class Rest:
 def _no_oauth(_: Request) -> Response:
     said = "limpet does not issue tokens: configure the client with one of the service's tokens, as `token`"
     return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
-
-
-def _no_credentials(_: Request) -> Response:
-    """406: credentials are not issued."""
-    raise Unsupported("limpet does not issue credentials", hint="use remote signing, or a key of the client's own")
 
 
 def _no_functions(_: Request) -> Response:
@@ -498,11 +555,10 @@ def _renamed(rename: Callable[..., None], request: Request) -> Response:
     return _NO_CONTENT
 
 
-def _loaded(found: LoadedTable) -> Response:
+def _loaded(found: LoadedTable, more: Mapping[str, Any] | None = None) -> Response:
     body = {"metadata-location": found.metadata_location} if found.metadata_location else {}
-    return json_response(
-        {**body, "metadata": msgspec.Raw(found.metadata), "config": found.config}, headers=_etag(found.etag)
-    )
+    fields = {**body, "metadata": msgspec.Raw(found.metadata), "config": found.config, **(more or {})}
+    return json_response(fields, headers=_etag(found.etag))
 
 
 def _etag(tag: str) -> tuple[tuple[bytes, bytes], ...]:

@@ -77,7 +77,7 @@ from limpet.service.http import (
 )
 from limpet.service.rest import Rest
 from limpet.service.rpc import RpcPublisher, compactor_routes
-from limpet.service.sign import signer_of
+from limpet.service.sign import LIFE_S, StsArguments, credential_source, outside_object, signer_of
 from limpet.store import ScopedStore, Store
 
 BODY_BYTES_MAX = 16 << 20
@@ -254,6 +254,7 @@ class ApiPart(ServicePart):
         *,
         lease_s: float,
         remote_signing: bool = False,
+        sts: StsArguments | None = None,
     ) -> None:
         self._runtime = context.runtime
         self._log = context.log
@@ -265,8 +266,13 @@ class ApiPart(ServicePart):
             "limpet_group_commits", "Commits published together.", registry=context.registry, buckets=SIZES
         ).observe
         self.catalog = open_catalog(storage, context.fleet.url, self.leader)
-        signer = signer_of(context.fleet.url, self.catalog.warehouse.url, context.runtime) if remote_signing else None
-        self._rest = Rest(self.catalog, tokens, client_config(context.fleet.url), signer)
+        url, warehouse = context.fleet.url, self.catalog.warehouse.url
+        signer = signer_of(url, warehouse, context.runtime) if remote_signing else None
+        issuer = credential_source(url, warehouse, sts, context.runtime) if sts else None
+        for each in (signer, issuer):
+            if each is not None:
+                each.check(outside_object(url))
+        self._rest = Rest(self.catalog, tokens, client_config(url), signer, issuer)
         self._jobs = [
             context.periodic("watch", self._log_leader, WATCH_EVERY_S),
             context.periodic("hand over", self._hand_over, HAND_OVER_EVERY_S),
@@ -460,6 +466,9 @@ def serve_fleet(
     tokens_file: str | None = None,
     lease_s: float = LEASE_S,
     remote_signing: bool = False,
+    sts_role_arn: str | None = None,
+    sts_endpoint: str | None = None,
+    sts_duration_s: int = LIFE_S,
     compactor_url: str = "",
     ca: str | None = None,
     beside: MoreParts | None = None,
@@ -495,9 +504,11 @@ def serve_fleet(
         publishing = CompactorPart(context, tokens, exposed=kind == "compactor")
     parts: list[ServicePart] = [publishing]
     if kind != "compactor":
-        api = ApiPart(
-            context, tokens, publishing.publish, publishing.fold, lease_s=lease_s, remote_signing=remote_signing
-        )
+        if sts_endpoint and not sts_role_arn:
+            raise Invalid("--sts-endpoint has no effect without --sts-role-arn", hint="give the role to assume")
+        sts = StsArguments(sts_role_arn, sts_endpoint, sts_duration_s) if sts_role_arn else None
+        given = publishing.publish, publishing.fold
+        api = ApiPart(context, tokens, *given, lease_s=lease_s, remote_signing=remote_signing, sts=sts)
         parts += [api, *(beside(context, tokens, api.catalog) if beside else ())]
     listener = listen(host, port)
     if tls is None and not is_loopback(host):

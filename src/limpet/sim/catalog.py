@@ -450,7 +450,8 @@ class ApiProcess(CompactorProcess):
         return published
 
     def commit(self, id_: str | None, request: EntryRequest, actor: str) -> Any:
-        """Handle a request, as the service does."""
+        """Handle a request, as the service does. What it would sign for its sender is decided by what it knows."""
+        self.authorize()
         id_ = id_ or MINTED + self.runtime.new_id()
         call = self.model.begins(id_, self.process.name, request, actor)
         try:
@@ -463,6 +464,15 @@ class ApiProcess(CompactorProcess):
             raise
         self.model.acknowledged(call, result)
         return result
+
+    def authorize(self) -> None:
+        """Read the folders of a table, for a signature, a credential or a plan, as `Catalog.table_folders` does.
+
+        A process that does not lead reads the head (`CatalogClient.look_at`).   Raises: Violation.
+        """
+        state = self.leader.known
+        if state is not None:
+            self.model.authorized(self.process.name, state.entries())
 
     def ask_leader(self, id_: str, request: EntryRequest, actor: str) -> Any:
         """Let the leader decide a request; a swap is worked out ahead of that, as in `Catalog.commit_table`."""
@@ -785,6 +795,8 @@ class CatalogModel:
     granted: dict[str, list[_Grant]] = field(default_factory=dict)
     calls: dict[str, list[CommitCall]] = field(default_factory=dict)
     operations: int = 0
+    settled: int = 0
+    """The newest point that a client knows of."""
 
     def begins(self, id_: str, who: str, request: EntryRequest, actor: str) -> CommitCall:
         """A process is asked to commit, by a client of that name."""
@@ -806,6 +818,12 @@ class CatalogModel:
             raise Violation(f"{call.who} acknowledged {call.id}, which is not published")
         if result not in [grant.result for grant in grants]:
             raise Violation(f"{call.id} was answered with {result}, and {grants[-1].result} was published")
+        self.settled = max(self.settled, grants[0].point)
+
+    def authorized(self, who: str, entries: Entries) -> None:
+        """A right was checked by this state.   Raises: Violation if it lacks a change that was acknowledged before."""
+        if entries not in self.points[self.settled :]:
+            raise Violation(f"{who} signs by {entries}, and {self.points[self.settled]} was acknowledged")
 
     def refused(self, call: CommitCall, why: str) -> None:
         """It was refused.   Raises: Violation unless that was so at some moment of the call."""

@@ -76,7 +76,7 @@ def locate(url: str, options: Mapping[str, str] | None = None, environ: Mapping[
     found, profile = _aws(environ) if parts.scheme == "s3" else ({}, None)
     merged = {**found, **chosen, **(options or {})}
     if "endpoint" in merged:
-        _check_endpoint(merged["endpoint"])
+        check_endpoint(merged["endpoint"])
     if "access_key_id" in (options or {}):
         profile = None
         merged = {name: value for name, value in merged.items() if name not in _KEYS or name in (options or {})}
@@ -97,7 +97,7 @@ def _query(scheme: str, query: str) -> dict[str, str]:
     return chosen
 
 
-def _check_endpoint(endpoint: str) -> None:
+def check_endpoint(endpoint: str) -> None:
     """Refuse an address that is no URL, for which the client library panics.   Raises: Invalid."""
     try:
         parts = urlsplit(endpoint)

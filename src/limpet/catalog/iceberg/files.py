@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from pyiceberg.typedef import Record
 from limpet import records
 from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, readable
 from limpet.catalog.iceberg.updates import table_of
-from limpet.catalog.warehouse import Document
+from limpet.catalog.warehouse import METADATA_BYTES_MAX, Document
 from limpet.errors import Unsupported
 from limpet.events.parquet import write_table
 
@@ -352,19 +353,20 @@ def _summary(contents: Contents, files: TableFiles) -> dict[str, str]:
     }
 
 
-Fetch = Callable[[str], bytes]
+Fetch = Callable[[str, int], bytes]
+"""The bytes of a file that a table names; the number is how many are read at most, whatever the file is called."""
 """The bytes of the file at a URL."""
 
 
 class Input(InputFile):
     """A file to read."""
 
-    def __init__(self, location: str, fetch: Fetch) -> None:
+    def __init__(self, location: str, fetch: Fetch, size_max: int = METADATA_BYTES_MAX) -> None:
         super().__init__(location)
-        self._fetch = fetch
+        self._fetch = partial(fetch, location, size_max)
 
     def __len__(self) -> int:
-        return len(self._fetch(self.location))
+        return len(self._fetch())
 
     def exists(self) -> bool:
         """Always: only files of the table are opened."""
@@ -372,7 +374,7 @@ class Input(InputFile):
 
     def open(self, seekable: bool = True) -> InputStream:
         """Its bytes."""
-        return BytesIO(self._fetch(self.location))
+        return BytesIO(self._fetch())
 
 
 class Output(OutputFile):
@@ -391,7 +393,7 @@ class Output(OutputFile):
 
     def to_input_file(self) -> InputFile:
         """The same file, to read."""
-        return Input(self.location, lambda _: self.data)
+        return Input(self.location, lambda *_: self.data)
 
     def create(self, overwrite: bool = False) -> OutputStream:
         """A stream into it."""

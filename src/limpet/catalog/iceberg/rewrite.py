@@ -32,7 +32,7 @@ from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, re
 from limpet.catalog.iceberg.files import CODEC, Fetch, Input, Output, Stamp
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
-from limpet.catalog.warehouse import Document
+from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
 from limpet.errors import Unsupported
 
 FORMAT_VERSION: Final = 2
@@ -344,7 +344,7 @@ class _CapturedFiles(FileIO):
         self._outputs: list[Output] = []
 
     def new_input(self, location: str) -> InputFile:
-        return Input(location, self._fetch)
+        return Input(location, self._fetch, DATA_BYTES_MAX)
 
     def new_output(self, location: str) -> OutputFile:
         self._outputs.append(Output(location))

@@ -20,7 +20,7 @@ from pyiceberg.table.metadata import TableMetadata
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
 from limpet.catalog.iceberg.files import Fetch, Input
 from limpet.catalog.iceberg.updates import table_of
-from limpet.catalog.warehouse import Document
+from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
 from limpet.errors import Corrupt, Unsupported
 
 
@@ -33,7 +33,7 @@ class FetchedFiles(FileIO):
 
     def new_input(self, location: str) -> InputFile:
         """A file to read."""
-        return Input(location, self._fetch)
+        return Input(location, self._fetch, DATA_BYTES_MAX)
 
     def new_output(self, location: str) -> OutputFile:
         """Raises: Unsupported."""

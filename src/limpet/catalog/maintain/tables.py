@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Protocol
 
 from limpet.catalog.catalog import Catalog, LoadedTable
@@ -38,7 +39,7 @@ from limpet.catalog.maintain.decide import (
     rewrite_groups,
 )
 from limpet.catalog.state import NoSuchNamespace, NoSuchTable, check_name, check_namespace, shown
-from limpet.catalog.warehouse import WAREHOUSE, file_bytes_max
+from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable, Unsupported
 from limpet.keys import Key
 from limpet.store.api import Absent
@@ -266,7 +267,7 @@ class TableMaintenance(TableChange):
             commits += 1
 
     def _current(self) -> CurrentFiles:
-        return current_files(self._load().metadata, self._fetch, self._shown)
+        return current_files(self._load().metadata, self._fetch_own, self._shown)
 
     def _replace(self, current: CurrentFiles, groups: Sequence[Sequence[int]]) -> list[RewrittenGroup]:
         """Rewrite groups of files and commit; returns those that were replaced, not all if others changed them."""
@@ -275,7 +276,7 @@ class TableMaintenance(TableChange):
         try:
             for group in groups:
                 files = [current.data[nth] for nth in group]
-                one, data = rewritten(current, files, self._fetch, self._warehouse.new_uuid(), self._shown)
+                one, data = rewritten(current, files, self._fetch_own, self._warehouse.new_uuid(), self._shown)
                 self._write(data, written.setdefault(len(done), []))
                 done.append(one)
         except LimpetError:
@@ -408,12 +409,26 @@ class TableMaintenance(TableChange):
             self._load()
             return self._store.now()
 
-    def _fetch(self, url: str) -> bytes:
+    def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
         """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
         try:
-            return self._warehouse.data(self._warehouse.path_of(url, "file"), size_max=file_bytes_max(url))
+            return self._warehouse.data(self._warehouse.path_of(url, "file"), size_max=size_max)
         except Invalid as error:
             raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
+
+    @cached_property
+    def _own_folders(self) -> tuple[str, ...]:
+        return tuple(f"{root}/" for root in self._catalog.table_folders(self._namespace, self._name))
+
+    def _fetch_own(self, url: str, size_max: int) -> bytes:
+        """A file to rewrite. One that is not in the table's folders may be another table's, which those who may read
+        this one may not read: it is not copied.   Raises: as `_fetch`; Unsupported.
+        """
+        if self._is_readable(url) and not self._warehouse.path_of(url, "file").startswith(self._own_folders):
+            raise Unsupported(
+                f"{url!r:.200} is not in a folder of the table {self._shown}", hint="rewrite the table with an engine"
+            )
+        return self._fetch(url, size_max)
 
     def _is_readable(self, url: str) -> bool:
         try:
