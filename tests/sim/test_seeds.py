@@ -15,6 +15,7 @@ from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
 from limpet.sim.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.durable import STEPS as DURABLE_STEPS
 from limpet.sim.index import STEPS as INDEX_STEPS
+from limpet.sim.maintain import STEPS as MAINTAIN_STEPS
 from limpet.sim.queue import STEPS as QUEUE_STEPS
 from limpet.sim.supervisor import STEPS as SUPERVISOR_STEPS
 from support.seeds import SEEDS
@@ -64,6 +65,20 @@ def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     missed = [(kind, step) for kind, step in _missed(total, QUEUE_STEPS) if kind != "store_clock_step"]
     assert not missed, f"no seed struck {missed}"
     assert total.by_kind["store_clock_step"] > 50, "it strikes the store, whatever step anybody is at"
+
+
+@pytest.mark.timeout(600)
+def test_maintain_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("maintain", 0, SEEDS["maintain"], jobs=JOBS)
+    with capsys.disabled():
+        print(f"\nmaintain: {total.runs} seeds, {total.virtual_s / 3600:.0f} virtual hours")
+    assert not total.broken, _told("maintain", total)
+    assert total.runs == SEEDS["maintain"]
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    for step in MAINTAIN_STEPS:
+        assert any(count for (_, struck), count in total.coverage.items() if struck == step), step
+    assert total.coverage["crash", "warehouse.delete"] or total.coverage["crash", "warehouse.put"]
 
 
 @pytest.mark.timeout(600)

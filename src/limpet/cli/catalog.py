@@ -315,7 +315,10 @@ def _ask(service: str, namespace: list[str], name: str) -> str:
 
 def import_(
     source: Annotated[
-        str, typer.Option("--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://...")
+        str,
+        typer.Option(
+            "--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://, glue://REGION."
+        ),
     ],
     name: Annotated[
         str, typer.Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
@@ -330,10 +333,10 @@ def import_(
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Register every table and namespace of another catalog, REST or SQL, in this one.
+    """Register every namespace, table and view of another catalog, REST, SQL or Glue, in this one.
 
     No data is copied: the files of a table must be in this warehouse already. The other catalog is not changed; stop
-    its writers first. Run it again after an interruption: tables that are here are passed over. Views are left out.
+    its writers first. Run it again after an interruption: what is here is passed over.
 
     Example: from a REST catalog whose token is in PYICEBERG_CATALOG__OLD__TOKEN; from a SQL catalog
     $ limpet catalog import --from https://old.example/catalog --name old -u s3://acme/prod
@@ -351,14 +354,16 @@ def import_(
         counts[each.outcome] += 1
         shown = ".".join((*each.namespace, each.name))
         if json:
-            found.append({"table": shown, "outcome": each.outcome, "location": each.location, "reason": each.reason})
+            facts = {"kind": each.kind, "outcome": each.outcome, "location": each.location, "reason": each.reason}
+            found.append({"table": shown, **facts})
         elif each.outcome != "present":
-            say(f"{each.outcome:<9} {shown}{f': {each.reason}' if each.reason else ''}")
+            kind = "view " if each.kind == "view" else ""
+            say(f"{each.outcome:<9} {kind}{shown}{f': {each.reason}' if each.reason else ''}")
     if json:
         print_json({**counts, "tables": found})
     else:
         would = "would be imported" if dry_run else "imported"
-        say(f"{many(counts['imported'], 'table')} {would}, {counts['present']} were here, "
+        say(f"{counts['imported']} {would}, {counts['present']} were here, "
             f"{counts['differs']} differ, {counts['failed']} failed")  # fmt: skip
     if counts["differs"] or counts["failed"]:
         raise typer.Exit(EXIT_FAILED)

@@ -59,6 +59,7 @@ SCENARIOS: dict[str, Scenario] = {
     "index_far": partial(_run, "limpet.sim.index", "FarIndexActors"),
     "index_disk": partial(_run, "limpet.sim.index", "IndexDiskActors"),
     "catalog": partial(_run, "limpet.sim.catalog", "CatalogActors"),
+    "maintain": partial(_run, "limpet.sim.maintain", "MaintainActors"),
 }
 """Each runs a seed: `run(seed, muted=frozenset(...))`."""
 
