@@ -24,7 +24,6 @@ from limpet.queue.entry import EntryLease, Receipt
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.queue import ended_before
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 
 TURNS = 6
@@ -315,7 +314,9 @@ def _receipt(bucket: Bucket, keys: QueueKeys, name: str) -> Receipt | None:
 
 def _all_have_ended(bucket: Bucket, model: DurableModel) -> None:
     for keys in (FLOWS, PARTS):
-        bucket.check_empty(keys.pending, keys.scheduled, when="after the sweep")
+        left = [*bucket.below(keys.pending), *bucket.below(keys.scheduled)]
+        if left:
+            raise Violation(f"after the sweep there is still {left[0]}")
     for id_ in model.pushed:
         part = batch_of(id_)
         names = [entry_of(id_), *([part[0]] if part else [])]
@@ -348,7 +349,8 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
             present.setdefault(applied.key, applied.at_s)
             continue
         old_s = applied.at_s - present.pop(applied.key, applied.at_s)
-        entry, part = applied.entry, parts_of_step(applied.key)
+        entry = applied.key.rsplit("/", 2)[1]
+        part = parts_of_step(applied.key)
         assert part is not None
         name = f"{entry}.{part[0]}" if is_batch(entry) else entry
         failed = receipts.get(FLOWS.failed_of(name))
@@ -407,7 +409,7 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
     """A step that was recorded before a claim is not called in it."""
     claims: dict[tuple[str, int], float] = {}
     for applied, record in _leases(bucket):
-        claims.setdefault((applied.entry, record.token), applied.at_s)
+        claims.setdefault((applied.key.rsplit("/", 2)[1], record.token), applied.at_s)
     recorded: dict[tuple[str, str], float] = {}
     for applied in bucket.changes(f"{FLOWS.steps}/"):
         if applied.data is not None and b'"kind":"step"' in applied.data:
@@ -417,8 +419,13 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
     for call in model.calls:
         at_s = recorded.get((f"{call.run.entry}/{call.run.n}", "first" if call.number == 0 else "last"))
         claimed_at_s = claims.get((call.run.entry, call.run.token), call.run.at_s)
-        if at_s is not None and at_s < claimed_at_s and not ended_before(bucket, call.run.entry, claimed_at_s, FLOWS):
+        if at_s is not None and at_s < claimed_at_s and not _ended_before(bucket, call.run.entry, claimed_at_s):
             raise Violation(f"{call.run.who} ran step {call.number} of {call.run.id}, which was recorded before")
+
+
+def _ended_before(bucket: Bucket, entry: str, at_s: float) -> bool:
+    receipts = {FLOWS.completed_of(entry), FLOWS.failed_of(entry)}
+    return any(applied.key in receipts and applied.at_s <= at_s for applied in bucket.journal)
 
 
 def _ends_are_those_of_the_tasks(bucket: Bucket, model: DurableModel) -> None:
@@ -440,7 +447,7 @@ def _suspensions_are_not_charged(bucket: Bucket, model: DurableModel) -> None:
     for run in model.runs:
         started.setdefault((run.entry, run.n), set()).add(run.token)
     for applied, record in _leases(bucket):
-        entry = applied.entry
+        entry = applied.key.rsplit("/", 2)[1]
         if record.state is State.FREE:
             let_go |= {(entry, n, record.token) for n in record.suspended}
         named = {*record.beside, *([] if record.running is None else [record.running])}
