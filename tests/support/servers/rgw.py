@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import uuid
+from collections.abc import Mapping, Sequence
 
 from support.servers.process import Bucket, NotInstalled, NotStarted, Server, free_ports
 from support.servers.s3 import bucket_of, create_bucket, set_policy
@@ -125,7 +126,7 @@ def _install() -> None:
             raise NotInstalled(f"{wanted} ({done.stderr.decode(errors='replace').strip()[-200:]})")
 
 
-def _policy(statements: list[dict[str, object]]) -> str:
+def _policy(statements: Sequence[Mapping[str, object]]) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
